@@ -1,0 +1,42 @@
+# One entry for people and for CI: `make test` installs and checks, `make check` only checks, `make demo` shows.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: help demo test check lint types tests docs test-slow bench clean install
+
+help:  ## list the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("rankwise needs Python >= 3.11, this is " + sys.version.split()[0] + ": set PYTHON=python3.11 (or newer)")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+install: $(STAMP)  ## create .venv with the pinned dependencies
+
+demo: $(STAMP)  ## train on 2 ranks from a sharded Zarr store, start to end
+	$(BIN)/python examples/digits/demo.py
+
+test: $(STAMP)  ## install what is needed, then run every check (what CI calls)
+	$(MAKE) check
+
+check: lint types tests  ## every check, without installing
+
+lint:  ## ruff: rules and format
+	$(BIN)/ruff check src tests bench examples
+	$(BIN)/ruff format --check src tests bench examples
+
+types:  ## mypy, strict
+	$(BIN)/mypy
+
+tests:  ## tests, executed docs and examples
+	$(BIN)/python -m pytest
+
+test-slow:  ## the long variants that CI leaves out
+	$(BIN)/python -m pytest -m slow
+
+clean:  ## remove what building and running left behind
+	rm -rf .venv build dist runs .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info

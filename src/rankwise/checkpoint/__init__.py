@@ -1,0 +1,1 @@
+"""checkpoint (filled in below)."""

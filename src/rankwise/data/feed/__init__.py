@@ -1,0 +1,1 @@
+"""data/feed (filled in below)."""

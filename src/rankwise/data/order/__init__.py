@@ -1,0 +1,1 @@
+"""data/order (filled in below)."""

@@ -1,0 +1,1 @@
+"""data/samples (filled in below)."""

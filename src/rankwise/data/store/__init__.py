@@ -1,0 +1,1 @@
+"""data/store (filled in below)."""

@@ -1,0 +1,1 @@
+"""train (filled in below)."""

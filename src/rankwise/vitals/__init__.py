@@ -1,0 +1,1 @@
+"""vitals (filled in below)."""

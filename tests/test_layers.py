@@ -1,0 +1,105 @@
+"""The house stands: imports go down the levels only, siblings do not import each other."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+SRC = Path(__file__).parents[1] / "src"
+
+# The table of the design. A room may import rooms of a lower level, and itself.
+LEVELS = {
+    "_version": 0,
+    "_lazy": 0,
+    "errors": 0,
+    "world": 1,
+    "vitals": 1,
+    "data.contract": 1,
+    "launch": 2,
+    "data.order": 2,
+    "data.store": 2,
+    "data.feed": 2,
+    "guard": 2,
+    "metrics": 2,
+    "checkpoint": 2,
+    "tracking": 2,
+    "data.samples": 3,
+    "data.crops": 3,
+    "data.rows": 3,
+    "train": 4,
+    "diagnose": 5,
+    "cli": 6,
+}
+# Tables of contents, which name every room: the package's front door, its data door, and `python -m rankwise`.
+DOORS = {"rankwise", "rankwise.data", "rankwise.__main__"}
+# The testing room may import everything, and nothing imports it.
+TESTING = "testing"
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(SRC).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def room_of(module: str) -> str | None:
+    """The room of a dotted module name, None for a door and for what is not ours."""
+    if module in DOORS or module.split(".")[0] != "rankwise":
+        return None
+    parts = module.split(".")[1:]
+    return ".".join(parts[:2]) if parts[0] == "data" else parts[0]
+
+
+def imported_modules(path: Path, module: str) -> list[tuple[int, str]]:
+    """Every module that the file names in an import, wherever the import stands."""
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found += [(node.lineno, alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                stem = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*stem, base] if base else stem)
+            # `from rankwise.data import contract` names a room only together with the name
+            found += [(node.lineno, f"{base}.{alias.name}" if base in DOORS else base) for alias in node.names]
+    return found
+
+
+def violations(path: Path, module: str) -> list[str]:
+    here = room_of(module)
+    if here is None or here == TESTING:
+        return []
+    problems = []
+    for line, target in imported_modules(path, module):
+        there = room_of(target)
+        if target in DOORS:
+            problems.append(f"{path}:{line} imports the door {target}; import the room itself")
+        if there is None or there == here:
+            continue
+        if there == TESTING:
+            problems.append(f"{path}:{line} imports rankwise.testing, which only tests may use")
+        elif there in LEVELS and LEVELS[there] >= LEVELS[here]:
+            problems.append(f"{path}:{line} {here} (level {LEVELS[here]}) imports {there} (level {LEVELS[there]})")
+    return problems
+
+
+FILES = sorted(SRC.rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=[module_name(p) for p in FILES])
+def test_imports_go_down(path):
+    """Every file belongs to a room of the table and imports only what lies below it."""
+    module = module_name(path)
+    room = room_of(module)
+    assert room is None or room == TESTING or room in LEVELS, f"{module}: its room is not in the table"
+    assert violations(path, module) == []
+
+
+def test_an_upward_import_is_caught(tmp_path):
+    """The test itself can fail: imports inside functions and relative ones are seen."""
+    file = tmp_path / "planted.py"
+    file.write_text("def f():\n    from rankwise.train import Trainer\n    from ..metrics import Mean\n")
+    found = violations(file, "rankwise.world.planted")
+    assert len(found) == 2
+    assert "train (level 4)" in found[0]
