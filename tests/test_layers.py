@@ -43,7 +43,7 @@ def module_name(path: Path) -> str:
 
 def room_of(module: str) -> str | None:
     """The room of a dotted module name, None for a door and for what is not ours."""
-    if module in DOORS or module.split(".")[0] != "rankwise":
+    if module in DOORS or module.split(".", maxsplit=1)[0] != "rankwise":
         return None
     parts = module.split(".")[1:]
     return ".".join(parts[:2]) if parts[0] == "data" else parts[0]

@@ -8,6 +8,7 @@ Axes used in the shapes below: ``count`` = samples of a global batch, ``B`` = sa
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -42,7 +43,7 @@ __all__ = [
     "shares",
 ]
 
-JSON: TypeAlias = None | bool | int | float | str | list["JSON"] | dict[str, "JSON"]
+JSON: TypeAlias = bool | int | float | str | list["JSON"] | dict[str, "JSON"] | None
 NDArray: TypeAlias = npt.NDArray[Any]
 IntArray: TypeAlias = npt.NDArray[np.int64]
 FloatArray: TypeAlias = npt.NDArray[np.float64]
@@ -71,7 +72,8 @@ class OrderState:
     def __post_init__(self) -> None:
         if self.version != 1:
             raise ConfigError(
-                f"order state has version {self.version}; this rankwise reads version 1: resume with the one that wrote it"
+                f"order state has version {self.version}; this rankwise reads version 1: "
+                "resume with the rankwise that wrote it"
             )
         if self.epoch < 0 or self.position < 0:
             raise ConfigError(f"order state wants epoch >= 0 and position >= 0, got {self.epoch} and {self.position}")
@@ -227,7 +229,7 @@ def shares(step: Step, *, rank: int, world_size: int, num_micro: int) -> tuple[S
             ids=step.ids[mine[begin:end]],
             weights=None if weights is None else weights[begin:end],
         )
-        for micro, (begin, end) in enumerate(zip(cuts, cuts[1:], strict=False))
+        for micro, (begin, end) in enumerate(itertools.pairwise(cuts))
     )
 
 

@@ -1,0 +1,54 @@
+"""One rank of a `run_ranks` pool: joins the group, then calls what it is sent, until its parent goes away."""
+
+from __future__ import annotations
+
+import datetime
+import faulthandler
+import os
+import pickle
+import signal
+import traceback
+from multiprocessing import connection
+from pathlib import Path
+
+__all__: list[str] = []
+
+
+def _join(rank: int, num_ranks: int, root: Path) -> None:
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    store = dist.FileStore(str(root / "store"), num_ranks)
+    dist.init_process_group(
+        "gloo", store=store, rank=rank, world_size=num_ranks, timeout=datetime.timedelta(seconds=30)
+    )
+
+
+def main() -> None:
+    """Serve calls until the socket closes; then leave at once, without waiting for peers."""
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    rank, num_ranks, folder = os.environ["RANKWISE_TEST_RANK"].split(":", 2)
+    link = connection.Client(str(Path(folder) / "socket"), family="AF_UNIX")
+    link.send(int(rank))
+    _join(int(rank), int(num_ranks), Path(folder))
+    from rankwise.world import World
+
+    while True:
+        try:
+            fn, args = pickle.loads(link.recv_bytes())  # noqa: S301  (sent by the test itself)
+        except EOFError:
+            os._exit(0)
+        try:
+            answer = (True, fn(World.current(), *args))
+        except BaseException:  # noqa: BLE001  (reported to the caller, whatever it is)
+            answer = (False, traceback.format_exc())
+        try:
+            payload = pickle.dumps(answer)
+        except Exception:  # noqa: BLE001
+            payload = pickle.dumps((False, traceback.format_exc()))
+        link.send_bytes(payload)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,185 @@
+"""`run_ranks`: call a function on N real gloo ranks that stay up from call to call.
+
+Starting a rank costs seconds (importing torch, meeting the others), so the processes are kept in a pool by world size.
+A call that fails or runs out of time closes its pool: a gloo group is not usable after one of its ranks has left it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from multiprocessing import connection
+from pathlib import Path
+from typing import Any
+
+__all__ = ["RanksFailedError", "close_pools", "run_ranks"]
+
+_START_TIMEOUT_S = 120.0
+
+
+class RanksFailedError(AssertionError):
+    """Some ranks of a `run_ranks` call raised, died or ran out of time.
+
+    Attributes:
+        tracebacks: traceback text (or what became of the rank) by rank, failing ranks only, in order of failure.
+    """
+
+    def __init__(self, message: str, tracebacks: Mapping[int, str]) -> None:
+        super().__init__(message)
+        self.tracebacks = dict(tracebacks)
+
+
+@dataclass
+class _Pool:
+    """The processes of one world size, each with a socket to this process and a file for its output."""
+
+    num_ranks: int
+    folder: tempfile.TemporaryDirectory[str]
+    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    links: list[connection.Connection] = field(default_factory=list)
+
+    @classmethod
+    def start(cls, num_ranks: int) -> _Pool:
+        pool = cls(num_ranks, tempfile.TemporaryDirectory(prefix="rankwise-ranks-"))
+        root = Path(pool.folder.name)
+        with connection.Listener(str(root / "socket"), family="AF_UNIX", backlog=num_ranks) as listener:
+            for rank in range(num_ranks):
+                environment = {
+                    **os.environ,
+                    "OMP_NUM_THREADS": "1",
+                    "RANKWISE_TEST_RANK": f"{rank}:{num_ranks}:{root}",
+                }
+                with (root / f"rank-{rank}.log").open("wb") as log:
+                    pool.processes.append(
+                        subprocess.Popen(
+                            [sys.executable, "-m", "rankwise.testing.rank"],
+                            env=environment,
+                            stdin=subprocess.DEVNULL,
+                            stdout=log,
+                            stderr=log,
+                        )
+                    )
+            links: dict[int, connection.Connection] = {}
+            for _ in range(num_ranks):
+                link = listener.accept()
+                links[link.recv()] = link
+        pool.links = [links[rank] for rank in range(num_ranks)]
+        return pool
+
+    def log_tail(self, rank: int, num_lines: int = 60) -> str:
+        """Return the end of what a rank printed."""
+        text = (Path(self.folder.name) / f"rank-{rank}.log").read_text(errors="replace")
+        return "\n".join(text.splitlines()[-num_lines:])
+
+    def close(self) -> None:
+        """Kill the ranks (they hold nothing that is worth a farewell) and remove the folder."""
+        for link in self.links:
+            link.close()
+        for process in self.processes:
+            process.kill()
+        for process in self.processes:
+            process.wait()
+        self.folder.cleanup()
+
+
+_pools: dict[int, _Pool] = {}
+
+
+def close_pools() -> None:
+    """Stop every rank that earlier calls left running."""
+    while _pools:
+        _pools.popitem()[1].close()
+
+
+atexit.register(close_pools)
+
+
+def run_ranks(fn: Callable[..., Any], num_ranks: int, *args: Any, timeout: float = 60.0) -> list[Any]:
+    """Call ``fn(world, *args)`` on every one of `num_ranks` gloo ranks and return the results by rank.
+
+    The function, and the module that defines it, travel by value: test helpers, lambdas and closures work.
+    The ranks are separate processes with one thread each and a process group that is already initialised.
+
+    Args:
+        fn: called with the rank's `World` first.
+        num_ranks: number of processes.
+        *args: picklable arguments, the same for all ranks.
+        timeout: seconds after which the call fails and names the ranks that are late, with their stacks.
+
+    Raises:
+        RanksFailedError: a rank raised, died, or was late; the message holds the tracebacks in order of failure.
+    """
+    if num_ranks not in _pools:
+        _pools[num_ranks] = _Pool.start(num_ranks)
+    pool = _pools[num_ranks]
+    payload = _pickle_by_value(fn, args)
+    try:
+        for link in pool.links:
+            link.send_bytes(payload)
+        return _collect(pool, timeout)
+    except (RanksFailedError, OSError):
+        _pools.pop(num_ranks).close()
+        raise
+
+
+def _pickle_by_value(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
+    import cloudpickle
+
+    module = sys.modules.get(fn.__module__)
+    if module is None or fn.__module__.startswith("rankwise.") or fn.__module__ == "__main__":
+        return bytes(cloudpickle.dumps((fn, args)))
+    cloudpickle.register_pickle_by_value(module)
+    try:
+        return bytes(cloudpickle.dumps((fn, args)))
+    finally:
+        cloudpickle.unregister_pickle_by_value(module)
+
+
+def _collect(pool: _Pool, timeout: float) -> list[Any]:
+    results: dict[int, Any] = {}
+    failures: dict[int, str] = {}
+    waiting = {link: rank for rank, link in enumerate(pool.links)}
+    deadline = time.monotonic() + timeout
+    while waiting:
+        # once one rank has failed, the others may wait for it for ever: give them a moment, then stop
+        ready = connection.wait(list(waiting), max(0.0, deadline - time.monotonic()))
+        if not ready:
+            break
+        for link in ready:
+            rank = waiting.pop(link)  # type: ignore[call-overload]
+            try:
+                good, value = pickle.loads(link.recv_bytes())  # type: ignore[union-attr]  # noqa: S301
+            except (EOFError, OSError):
+                good, value = False, _obituary(pool, rank)
+            if good:
+                results[rank] = value
+            else:
+                failures[rank] = value
+                deadline = min(deadline, time.monotonic() + 5.0)
+    if waiting or failures:
+        raise _failure(pool, failures, sorted(waiting.values()), timeout)
+    return [results[rank] for rank in range(pool.num_ranks)]
+
+
+def _obituary(pool: _Pool, rank: int) -> str:
+    return f"the process ended with {pool.processes[rank].wait()}; its last output:\n{pool.log_tail(rank)}"
+
+
+def _failure(pool: _Pool, failures: dict[int, str], late: list[int], timeout: float) -> RanksFailedError:
+    for rank in late:
+        pool.processes[rank].send_signal(signal.SIGUSR1)  # faulthandler writes the stacks into the log
+    if late:
+        time.sleep(0.3)
+    for rank in late:
+        cause = "gave no result after another rank had failed" if failures else f"gave no result within {timeout} s"
+        failures.setdefault(rank, f"{cause}; its stacks:\n{pool.log_tail(rank)}")
+    text = "\n".join(f"--- rank {rank} of {pool.num_ranks}:\n{trace}" for rank, trace in failures.items())
+    return RanksFailedError(f"{len(failures)} of {pool.num_ranks} ranks failed\n{text}", failures)
