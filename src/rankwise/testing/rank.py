@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import faulthandler
 import os
 import pickle
@@ -19,9 +19,9 @@ def _join(rank: int, num_ranks: int, root: Path) -> None:
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    store = dist.FileStore(str(root / "store"), num_ranks)
+    store = dist.FileStore(str(root / "store"), num_ranks)  # type: ignore[attr-defined]
     dist.init_process_group(
-        "gloo", store=store, rank=rank, world_size=num_ranks, timeout=datetime.timedelta(seconds=30)
+        "gloo", store=store, rank=rank, world_size=num_ranks, timeout=dt.timedelta(seconds=30)
     )
 
 
