@@ -40,6 +40,7 @@ __all__ = [
     "Stateful",
     "Step",
     "num_micro_batches",
+    "sample_keys",
     "shares",
 ]
 
@@ -231,6 +232,31 @@ def shares(step: Step, *, rank: int, world_size: int, num_micro: int) -> tuple[S
         )
         for micro, (begin, end) in enumerate(itertools.pairwise(cuts))
     )
+
+
+def sample_keys(seed: int, epoch: int, ids: IntArray) -> IntArray:
+    """Return the keys of samples, int64[B]: f(seed, epoch, sample), the same at any world size and after any restart.
+
+    The mixing is the finaliser of SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators",
+    2014), applied to the three inputs in turn. Keys are not secret, only well spread.
+
+    Args:
+        seed: seed of the order, any int.
+        epoch: epoch, from 0.
+        ids: int64[B], sample ids.
+    """
+    mask = (1 << 64) - 1
+    with np.errstate(over="ignore"):
+        mixed = _mix(np.array([seed & mask], dtype=np.uint64))
+        mixed = _mix(mixed ^ np.uint64(epoch))
+        return _mix(mixed ^ ids.astype(np.int64).view(np.uint64)).view(np.int64)
+
+
+def _mix(word: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    word = word + np.uint64(0x9E3779B97F4A7C15)
+    word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return word ^ (word >> np.uint64(31))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
