@@ -1,0 +1,96 @@
+"""From a global batch to what one rank takes of it, and the keys of samples: arithmetic that every room shares."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import numpy.typing as npt
+
+from rankwise.data.contract.types import IntArray
+from rankwise.data.contract.values import Share, Step
+from rankwise.errors import ConfigError
+
+__all__ = ["num_micro_batches", "sample_keys", "shares"]
+
+
+def num_micro_batches(count: int, *, world_size: int, micro_batch: int | None) -> int:
+    """Return into how many micro-batches a step of `count` samples is cut, the same on all ranks.
+
+    The largest share has ``ceil(count / world_size)`` samples, and no micro-batch of a rank exceeds `micro_batch`.
+
+    Args:
+        count: samples of the global batch, padding included.
+        world_size: number of ranks.
+        micro_batch: most samples of one rank in one pass; None = one pass.
+
+    Raises:
+        ConfigError: `micro_batch` is below 1.
+    """
+    if micro_batch is None:
+        return 1
+    if micro_batch < 1:
+        raise ConfigError(f"micro_batch is the most samples of one rank in one pass, at least 1; got {micro_batch}")
+    largest = -(-count // world_size)
+    return max(1, -(-largest // micro_batch))
+
+
+def shares(step: Step, *, rank: int, world_size: int, num_micro: int) -> tuple[Share, ...]:
+    """Return the micro-batches of one rank: `num_micro` shares, in the order in which they are taken.
+
+    The global batch is sorted by lane (stable, so by position inside a lane) and cut into `world_size` runs whose
+    lengths differ by at most one; the rank's run is cut into `num_micro` runs in the same way. Shares may be empty.
+
+    Raises:
+        ConfigError: the rank is not in the world, or `num_micro` is below 1.
+    """
+    if not 0 <= rank < world_size:
+        raise ConfigError(f"shares wants 0 <= rank < world_size, got rank {rank} of {world_size}")
+    if num_micro < 1:
+        raise ConfigError(f"shares wants num_micro >= 1, got {num_micro}")
+    total = len(step.ids)
+    by_lane = np.argsort(step.lanes, kind="stable")
+    low, high = rank * total // world_size, (rank + 1) * total // world_size
+    mine = by_lane[low:high]
+    weights = None
+    if total > step.count:
+        weights = (mine < step.count).astype(np.float64)
+    cuts = [low_cut * len(mine) // num_micro for low_cut in range(num_micro + 1)]
+    return tuple(
+        Share(
+            step=step,
+            micro=micro,
+            num_micro=num_micro,
+            rank=rank,
+            world_size=world_size,
+            positions=step.start + mine[begin:end].astype(np.int64),
+            ids=step.ids[mine[begin:end]],
+            weights=None if weights is None else weights[begin:end],
+        )
+        for micro, (begin, end) in enumerate(itertools.pairwise(cuts))
+    )
+
+
+def sample_keys(seed: int, epoch: int, ids: IntArray) -> IntArray:
+    """Return the keys of samples, int64[B]: f(seed, epoch, sample), the same at any world size and after any restart.
+
+    The mixing is the finaliser of SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators",
+    2014), applied to the three inputs in turn. Keys are not secret, only well spread.
+
+    Args:
+        seed: seed of the order, any int.
+        epoch: epoch, from 0.
+        ids: int64[B], sample ids.
+    """
+    mask = (1 << 64) - 1
+    with np.errstate(over="ignore"):
+        mixed = _mix(np.array([seed & mask], dtype=np.uint64))
+        mixed = _mix(mixed ^ np.uint64(epoch))
+        return _mix(mixed ^ ids.astype(np.int64).view(np.uint64)).view(np.int64)
+
+
+def _mix(word: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    word = word + np.uint64(0x9E3779B97F4A7C15)
+    word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return word ^ (word >> np.uint64(31))

@@ -1,0 +1,153 @@
+"""What travels between the rooms: where an order stands, a global batch, a rank's part of it, fields, reports.
+
+Axes used in the shapes: ``count`` = samples of a global batch, ``B`` = samples of one share.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rankwise.data.contract.types import JSON, BoolArray, DType, FloatArray, IntArray
+from rankwise.errors import ConfigError, SampleError
+
+__all__ = ["FieldSpec", "OrderState", "ReadReport", "Share", "Step"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrderState:
+    """Where an order stands: equal on all ranks, a few dozen bytes of JSON.
+
+    Attributes:
+        version: version of this record, 1.
+        seed: seed of the order.
+        epoch: epoch of the next step, from 0.
+        position: samples of this epoch that lie behind, at least 0.
+        recipe: what decided the order (see `Order.recipe`); a state resumes only an order of the same recipe.
+    """
+
+    version: int = 1
+    seed: int
+    epoch: int
+    position: int
+    recipe: str
+
+    def __post_init__(self) -> None:
+        if self.version != 1:
+            raise ConfigError(
+                f"order state has version {self.version}; this rankwise reads version 1: "
+                "resume with the rankwise that wrote it"
+            )
+        if self.epoch < 0 or self.position < 0:
+            raise ConfigError(f"order state wants epoch >= 0 and position >= 0, got {self.epoch} and {self.position}")
+
+    def to_json(self) -> dict[str, JSON]:
+        """Return the state as a JSON object."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, state: Mapping[str, Any]) -> OrderState:
+        """Return the state that `to_json` wrote.
+
+        Raises:
+            ConfigError: a field is missing or unknown, or a value is out of range.
+        """
+        wanted = ("version", "seed", "epoch", "position", "recipe")
+        if sorted(state) != sorted(wanted):
+            raise ConfigError(f"an order state has the fields {', '.join(wanted)}; got {json.dumps(sorted(state))}")
+        return cls(
+            version=int(state["version"]),
+            seed=int(state["seed"]),
+            epoch=int(state["epoch"]),
+            position=int(state["position"]),
+            recipe=str(state["recipe"]),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One global batch: the same value on every rank.
+
+    Attributes:
+        epoch: its epoch.
+        index: its number inside the epoch, counted in steps since the epoch's start or since the resumed position.
+        start: its first position in the epoch.
+        count: how many real samples it holds over all ranks.
+        ids: int64, sample ids in position order. ``ids[:count]`` are real; any further ones are padding (weight 0).
+        lanes: int64, lane of each entry of `ids`.
+        resume: the state after this step.
+    """
+
+    epoch: int
+    index: int
+    start: int
+    count: int
+    ids: IntArray
+    lanes: IntArray
+    resume: OrderState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """One rank's part of one micro-batch of a step.
+
+    Attributes:
+        step: the global batch that it is part of.
+        micro: its micro-batch, 0 <= micro < num_micro.
+        num_micro: micro-batches of the step, the same on all ranks.
+        rank: whose share.
+        world_size: among how many.
+        positions: int64[B], positions in the epoch.
+        ids: int64[B], sample ids, parallel to `positions`. May be empty.
+        weights: float64[B] or None (all one). 0 marks padding.
+    """
+
+    step: Step
+    micro: int
+    num_micro: int
+    rank: int
+    world_size: int
+    positions: IntArray
+    ids: IntArray
+    weights: FloatArray | None
+
+    @property
+    def num_samples(self) -> int:
+        """Number of samples of this share, padding included."""
+        return len(self.ids)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FieldSpec:
+    """What one field of a sample looks like.
+
+    Attributes:
+        shape: shape of one sample, without the batch axis.
+        dtype: its dtype.
+        ragged: True for rows of a CSR matrix: (data, indices, indptr) instead of one array.
+    """
+
+    shape: tuple[int, ...]
+    dtype: DType
+    ragged: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadReport:
+    """How reading one share went.
+
+    Attributes:
+        valid: bool[B], False where a sample could not be read.
+        fill_chunks: chunks that are missing from the store and stand for the fill value.
+        fast_chunks: chunks that the fast path decoded.
+        slow_chunks: chunks that zarr-python decoded.
+        errors: what went wrong, one for each invalid sample.
+    """
+
+    valid: BoolArray
+    fill_chunks: int = 0
+    fast_chunks: int = 0
+    slow_chunks: int = 0
+    errors: tuple[SampleError, ...] = ()
