@@ -1,1 +1,6 @@
-"""world (filled in below)."""
+"""Who am I: this process's place among the ranks, its device, its group, its seeds, and collectives on Python trees."""
+
+from rankwise.world.binding import bind
+from rankwise.world.value import World
+
+__all__ = ["World", "bind"]

@@ -1,0 +1,50 @@
+"""Random generators that depend on a seed and a key only: the same on every rank, at every world size."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from rankwise.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["numpy_generator", "torch_generator"]
+
+
+def _digest(seed: int, key: tuple[int | str, ...]) -> bytes:
+    """Hash seed and key to 16 bytes; every part carries its type and length, so ("a", 1), ("a1",) and (1, "a") differ."""
+    parts = [f"seed:{int(seed)}"]
+    for part in key:
+        if isinstance(part, str):
+            parts.append(f"str:{len(part)}:{part}")
+        elif isinstance(part, (int, np.integer)) and not isinstance(part, bool):
+            parts.append(f"int:{int(part)}")
+        else:
+            raise ConfigError(f"a generator's key is made of integers and strings, got {part!r} in {key!r}")
+    return hashlib.blake2b("\n".join(parts).encode(), digest_size=16, person=b"rankwise-key").digest()
+
+
+def numpy_generator(seed: int, key: tuple[int | str, ...]) -> np.random.Generator:
+    """Return a Philox generator whose stream is a function of (seed, key) only.
+
+    Raises:
+        ConfigError: the key holds something else than integers and strings.
+    """
+    return np.random.Generator(np.random.Philox(key=int.from_bytes(_digest(seed, key), "little")))
+
+
+def torch_generator(seed: int, key: tuple[int | str, ...], device: torch.device | str = "cpu") -> torch.Generator:
+    """Return a torch generator on `device` whose seed is a function of (seed, key) only.
+
+    Raises:
+        ConfigError: the key holds something else than integers and strings.
+    """
+    import torch
+
+    generator = torch.Generator(device=device)
+    generator.manual_seed(int.from_bytes(_digest(seed, key)[:8], "little") >> 1)
+    return generator
