@@ -1,0 +1,27 @@
+"""Where a run lives when nobody says so."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+__all__ = ["default_run_dir"]
+
+
+def default_run_dir(argv: Sequence[str] | None = None) -> Path:
+    """Return the run directory of this script: RANKWISE_RUN_DIR if it is set, else ``runs/<script name>``.
+
+    A script without a name (an interactive session, ``python -c``) gets ``runs/session``; a module run by
+    ``python -m package`` gets the package's name.
+
+    Args:
+        argv: the command line, script first; default ``sys.argv``.
+    """
+    if given := os.environ.get("RANKWISE_RUN_DIR"):
+        return Path(given)
+    line = sys.argv if argv is None else argv
+    script = Path(line[0]) if line and line[0] not in ("", "-c", "-m", "-") else Path("session")
+    name = script.parent.name if script.name == "__main__.py" and script.parent.name else script.stem
+    return Path("runs") / name

@@ -1,0 +1,103 @@
+"""Locks that the kernel releases when their holder dies: `flock` on a file that names the holder."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import socket
+import time
+from pathlib import Path
+
+from rankwise.errors import RunDirError
+
+__all__ = ["FileLock"]
+
+_POLL_S = 0.05
+_log = logging.getLogger("rankwise.tracking")
+# Descriptors of locks that this process holds, by the real path of the lock file.
+_held: dict[str, int] = {}
+
+
+def _forget_in_child() -> None:
+    """Close the copies in a forked child (a loader worker): an orphan must not keep its dead parent's lock."""
+    for fd in _held.values():
+        with contextlib.suppress(OSError):
+            os.close(fd)
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
+
+
+class FileLock:
+    """An exclusive lock on a file, held by one process until `release` or its death.
+
+    Args:
+        path: the lock file; created when missing, never removed (removing it would let two processes hold it).
+        what: what the lock protects, for messages.
+    """
+
+    def __init__(self, path: Path, *, what: str) -> None:
+        self.path = path
+        self.what = what
+        self._fd: int | None = None
+
+    def acquire(self, *, wait_s: float) -> None:
+        """Take the lock, waiting up to `wait_s` seconds for its holder to let go or die.
+
+        Raises:
+            RunDirError: somebody else still holds it; the message names process and host.
+        """
+        deadline = time.monotonic() + wait_s
+        said = False
+        while (fd := self._try()) is None:
+            owner = self._owner()
+            if str(self.path.absolute()) in _held:
+                raise RunDirError(f"{self.what} is in use by this very process; close it there first")
+            if time.monotonic() >= deadline:
+                raise RunDirError(
+                    f"{self.what} is in use by {owner} (waited {wait_s:g} s for {self.path.name}); stop that process, "
+                    "or use another directory with --run-dir"
+                )
+            if not said:
+                _log.warning("%s is in use by %s; waiting up to %g s for it to end", self.what, owner, wait_s)
+                said = True
+            time.sleep(_POLL_S)
+        self._fd = fd
+        _held[str(self.path.absolute())] = fd
+        # for the message of whoever comes next; written in place, because the lock belongs to the inode
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode(), 0)
+
+    def release(self) -> None:
+        """Give the lock back. Calling it again, or in a forked child, does nothing."""
+        if self._fd is not None and _held.get(str(self.path.absolute())) == self._fd:
+            del _held[str(self.path.absolute())]
+            os.close(self._fd)
+        self._fd = None
+
+    def _try(self) -> int | None:
+        """Return a descriptor that holds the lock, None if somebody else has it."""
+        fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # whoever moved the folder aside moved its lock too: a lock on a file that left its place is no lock
+            if self.path.stat().st_ino == os.fstat(fd).st_ino:
+                return fd
+        except (BlockingIOError, FileNotFoundError):
+            pass
+        except BaseException:
+            os.close(fd)
+            raise
+        os.close(fd)
+        return None
+
+    def _owner(self) -> str:
+        try:
+            facts = json.loads(self.path.read_text())
+            return f"process {facts['pid']} on host {facts['host']}"
+        except (OSError, ValueError, KeyError, TypeError):
+            return "another process"

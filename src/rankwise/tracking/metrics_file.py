@@ -1,0 +1,115 @@
+"""The metrics file: one JSON object per line, appended, never rewritten; which lines count is worked out by reading."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+__all__ = ["append_line", "encode_line", "read_metrics", "repair_tail"]
+
+RESERVED = ("step", "attempt", "time", "event", "nonfinite", "superseded", "restored_step")
+
+
+def read_metrics(path: str | Path, *, all: bool = False) -> list[dict[str, Any]]:  # noqa: A002
+    """Return the lines of the lineage that survives, in the order in which they were written.
+
+    When an attempt resumes at step s, what earlier attempts logged past s no longer counts, and neither does what a
+    left-over of an earlier attempt writes afterwards. Non-finite numbers come back as floats.
+
+    Args:
+        path: the metrics file, or the run directory that holds it.
+        all: return every line, those of events ("attempt") too, each with a bool ``"superseded"``.
+
+    Returns:
+        ``[{"step", "epoch", "attempt", "time", **values}, ...]``; empty if there is no file yet. A last line that was
+        torn by a kill is left out.
+    """
+    file = Path(path)
+    file = file / "metrics.jsonl" if file.is_dir() else file
+    lines = _parse(file)
+    superseded = _superseded(lines)
+    if all:
+        return [{**line, "superseded": flag} for line, flag in zip(lines, superseded, strict=True)]
+    return [line for line, flag in zip(lines, superseded, strict=True) if not flag and "event" not in line]
+
+
+def encode_line(record: Mapping[str, Any], values: Mapping[str, float]) -> bytes:
+    """Return one line. A non-finite value stands as null, with its name and kind under ``"nonfinite"``.
+
+    JSON knows no NaN: writing the bare word would break every strict reader, and a string would change the type.
+    """
+    odd = {name: str(value) for name, value in values.items() if not math.isfinite(value)}
+    line = {**record, **{name: None if name in odd else value for name, value in values.items()}}
+    if odd:
+        line["nonfinite"] = odd
+    return json.dumps(line, allow_nan=False, ensure_ascii=False).encode() + b"\n"
+
+
+def append_line(path: Path, line: bytes) -> None:
+    """Append a line in one write, which no other line can tear."""
+    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        written = os.write(fd, line)
+        if written != len(line):
+            raise OSError(f"only {written} of {len(line)} bytes of a line fitted into {path}")
+    finally:
+        os.close(fd)
+
+
+def repair_tail(path: Path) -> None:
+    """Cut off a last line that has no end: its writer was killed in the middle of it."""
+    if not path.exists():
+        return
+    with path.open("rb+") as file:
+        end = file.seek(0, os.SEEK_END)
+        keep, block = end, b""
+        while keep and not block:
+            begin = max(0, keep - 65536)
+            file.seek(begin)
+            block = file.read(keep - begin)
+            keep, block = (begin + block.rindex(b"\n") + 1, block) if b"\n" in block else (begin, b"")
+        if keep != end:
+            file.truncate(keep)
+
+
+def _parse(file: Path) -> list[dict[str, Any]]:
+    if not file.exists():
+        return []
+    lines = []
+    rows = file.read_bytes().split(b"\n")
+    for number, row in enumerate(rows[:-1], start=1):  # what follows the last newline is torn, or nothing
+        try:
+            line = json.loads(row)
+            odd = line.pop("nonfinite", {})
+            lines.append(line | {name: float(kind) for name, kind in odd.items()})
+        except (ValueError, AttributeError, TypeError):
+            warnings.warn(f"{file}, line {number} is not a line of metrics and was skipped", stacklevel=3)
+    return lines
+
+
+def _superseded(lines: list[dict[str, Any]]) -> list[bool]:
+    """Return for each line whether a later attempt has left it behind."""
+    starts = [
+        (int(line["attempt"]), -1 if line.get("restored_step") is None else int(line["restored_step"]), index)
+        for index, line in enumerate(lines)
+        if line.get("event") == "attempt"
+    ]
+    starts.sort(reverse=True)
+    limits: dict[int, tuple[float, float]] = {}
+    for attempt in {int(line["attempt"]) for line in lines}:
+        later = [start for start in starts if start[0] > attempt]
+        limits[attempt] = (
+            min((start[1] for start in later), default=math.inf),
+            min((start[2] for start in later), default=math.inf),
+        )
+    flags = []
+    for index, line in enumerate(lines):
+        last_step, last_index = limits[int(line["attempt"])]
+        is_event = line.get("event") == "attempt"
+        flags.append(not is_event and (line.get("step", -1) > last_step or index > last_index))
+    return flags

@@ -1,0 +1,53 @@
+"""TensorBoard as a sink."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rankwise.errors import MissingExtraError
+
+__all__ = ["TensorBoardSink"]
+
+
+class TensorBoardSink:
+    """Writes scalars for TensorBoard; a resumed attempt purges the steps that no longer count.
+
+    Args:
+        folder: where the event files go.
+
+    Raises:
+        MissingExtraError: torch or tensorboard is not installed.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise MissingExtraError(
+                f"tensorboard=True needs torch and tensorboard ({error}); install them with "
+                "pip install 'rankwise[train,tensorboard]'"
+            ) from error
+        self._make = SummaryWriter
+        self._folder = folder
+        self._writer: Any = None
+
+    def start(self, attempt: int, restored_step: int | None) -> None:
+        """Open an event file for this attempt."""
+        self.close()
+        purge = None if attempt == 1 else (0 if restored_step is None else restored_step + 1)
+        self._writer = self._make(str(self._folder), purge_step=purge)  # type: ignore[no-untyped-call]
+
+    def log(self, step: int, values: Mapping[str, float], tags: Mapping[str, Any]) -> None:
+        """Write one scalar per value and flush; text tags other than the epoch prefix the name ("val/loss")."""
+        prefix = "".join(f"{tag}/" for tag in tags.values() if isinstance(tag, str))
+        for name, value in values.items():
+            self._writer.add_scalar(prefix + name, value, step)
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Write out and close the event file."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
