@@ -37,7 +37,7 @@ class TensorBoardSink:
         """Open an event file for this attempt."""
         self.close()
         purge = None if attempt == 1 else (0 if restored_step is None else restored_step + 1)
-        self._writer = self._make(str(self._folder), purge_step=purge)  # type: ignore[no-untyped-call]
+        self._writer = self._make(str(self._folder), purge_step=purge)
 
     def log(self, step: int, values: Mapping[str, float], tags: Mapping[str, Any]) -> None:
         """Write one scalar per value and flush; text tags other than the epoch prefix the name ("val/loss")."""
