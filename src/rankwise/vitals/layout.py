@@ -1,0 +1,43 @@
+"""The layout of a vitals file: one page per rank, mapped by the rank and by whoever watches it.
+
+The heartbeat is a single aligned double, stored whole by the machine. What `beat` says is several fields that must be
+seen together; they stand under a sequence number that is odd while they are being written.
+"""
+
+from __future__ import annotations
+
+import struct
+
+__all__ = [
+    "FILE_BYTES",
+    "HEADER",
+    "HEARTBEAT",
+    "HEARTBEAT_AT",
+    "MAGIC",
+    "NONE",
+    "PROGRESS",
+    "PROGRESS_AT",
+    "SEQUENCE",
+    "SEQUENCE_AT",
+    "TEXT_BYTES",
+    "cut_utf8",
+]
+
+MAGIC = b"rankwis1"
+TEXT_BYTES = 64
+FILE_BYTES = 4096
+NONE = -1  # an epoch or step that was never said
+
+HEADER = struct.Struct(f"@8s q q q d {TEXT_BYTES}s")  # magic, pid, rank, stack signal (0: none), start, host
+HEARTBEAT = struct.Struct("@d")  # monotonic seconds
+SEQUENCE = struct.Struct("@Q")
+PROGRESS = struct.Struct(f"@d q q q {TEXT_BYTES}s")  # monotonic seconds, number of beats, epoch, step, phase
+
+HEARTBEAT_AT = 256
+SEQUENCE_AT = 320
+PROGRESS_AT = SEQUENCE_AT + SEQUENCE.size
+
+
+def cut_utf8(text: str) -> bytes:
+    """Encode `text`, cut between characters to at most `TEXT_BYTES` bytes."""
+    return text.encode("utf-8", "replace")[:TEXT_BYTES].decode("utf-8", "ignore").encode()

@@ -1,0 +1,162 @@
+"""The watcher's side: what every rank of a folder last said, and its stacks on request."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from rankwise.vitals.layout import (
+    FILE_BYTES,
+    HEADER,
+    HEARTBEAT,
+    HEARTBEAT_AT,
+    MAGIC,
+    NONE,
+    PROGRESS,
+    PROGRESS_AT,
+    SEQUENCE,
+    SEQUENCE_AT,
+)
+
+__all__ = ["Vital", "read", "request_stacks"]
+
+_POLL_S = 0.01
+_QUIET_S = 0.05
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Vital:
+    """What one rank's vitals file said when it was read.
+
+    Attributes:
+        folder: where the file lies.
+        rank: global rank.
+        pid: its process id on `host`.
+        host: its host name, cut to 64 bytes.
+        signum: signal on which it writes its stacks down; 0 if it cannot.
+        start_s: when its vitals began, monotonic clock of its host.
+        heartbeat_s: when its heartbeat thread last ran, same clock.
+        progress_s: when it last called `beat` (its start before the first), same clock.
+        num_beats: how often it called `beat`.
+        epoch: as last said; None if never.
+        step: as last said; None if never.
+        phase: as last said; "" if never.
+    """
+
+    folder: Path
+    rank: int
+    pid: int
+    host: str
+    signum: int
+    start_s: float
+    heartbeat_s: float
+    progress_s: float
+    num_beats: int
+    epoch: int | None
+    step: int | None
+    phase: str
+
+    @property
+    def place(self) -> str:
+        """Where the rank says it is: "epoch 1, step 20, phase train", or that it never said."""
+        if not self.num_beats:
+            return "no beat yet"
+        parts = [
+            f"epoch {self.epoch}" if self.epoch is not None else "",
+            f"step {self.step}" if self.step is not None else "",
+            f"phase {self.phase}" if self.phase else "",
+        ]
+        return ", ".join(part for part in parts if part) or f"beat {self.num_beats}"
+
+
+def read(folder: str | os.PathLike[str]) -> list[Vital]:
+    """Read the vitals of every rank in `folder`, sorted by rank.
+
+    A rank that has not begun, or is in the middle of beginning, is left out.
+
+    Raises:
+        FileNotFoundError: there is no such folder.
+    """
+    root = Path(folder)
+    vitals = [_read_one(root, path) for path in root.iterdir() if re.fullmatch(r"rank-\d+", path.name)]
+    return sorted((vital for vital in vitals if vital is not None), key=lambda vital: vital.rank)
+
+
+def _read_one(root: Path, path: Path) -> Vital | None:
+    page = _read_settled(path)
+    if page is None:
+        return None
+    _, pid, rank, signum, start, host = HEADER.unpack_from(page, 0)
+    (heartbeat,) = HEARTBEAT.unpack_from(page, HEARTBEAT_AT)
+    progress, beats, epoch, step, phase = PROGRESS.unpack_from(page, PROGRESS_AT)
+    return Vital(
+        folder=root,
+        rank=rank,
+        pid=pid,
+        host=_text(host),
+        signum=signum,
+        start_s=start,
+        heartbeat_s=heartbeat,
+        progress_s=progress,
+        num_beats=beats,
+        epoch=None if epoch == NONE else epoch,
+        step=None if step == NONE else step,
+        phase=_text(phase),
+    )
+
+
+def _read_settled(path: Path) -> bytes | None:
+    """Read the page until no write fell into the reading. A rank frozen in the middle of a write is read as it is."""
+    page = b""
+    for _ in range(1000):
+        page, again = path.read_bytes(), path.read_bytes()
+        if len(page) < FILE_BYTES or page[: len(MAGIC)] != MAGIC:
+            return None
+        (sequence,) = SEQUENCE.unpack_from(page, SEQUENCE_AT)
+        if sequence % 2 == 0 and page[SEQUENCE_AT:] == again[SEQUENCE_AT:]:
+            break
+    return page
+
+
+def _text(field: bytes) -> str:
+    return field.rstrip(b"\0").decode("utf-8", "replace")
+
+
+def request_stacks(vital: Vital, timeout_s: float = 2.0) -> str:
+    """Ask a rank of this host for the stacks of all its threads and return them, most recent call first.
+
+    Works while the rank is blocked in a collective and while a C extension holds the interpreter lock. A stopped
+    (SIGSTOP) or unresponsive process answers nothing.
+
+    Args:
+        vital: as read; its process must still be the rank.
+        timeout_s: seconds to wait for the answer.
+
+    Returns:
+        The text that `faulthandler` wrote, "" if none came.
+    """
+    path = vital.folder / f"stacks-{vital.rank}"
+    if not vital.signum or not path.exists():
+        return ""
+    before = path.stat().st_size
+    try:
+        os.kill(vital.pid, vital.signum)
+    except ProcessLookupError:
+        return ""
+    return _wait_for_text(path, before, time.monotonic() + timeout_s)
+
+
+def _wait_for_text(path: Path, before: int, deadline: float) -> str:
+    """Return what the file gained, once it has stopped growing."""
+    size, grown_at = before, time.monotonic()
+    while (now := time.monotonic()) < deadline:
+        new_size = path.stat().st_size
+        if new_size != size:
+            size, grown_at = new_size, now
+        elif size > before and now - grown_at > _QUIET_S:
+            break
+        time.sleep(_POLL_S)
+    return path.read_bytes()[before:].decode("utf-8", "replace")

@@ -1,0 +1,178 @@
+"""The rank's side: a mapped file, a thread that beats, and a signal on which all stacks are written down."""
+
+from __future__ import annotations
+
+import faulthandler
+import mmap
+import os
+import signal
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import IO
+
+from rankwise.errors import LaunchError
+from rankwise.vitals.layout import (
+    FILE_BYTES,
+    HEADER,
+    HEARTBEAT,
+    HEARTBEAT_AT,
+    MAGIC,
+    NONE,
+    PROGRESS,
+    PROGRESS_AT,
+    SEQUENCE,
+    SEQUENCE_AT,
+    cut_utf8,
+)
+
+__all__ = ["Recorder", "beat", "start", "stop"]
+
+HEARTBEAT_INTERVAL_S = 0.5
+
+
+class Recorder:
+    """Keeps one rank's vitals file. Use `start`, `beat` and `stop`; this class is for tests and other launchers.
+
+    Args:
+        folder: existing folder in which `rank-<rank>` and `stacks-<rank>` are created.
+        rank: global rank, >= 0.
+
+    Raises:
+        LaunchError: the folder cannot be written.
+    """
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        self._lock = threading.Lock()
+        self._sequence = self._beats = 0
+        self._epoch = self._step = NONE
+        self._phase = b""
+        try:
+            self._stacks: IO[bytes] | None = (folder / f"stacks-{rank}").open("wb", buffering=0)
+            self._page = _map_page(folder / f"rank-{rank}")
+        except OSError as error:
+            raise LaunchError(
+                f"rank {rank} cannot keep its vitals in {folder}: {error}; "
+                "make the folder writable, or unset RANKWISE_VITALS to run without"
+            ) from error
+        self._signum = _register_stacks(self._stacks)
+        now = time.monotonic()
+        host = cut_utf8(socket.gethostname())
+        HEARTBEAT.pack_into(self._page, HEARTBEAT_AT, now)
+        PROGRESS.pack_into(self._page, PROGRESS_AT, now, 0, NONE, NONE, b"")
+        HEADER.pack_into(self._page, 0, MAGIC, os.getpid(), rank, self._signum, now, host)
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._keep_beating, name="rankwise-vitals", daemon=True)
+        self._thread.start()
+
+    def _keep_beating(self) -> None:
+        while not self._ended.wait(HEARTBEAT_INTERVAL_S):
+            with self._lock:
+                if not self._ended.is_set():
+                    HEARTBEAT.pack_into(self._page, HEARTBEAT_AT, time.monotonic())
+
+    def beat(self, epoch: int | None, step: int | None, phase: str | None) -> None:
+        """Write progress down; what is None stays as it was."""
+        with self._lock:
+            if self._ended.is_set():
+                return
+            if epoch is not None:
+                self._epoch = epoch
+            if step is not None:
+                self._step = step
+            if phase is not None:
+                self._phase = cut_utf8(phase)
+            self._beats += 1
+            self._sequence += 2
+            page = self._page
+            SEQUENCE.pack_into(page, SEQUENCE_AT, self._sequence - 1)
+            PROGRESS.pack_into(page, PROGRESS_AT, time.monotonic(), self._beats, self._epoch, self._step, self._phase)
+            SEQUENCE.pack_into(page, SEQUENCE_AT, self._sequence)
+
+    def stop(self) -> None:
+        """Stop beating and give the signal back; the files stay for whoever reads them."""
+        with self._lock:
+            self._ended.set()
+        self._thread.join()
+        if self._signum:
+            faulthandler.unregister(self._signum)
+        if self._stacks is not None:
+            self._stacks.close()
+        self._page.close()
+
+
+def _map_page(path: Path) -> mmap.mmap:
+    with path.open("w+b") as file:
+        file.truncate(FILE_BYTES)
+        return mmap.mmap(file.fileno(), FILE_BYTES)
+
+
+def _register_stacks(file: IO[bytes] | None) -> int:
+    """Let a signal that nobody uses write all stacks to `file`; works inside blocked calls and with the GIL held."""
+    if threading.current_thread() is not threading.main_thread():
+        return 0  # handlers can be looked up from anywhere, but installing them is the main thread's business
+    for number in _candidates():
+        if signal.getsignal(number) is signal.SIG_DFL:
+            faulthandler.register(number, file=file, all_threads=True)  # type: ignore[arg-type]
+            return int(number)
+    return 0
+
+
+def _candidates() -> list[int]:
+    """Real-time signals from the top, which nobody gives a meaning; SIGUSR2 where there are none."""
+    if hasattr(signal, "SIGRTMAX"):
+        return list(range(signal.SIGRTMAX - 3, signal.SIGRTMIN + 3, -1))
+    return [signal.SIGUSR2]
+
+
+_recorder: Recorder | None = None
+
+
+def start(folder: str | os.PathLike[str], rank: int) -> None:
+    """Begin to show signs of life of this process as `rank`; call it from the main thread, once.
+
+    Args:
+        folder: existing folder, best in memory; a supervisor calls `read` on it.
+        rank: global rank, >= 0.
+
+    Raises:
+        LaunchError: vitals run already, or the folder cannot be written.
+    """
+    global _recorder  # noqa: PLW0603  (one process is one rank: its vitals are the process's)
+    if _recorder is not None:
+        raise LaunchError(f"vitals of this process run already; rank {rank} cannot start them again, call stop() first")
+    _recorder = Recorder(Path(folder), rank)
+
+
+def stop() -> None:
+    """End what `start` began; nothing happens where nothing runs."""
+    global _recorder
+    recorder, _recorder = _recorder, None
+    if recorder is not None:
+        recorder.stop()
+
+
+def beat(*, epoch: int | None = None, step: int | None = None, phase: str | None = None) -> None:
+    """Say that this rank makes progress, and where it is; costs about a microsecond, and nothing where no vitals run.
+
+    A supervisor takes the rank with the lowest (epoch, step) for the one that holds the others up. What is not given
+    stays as it was.
+
+    Args:
+        epoch: epoch that the rank works on, >= 0.
+        step: optimizer step that the rank works on, >= 0.
+        phase: what it does ("train", "eval", "save"); cut to 64 bytes of UTF-8.
+    """
+    recorder = _recorder
+    if recorder is not None:
+        recorder.beat(epoch, step, phase)
+
+
+def _forget_after_fork() -> None:
+    """A forked child (a DataLoader worker) is not the rank: it must neither beat nor answer for it."""
+    global _recorder  # noqa: PLW0603
+    _recorder = None
+
+
+os.register_at_fork(after_in_child=_forget_after_fork)
