@@ -1,0 +1,141 @@
+"""Small data for tests: a slow, obvious loader over arrays in memory, to hold the real ones against."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from rankwise.data.contract import (
+    JSON,
+    IntArray,
+    NDArray,
+    Order,
+    OrderState,
+    Share,
+    num_micro_batches,
+    sample_keys,
+    shares,
+)
+
+__all__ = ["ArrayBatch", "ArrayLoader"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArrayBatch:
+    """A micro-batch whose fields are torch tensors that own their memory."""
+
+    share: Share
+    fields: Mapping[str, Any]
+    ids: IntArray
+    count: int
+
+    @property
+    def key(self) -> IntArray:
+        """int64[B]: keys of the samples."""
+        return sample_keys(self.share.step.resume.seed, self.share.step.epoch, self.ids)
+
+    @property
+    def resume(self) -> OrderState:
+        """The state after this batch's step."""
+        return self.share.step.resume
+
+    def __getitem__(self, field: str) -> Any:
+        return self.fields[field]
+
+    def one(self) -> ArrayBatch:
+        """Return the first sample, or zeros."""
+        if len(self.ids):
+            fields = {name: value[:1].clone() for name, value in self.fields.items()}
+        else:
+            fields = {name: value.new_zeros((1, *value.shape[1:])) for name, value in self.fields.items()}
+        ids = self.ids[:1] if len(self.ids) else np.zeros(1, dtype=np.int64)
+        share = Share(
+            step=self.share.step,
+            micro=0,
+            num_micro=1,
+            rank=self.share.rank,
+            world_size=self.share.world_size,
+            positions=ids,
+            ids=ids,
+            weights=None,
+        )
+        return ArrayBatch(share=share, fields=fields, ids=ids, count=1)
+
+    def release(self, event: Any = None) -> None:
+        """Do nothing: the memory is the batch's own."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+class ArrayLoader:
+    """`BatchLoader` over NumPy arrays in memory: no threads, no reuse of memory, nothing clever.
+
+    Args:
+        arrays: field -> array of equal first axis.
+        order: which samples form which step.
+        seed: seed of the order.
+        rank: whose shares.
+        world_size: among how many.
+        micro_batch: most samples of one rank in one pass.
+    """
+
+    def __init__(
+        self,
+        arrays: Mapping[str, NDArray],
+        order: Order,
+        *,
+        seed: int,
+        rank: int = 0,
+        world_size: int = 1,
+        micro_batch: int | None = None,
+    ) -> None:
+        self.arrays = arrays
+        self.order = order
+        self._rank, self._world_size, self._micro_batch = rank, world_size, micro_batch
+        self._state = OrderState(seed=seed, epoch=0, position=0, recipe=order.recipe)
+
+    def __iter__(self) -> Iterator[tuple[ArrayBatch, ...]]:
+        state, epoch = self._state, self._state.epoch
+        while state.epoch == epoch:
+            step = self.order.step(state)
+            num_micro = num_micro_batches(len(step.ids), world_size=self._world_size, micro_batch=self._micro_batch)
+            parts = shares(step, rank=self._rank, world_size=self._world_size, num_micro=num_micro)
+            yield tuple(self._batch(share) for share in parts)
+            state = step.resume
+
+    def __len__(self) -> int:
+        return self.order.num_steps(self._state)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the start of an epoch, unless the state lies inside it."""
+        if self._state.epoch != epoch:
+            seed, recipe = self._state.seed, self._state.recipe
+            self._state = OrderState(seed=seed, epoch=epoch, position=0, recipe=recipe)
+
+    def mark_done(self, state: OrderState) -> None:
+        """Record the state of a completed step."""
+        self._state = state
+
+    def state_dict(self) -> dict[str, JSON]:
+        """Return the last state marked done."""
+        return self._state.to_json()
+
+    def load_state_dict(self, state: Mapping[str, JSON]) -> None:
+        """Continue after `state`."""
+        self._state = OrderState.from_json(state)
+
+    def _batch(self, share: Share) -> ArrayBatch:
+        import torch
+
+        fields = {name: torch.from_numpy(values[share.ids]) for name, values in self.arrays.items()}
+        real = share.num_samples if share.weights is None else int((share.weights > 0).sum())
+        return ArrayBatch(share=share, fields=fields, ids=share.ids, count=real)

@@ -1,0 +1,182 @@
+"""`ExactStep`: one optimizer step from the micro-batches of one global batch. Useful alone, in an own loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rankwise.data.contract import Batch, OrderState
+from rankwise.errors import StepError
+from rankwise.train.output import StepOutput, read_output
+from rankwise.train.warmup import held_sample, kept_buffers, warm_up
+from rankwise.train.window import Window
+from rankwise.world import World
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+__all__ = ["ExactStep", "StepReport"]
+
+StepFn = Callable[["nn.Module", Batch], Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepReport:
+    """What one step did, seen from one rank.
+
+    Attributes:
+        num_samples: real samples of the global batch.
+        weight: sum of the weights over all ranks: what the gradient was divided by.
+        loss: this rank's (sum of losses, sum of weights); the sum is a tensor without a graph. Empty shares give zeros.
+        metrics: this rank's (sum, weight) by name.
+        grad_norm: norm of the exact gradient before clipping, None if it was not asked for. Equal on all ranks.
+        resume: the order's state after this step; what `BatchLoader.mark_done` wants.
+    """
+
+    num_samples: int
+    weight: float
+    loss: tuple[Any, Any]
+    metrics: Mapping[str, tuple[Any, Any]]
+    grad_norm: float | None
+    resume: OrderState
+
+
+class ExactStep:
+    """Takes the same exact step on every rank: the gradient is the mean over the global batch.
+
+    Call it with the tuple of micro-batches that a `BatchLoader` yields, on every rank, step by step::
+
+        step = ExactStep(model, optimizer, step_fn, world=world)
+        for batches in loader:
+            report = step(batches)
+            loader.mark_done(report.resume)
+
+    The first call runs the warm-up pass (see `warm_up`) and agrees with the other ranks on how the global weight is
+    counted: by the order, without communication, when the step function returns per-sample losses or a mean; by one
+    small all-reduce per step when it returns (sum, weight).
+
+    Args:
+        model: what `prepare` returned.
+        optimizer: the plain torch optimizer of its parameters.
+        step_fn: see `rankwise.train.output`.
+        world: this rank's world; `World.current()` if None.
+        scheduler: anything with a `step()`, called once after each optimizer step.
+        max_grad_norm: clip the exact gradient to this norm; None leaves it alone.
+        counted: False forces the all-reduce, for loaders that may skip samples; None decides as above.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        step_fn: StepFn,
+        *,
+        world: World | None = None,
+        scheduler: Any = None,
+        max_grad_norm: float | None = None,
+        counted: bool | None = None,
+    ) -> None:
+        if max_grad_norm is not None and not max_grad_norm > 0:
+            raise StepError(f"max_grad_norm is a positive number or None, got {max_grad_norm}")
+        self._model = model
+        self._optimizer = optimizer
+        self._step_fn = step_fn
+        self._world = World.current() if world is None else world
+        self._scheduler = scheduler
+        self._max_grad_norm = max_grad_norm
+        self._counted = counted
+        self._held: Batch | None = None
+
+    def __call__(self, batches: tuple[Batch, ...]) -> StepReport:
+        """Take one step. Collective: every rank calls it with its own share of the same global batch.
+
+        Raises:
+            StepError: the step function broke its contract, or the gradient is not finite although it is clipped.
+        """
+        if self._held is None:
+            self._prepare_first(batches)
+        self._optimizer.zero_grad(set_to_none=True)
+        window = Window(self._model, self._world, num_micro=len(batches))
+        outputs = [self._micro_batch(window, batch) for batch in batches]
+        step = batches[0].share.step
+        weight = window.finish(float(step.count) if self._counted else None)
+        grad_norm = self._clip(step.epoch, step.index)
+        self._optimizer.step()
+        if self._scheduler is not None:
+            self._scheduler.step()
+        loss, metrics = _totals([o for o in outputs if o is not None])
+        return StepReport(
+            num_samples=step.count,
+            weight=weight,
+            loss=loss,
+            metrics=metrics,
+            grad_norm=grad_norm,
+            resume=batches[0].resume,
+        )
+
+    def _prepare_first(self, batches: tuple[Batch, ...]) -> None:
+        held = held_sample(batches, self._world)
+        counted = warm_up(self._model, self._step_fn, held, self._world)
+        if self._counted is None:
+            # ranks must agree: one that counts alone would leave the others waiting in the all-reduce
+            self._counted = bool(self._world.all_reduce(int(counted), op="min"))
+        self._held = held
+
+    def _micro_batch(self, window: Window, batch: Batch) -> StepOutput | None:
+        """Run one micro-batch; a rank without samples runs its held sample with weight zero and reports nothing."""
+        empty = len(batch.ids) == 0
+        if empty:
+            assert self._held is not None
+            batch = self._held
+        with window.micro_batch(), kept_buffers(self._model) if empty else nullcontext():
+            output = read_output(self._step_fn(self._model, batch), batch)
+            if empty:
+                window.backward(output.total * 0, 0.0)
+                return None
+            self._check_count(output, batch)
+            window.backward(output.total, output.weight)
+        return output
+
+    def _check_count(self, output: StepOutput, batch: Batch) -> None:
+        if not self._counted:
+            return
+        if not output.counted:
+            raise StepError(
+                "the step function returned (sum, weight) after an answer that the order can count: keep to one form"
+            )
+        weights = batch.share.weights
+        expected = len(batch.ids) if weights is None else int((weights > 0).sum())
+        if batch.count != expected:
+            raise StepError(
+                f"{expected - batch.count} of the {expected} samples of this share did not arrive, so the order cannot "
+                "count the step: give ExactStep or Trainer counted=False"
+            )
+
+    def _clip(self, epoch: int, index: int) -> float | None:
+        if self._max_grad_norm is None:
+            return None
+        import torch
+
+        parameters = [p for p in self._model.parameters() if p.grad is not None]
+        norm = float(torch.nn.utils.clip_grad_norm_(parameters, self._max_grad_norm))
+        if norm != norm or norm == float("inf"):  # noqa: PLR0124  (NaN is the number that differs from itself)
+            raise StepError(
+                f"the gradient of epoch {epoch}, step {index} has the norm {norm} on every rank: a loss or activation "
+                "overflowed; nothing was changed by this step. Lower the learning rate, or look at the step's samples"
+            )
+        return norm
+
+
+def _totals(outputs: list[StepOutput]) -> tuple[tuple[Any, Any], dict[str, tuple[Any, Any]]]:
+    """Add up the micro-batches of this rank."""
+    loss: tuple[Any, Any] = (0.0, 0.0)
+    metrics: dict[str, tuple[Any, Any]] = {}
+    for output in outputs:
+        loss = (loss[0] + output.total.detach(), loss[1] + output.weight)
+        for name, (total, weight) in output.metrics.items():
+            before = metrics.get(name, (0, 0))
+            metrics[name] = (before[0] + total, before[1] + weight)
+    return loss, metrics

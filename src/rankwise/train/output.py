@@ -1,0 +1,163 @@
+"""What a step function may return, and what it means.
+
+A step function is called as ``step_fn(model, batch)`` for one micro-batch of one rank and returns one of
+
+- ``losses``: a tensor of per-sample losses, shape [B]: the gradient is their exact mean over the global batch;
+- ``(total, weight)``: the *sum* of weighted losses (scalar tensor) and the sum of their weights (number or scalar
+  tensor): samples, tokens, pixels, whatever the mean is taken over;
+- ``loss``: a bare scalar, taken as the mean over this rank's samples. Refused where samples carry weights.
+
+Each form may be followed by a dictionary of metrics: name -> per-sample values, or ``(sum, weight)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from rankwise.data.contract import Batch
+from rankwise.errors import StepError
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["StepOutput", "read_output"]
+
+_FORMS = (
+    "a step function returns per-sample losses of shape [B], (sum of losses, sum of weights), or a scalar mean over "
+    "its samples, each optionally followed by a dictionary of metrics"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepOutput:
+    """A step function's answer in one form.
+
+    Attributes:
+        total: scalar tensor with a graph, the weighted sum of the losses of this micro-batch.
+        weight: sum of the weights: a number, or a scalar tensor without a graph.
+        counted: True when `weight` is the number of this batch's real samples, so that the order knows the global sum.
+        metrics: name -> (sum, weight), both without a graph.
+    """
+
+    total: torch.Tensor
+    weight: float | torch.Tensor
+    counted: bool
+    metrics: Mapping[str, tuple[Any, Any]]
+
+
+def read_output(answer: Any, batch: Batch) -> StepOutput:
+    """Return a step function's answer in one form.
+
+    Raises:
+        StepError: the answer is of no known form, or is ambiguous for this batch.
+    """
+    answer, metrics = _split_metrics(answer)
+    if isinstance(answer, tuple | list):
+        total, weight = _read_pair(answer, batch)
+        form: Literal["pair", "samples", "mean"] = "pair"
+    else:
+        total, weight, form = _read_tensor(answer, batch)
+    if not total.requires_grad and _grad_enabled():
+        raise StepError(
+            "the loss that the step function returned has no graph, so no gradient can follow: compute it from the "
+            "model's output without .detach(), .item() or torch.no_grad()"
+        )
+    return StepOutput(
+        total=total,
+        weight=weight,
+        counted=form != "pair",
+        metrics={k: _read_metric(k, v, batch) for k, v in metrics.items()},
+    )
+
+
+def _grad_enabled() -> bool:
+    import torch
+
+    return torch.is_grad_enabled()
+
+
+def _split_metrics(answer: Any) -> tuple[Any, Mapping[str, Any]]:
+    if isinstance(answer, tuple | list) and answer and isinstance(answer[-1], Mapping):
+        rest = tuple(answer[:-1])
+        return (rest[0] if len(rest) == 1 else rest), answer[-1]
+    return answer, {}
+
+
+def _read_pair(answer: Any, batch: Batch) -> tuple[torch.Tensor, float | torch.Tensor]:
+    import torch
+
+    if len(answer) != 2 or not isinstance(answer[0], torch.Tensor) or answer[0].ndim != 0:
+        raise StepError(f"{_FORMS}; it returned {_describe(answer)}")
+    total, weight = answer
+    if isinstance(weight, torch.Tensor):
+        if weight.numel() != 1:
+            raise StepError(f"the weight of (sum, weight) is one number, got a tensor of shape {list(weight.shape)}")
+        weight = weight.detach().reshape(())
+    elif not isinstance(weight, int | float) or isinstance(weight, bool):
+        raise StepError(f"the weight of (sum, weight) is a number or a scalar tensor, got {_describe(weight)}")
+    padding = len(batch.ids) - batch.count
+    if padding > 0 and isinstance(weight, int | float) and weight == len(batch.ids):
+        raise StepError(
+            f"this batch has {padding} padding samples of weight 0, but the step function's weight counts them "
+            f"({weight} = all samples): multiply the losses by batch.share.weights and return their sum as the weight"
+        )
+    return total, weight
+
+
+def _read_tensor(answer: Any, batch: Batch) -> tuple[torch.Tensor, float, Literal["samples", "mean"]]:
+    import torch
+
+    num_samples = len(batch.ids)
+    if not isinstance(answer, torch.Tensor):
+        raise StepError(f"{_FORMS}; it returned {_describe(answer)}")
+    if answer.ndim == 0:
+        if batch.count != num_samples:
+            raise StepError(
+                f"the step function returned a scalar mean, but {num_samples - batch.count} of the {num_samples} "
+                "samples are padding or missing, so the mean cannot be turned into a sum: return per-sample losses "
+                "(reduction='none'), or (sum of losses, sum of weights)"
+            )
+        return answer * num_samples, float(num_samples), "mean"
+    if answer.shape != (num_samples,):
+        raise StepError(
+            f"per-sample losses have the shape [{num_samples}], one for each sample of the micro-batch; the step "
+            f"function returned the shape {list(answer.shape)}: reduce the other axes, or return (sum, weight)"
+        )
+    return _weighted_sum(answer, batch), float(batch.count), "samples"
+
+
+def _weighted_sum(values: torch.Tensor, batch: Batch) -> torch.Tensor:
+    """Sum over samples, weight 0 on padding. Selected, not multiplied: NaN x 0 would be NaN."""
+    weights = batch.share.weights
+    if weights is None or len(weights) != len(values):
+        return values.sum()
+    import torch
+
+    return values[torch.as_tensor(weights > 0, device=values.device)].sum()
+
+
+def _read_metric(name: str, value: Any, batch: Batch) -> tuple[Any, Any]:
+    import torch
+
+    if isinstance(value, tuple | list) and len(value) == 2:
+        return tuple(v.detach() if isinstance(v, torch.Tensor) else v for v in value)  # type: ignore[return-value]
+    if isinstance(value, torch.Tensor) and value.shape == (len(batch.ids),):
+        values = value.detach()
+        values = values if values.is_floating_point() else values.to(torch.int64)
+        return _weighted_sum(values, batch), batch.count
+    raise StepError(
+        f"metric {name!r} is a tensor of per-sample values, shape [{len(batch.ids)}], or a pair (sum, weight); "
+        f"got {_describe(value)}: a mean of this rank alone cannot be joined with those of the others"
+    )
+
+
+def _describe(value: Any) -> str:
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of shape {list(value.shape)}"
+    if isinstance(value, tuple | list):
+        return f"a {type(value).__name__} of {len(value)}: ({', '.join(_describe(v) for v in value)})"
+    return f"a {type(value).__name__}" + ("" if value is None else f" ({value!r:.60})")

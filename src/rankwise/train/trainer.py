@@ -1,0 +1,269 @@
+"""`Trainer`: a model, an optimizer and a step function become a training run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from rankwise.data.contract import JSON, BatchLoader
+from rankwise.errors import ConfigError
+from rankwise.tracking import Progress
+from rankwise.train.exact import ExactStep, StepFn, StepReport
+from rankwise.train.hooks import Hooks
+from rankwise.train.loop import Loop
+from rankwise.train.options import TrainOptions
+from rankwise.train.parts import RunningMeans
+from rankwise.train.prepare import prepare, unwrapped
+from rankwise.train.record import run_record
+from rankwise.train.session import Resume, RunChoice, Session, training_parts
+from rankwise.train.validation import evaluate
+from rankwise.world import World
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+__all__ = ["FitResult", "Trainer"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitResult:
+    """What a finished run came to; equal on all ranks.
+
+    Attributes:
+        num_steps: optimizer steps since the run's first start.
+        metrics: the last epoch's reduced values: "loss", the step function's metrics, and "val_..." of each.
+        run_dir: where everything is written, None if nothing is.
+        resumed_step: the step that this process resumed after, 0 when it started fresh.
+        already_finished: True when the run was found finished and nothing was done.
+    """
+
+    num_steps: int
+    metrics: Mapping[str, float]
+    run_dir: Path | None
+    resumed_step: int = 0
+    already_finished: bool = False
+
+
+class Trainer:
+    """Trains a model data-parallel: exact steps, resumable, with reduced numbers. Every rank makes one and calls `fit`.
+
+    Args:
+        model: a plain module (it is passed through `prepare`) or what `prepare` returned.
+        optimizer: torch optimizer over the model's parameters.
+        step_fn: ``step_fn(model, batch)`` returns per-sample losses [B], or (sum, weight); see `rankwise.train.output`.
+        world: this rank's world; `World.current()` if None.
+        run: run directory; None = RANKWISE_RUN_DIR, else ``runs/<script>``; False writes nothing.
+        resume: "auto" continues a run whose configuration matches and starts one where there is none; "must" wants one
+            to continue; "never" wants none. None = RANKWISE_RESUME, else "auto".
+        scheduler: stepped once after each optimizer step; replicated, never scaled by the world size.
+        val_fn: like `step_fn`, for validation; `step_fn` if None.
+        hooks: functions called along the way.
+        config: JSON values that made this run (your hyperparameters): recorded, and compared on resume.
+        progress: show a progress line on the main rank.
+        tensorboard: also write TensorBoard event files into the run directory.
+        ddp: options for DistributedDataParallel, when `model` is a plain module.
+        counted: see `ExactStep`.
+        **options: the fields of `TrainOptions`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        step_fn: StepFn,
+        *,
+        world: World | None = None,
+        run: str | os.PathLike[str] | Literal[False] | None = None,
+        resume: Resume | None = None,
+        scheduler: Any = None,
+        val_fn: StepFn | None = None,
+        hooks: Hooks | None = None,
+        config: Mapping[str, JSON] | None = None,
+        progress: bool = True,
+        tensorboard: bool = False,
+        ddp: Mapping[str, Any] | None = None,
+        counted: bool | None = None,
+        **options: Any,
+    ) -> None:
+        self.world = World.current() if world is None else world
+        self.options = _options(options)
+        plain = unwrapped(model) is model
+        if ddp and not plain:
+            raise ConfigError("ddp= holds options for wrapping a plain module, but this model is wrapped already")
+        self.model = prepare(model, self.world, **(ddp or {})) if plain else model
+        self.optimizer = optimizer
+        self.scheduler = scheduler
+        self.hooks = Hooks() if hooks is None else hooks
+        self._step_fn = step_fn
+        self._val_fn = step_fn if val_fn is None else val_fn
+        self._config = dict(config or {})
+        self._choice = RunChoice(path=run, resume=resume, tensorboard=tensorboard, keep=self.options.keep)
+        self._show_progress = progress
+        self._counted = counted
+
+    def fit(self, train: BatchLoader, *, val: BatchLoader | None = None, epochs: int = 1) -> FitResult:
+        """Train for `epochs` epochs in all, continuing after the run directory's newest good checkpoint.
+
+        Collective: every rank calls it with loaders over the same orders.
+
+        Args:
+            train: steps of the training data.
+            val: an unpadded order over held-out data; validated after each epoch.
+            epochs: epochs of the whole run, those before a restart included.
+
+        Raises:
+            RunDirError: the run directory belongs to another configuration, is in use, or must (not) exist.
+            StepError: the step function broke its contract, or the loss is no longer finite.
+            CheckpointError: a checkpoint could not be written; the previous one is intact.
+        """
+        if epochs < 1:
+            raise ConfigError(f"epochs is at least 1, got {epochs}")
+        recent, whole = RunningMeans(), RunningMeans()
+        parts = training_parts(self.model, self.optimizer, self.scheduler, train)
+        with ExitStack() as stack:
+            session = stack.enter_context(
+                Session.open(
+                    self._choice,
+                    world=self.world,
+                    record=self._record(train, epochs),
+                    parts={**parts, "recent_means": recent, "epoch_means": whole},
+                )
+            )
+            if session.finished is not None:
+                return self._found_finished(session, epochs)
+            session.restore()
+            progress = stack.enter_context(self._progress(session, train, epochs))
+            return self._fit(session, train, val, epochs, recent=recent, whole=whole, progress=progress)
+
+    def overfit(self, train: BatchLoader, *, steps: int = 100) -> list[float]:
+        """Train on the first global batch of `train` again and again, and return the loss of each step.
+
+        The quickest test of a model and its step function: the loss should go towards zero. Nothing is written, and
+        the loader's state does not move. Every rank calls it.
+        """
+        step, means = self._new_step(), RunningMeans()
+        losses = []
+        for batches in train:
+            for _ in range(steps):
+                means.add_step(step(batches))
+                losses.append(means.reduce(self.world)["loss"])
+            break
+        return losses
+
+    def _fit(
+        self,
+        session: Session,
+        train: BatchLoader,
+        val: BatchLoader | None,
+        epochs: int,
+        *,
+        recent: RunningMeans,
+        whole: RunningMeans,
+        progress: Progress,
+    ) -> FitResult:
+        loop = Loop(
+            world=self.world,
+            step=self._new_step(),
+            session=session,
+            options=self.options,
+            recent=recent,
+            whole=whole,
+            progress=progress,
+            learning_rate=lambda: float(self.optimizer.param_groups[0]["lr"]),
+            validate=lambda: self._validate(val),
+            on_step=self._on_step,
+            on_log=self._on_log,
+            on_epoch=self._on_epoch,
+        )
+        if self.hooks.fit_start is not None:
+            self.hooks.fit_start(self)
+        self.model.train()
+        values = loop.run(train, first_epoch=int(str(train.state_dict()["epoch"])), epochs=epochs)
+        session.finish(values)
+        if self.hooks.fit_end is not None:
+            self.hooks.fit_end(self)
+        return FitResult(
+            num_steps=session.progressed.num_steps,
+            metrics=values,
+            run_dir=session.path,
+            resumed_step=session.resumed_step,
+        )
+
+    def _new_step(self) -> ExactStep:
+        return ExactStep(
+            self.model,
+            self.optimizer,
+            self._step_fn,
+            world=self.world,
+            scheduler=self.scheduler,
+            max_grad_norm=self.options.max_grad_norm,
+            counted=self._counted,
+        )
+
+    def _record(self, train: BatchLoader, epochs: int) -> dict[str, JSON]:
+        return run_record(
+            model=unwrapped(self.model),
+            optimizer=self.optimizer,
+            scheduler=self.scheduler,
+            step_fn=self._step_fn,
+            train=train,
+            world=self.world,
+            options={"epochs": epochs, **asdict(self.options)},
+            user=self._config,
+        )
+
+    def _progress(self, session: Session, train: BatchLoader, epochs: int) -> Progress:
+        done = session.progressed.num_steps
+        return Progress(
+            self.world, total_steps=done + _steps_left(train, epochs), epochs=epochs, enabled=self._show_progress
+        )
+
+    def _validate(self, val: BatchLoader | None) -> dict[str, float]:
+        if val is None:
+            return {}
+        values = evaluate(self.model, val, self._val_fn, world=self.world)
+        return {f"val_{name}": value for name, value in values.items()}
+
+    def _found_finished(self, session: Session, epochs: int) -> FitResult:
+        assert session.finished is not None
+        values = dict(session.finished["values"])
+        num_steps = int(values.pop("num_steps"))
+        if self.world.is_main and self._show_progress:
+            print(  # noqa: T201  (the answer to the user's command)
+                f"{session.path} is finished ({num_steps} steps, {epochs} epochs): nothing to do. "
+                "--fresh moves it aside and starts anew; --run-dir starts another run."
+            )
+        return FitResult(
+            num_steps=num_steps, metrics=values, run_dir=session.path, resumed_step=num_steps, already_finished=True
+        )
+
+    def _on_step(self, report: StepReport) -> None:
+        if self.hooks.step_end is not None:
+            self.hooks.step_end(self, report)
+
+    def _on_log(self, num_steps: int, values: Mapping[str, float]) -> None:
+        if self.hooks.log is not None:
+            self.hooks.log(self, num_steps, values)
+
+    def _on_epoch(self, epoch: int, values: Mapping[str, float]) -> None:
+        if self.hooks.epoch_end is not None:
+            self.hooks.epoch_end(self, epoch, values)
+
+
+def _options(given: Mapping[str, Any]) -> TrainOptions:
+    known = [f.name for f in fields(TrainOptions)]
+    unknown = sorted(set(given) - set(known))
+    if unknown:
+        raise ConfigError(f"Trainer has no option {', '.join(unknown)}; its numbers are {', '.join(known)}")
+    return TrainOptions(**given)
+
+
+def _steps_left(train: BatchLoader, epochs: int) -> int:
+    """Return the optimizer steps that the run still takes, for the progress line; whole epochs count like this one."""
+    epoch = int(str(train.state_dict()["epoch"]))
+    return len(train) * max(0, epochs - epoch)

@@ -1,0 +1,80 @@
+"""Exact evaluation: every sample once, no padding, on the unwrapped module, one reduction at the end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rankwise import vitals
+from rankwise.data.contract import BatchLoader
+from rankwise.train.output import read_output
+from rankwise.train.parts import RunningMeans
+from rankwise.train.prepare import unwrapped
+from rankwise.world import World
+
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = ["evaluate"]
+
+
+def evaluate(model: nn.Module, loader: BatchLoader, step_fn: Any, *, world: World | None = None) -> dict[str, float]:
+    """Return the mean loss and metrics over everything that `loader` yields, equal on all ranks.
+
+    Every rank calls it. The unwrapped module is called in eval mode without gradients, so ranks may have different
+    numbers of samples, or none. Buffers (running statistics) are first made equal to the main rank's, as the next
+    training step would do.
+
+    Args:
+        model: what `prepare` returned, or any module.
+        loader: an unpadded order, for example ``Order(source, batch_size=..., kind="sequential")``.
+        step_fn: see `rankwise.train.output`.
+        world: this rank's world; `World.current()` if None.
+
+    Returns:
+        "loss" and the metrics by name.
+    """
+    import torch
+
+    world = World.current() if world is None else world
+    module = unwrapped(model)
+    _share_buffers(module, world)
+    means = RunningMeans()
+    was_training = module.training
+    module.eval()
+    try:
+        loader.set_epoch(0)
+        with torch.no_grad():
+            for batches in loader:
+                vitals.beat(phase="validate")
+                for batch in batches:
+                    if len(batch.ids):
+                        _add(means, module, step_fn, batch)
+    finally:
+        module.train(was_training)
+    return _reduced(means, world)
+
+
+def _add(means: RunningMeans, module: nn.Module, step_fn: Any, batch: Any) -> None:
+    output = read_output(step_fn(module, batch), batch)
+    means.add("loss", output.total.detach(), output.weight)
+    for name, (total, weight) in output.metrics.items():
+        means.add(name, total, weight)
+
+
+def _reduced(means: RunningMeans, world: World) -> dict[str, float]:
+    """Reduce; a rank that had no sample learns the names from the others."""
+    names: set[str] = set().union(*world.all_gather_object(means.names()))
+    for name in sorted(names - set(means.names())):
+        means.add(name, 0.0, 0.0)
+    return means.reduce(world)
+
+
+def _share_buffers(module: nn.Module, world: World) -> None:
+    import torch
+
+    buffers = dict(module.named_buffers())
+    if world.world_size == 1 or not buffers:
+        return
+    for name, value in world.broadcast({name: b.detach() for name, b in buffers.items()}).items():
+        with torch.no_grad():
+            buffers[name].copy_(value)

@@ -1,0 +1,110 @@
+"""One optimizer step over several micro-batches and ranks: the gradient is the exact mean over the global batch.
+
+DistributedDataParallel divides the sum of the ranks' gradients by the number of ranks W. Each micro-batch therefore
+backpropagates the *sum* S of its weighted losses, and afterwards the gradients are multiplied once by W / N, where N
+is the sum of all weights over ranks and micro-batches: (1/W) * sum(grad S) * W / N = grad(sum S / sum w), however
+unequal the shares are. Only the last micro-batch synchronises.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+from rankwise.errors import StepError
+from rankwise.world import World
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+__all__ = ["Window"]
+
+
+class Window:
+    """Gradient accumulation with an exact mean, for one optimizer step.
+
+    Every rank must open one for the same step with the same number of micro-batches::
+
+        window = Window(model, world, num_micro=len(batches))
+        for batch in batches:
+            with window.micro_batch():
+                losses = loss_fn(model(batch["x"]), batch["y"])
+                window.backward(losses.sum(), weight=len(losses))
+        window.finish()
+        optimizer.step()
+
+    Args:
+        model: what `prepare` returned.
+        world: this rank's world.
+        num_micro: micro-batches of the step, the same on all ranks.
+    """
+
+    def __init__(self, model: nn.Module, world: World, *, num_micro: int) -> None:
+        self._model = model
+        self._world = world
+        self._num_micro = num_micro
+        self._opened = 0
+        self._backwards = 0
+        self._weight: float | torch.Tensor = 0.0
+
+    def micro_batch(self) -> AbstractContextManager[Any]:
+        """Return the context of the next micro-batch; forward *and* backward belong inside it.
+
+        Raises:
+            StepError: more micro-batches than announced.
+        """
+        self._opened += 1
+        if self._opened > self._num_micro:
+            raise StepError(f"this window was opened for {self._num_micro} micro-batches, got one more")
+        no_sync = getattr(self._model, "no_sync", None)
+        last = self._opened == self._num_micro
+        return nullcontext() if last or no_sync is None else no_sync()
+
+    def backward(self, total: torch.Tensor, weight: float | torch.Tensor) -> None:
+        """Backpropagate the sum of this micro-batch's weighted losses and remember its weight.
+
+        Args:
+            total: scalar tensor with a graph.
+            weight: sum of the weights, a number or a scalar tensor. No synchronisation happens here.
+        """
+        total.backward()  # type: ignore[no-untyped-call]
+        self._backwards += 1
+        self._weight = self._weight + weight
+
+    def finish(self, total_weight: float | None = None) -> float:
+        """Turn the accumulated gradients into those of the global mean; every rank calls it.
+
+        Args:
+            total_weight: the sum of all weights over ranks and micro-batches where the order knows it; None sums
+                the weights over the ranks with one small all-reduce.
+
+        Returns:
+            The sum of all weights.
+
+        Raises:
+            StepError: micro-batches are missing, or the sum of weights is not positive (raised on every rank).
+        """
+        if self._backwards != self._num_micro:
+            raise StepError(f"the window wants {self._num_micro} micro-batches, got {self._backwards} backward passes")
+        if total_weight is None:
+            total_weight = float(self._world.all_reduce(float(self._weight)))
+        if not total_weight > 0:
+            raise StepError(
+                f"the weights of this step sum to {total_weight} over all ranks, so there is no mean to follow: mask "
+                "at most a part of a global batch, and return weights that are not negative"
+            )
+        self._rescale(self._world.world_size / total_weight if self._wrapped else 1.0 / total_weight)
+        return total_weight
+
+    @property
+    def _wrapped(self) -> bool:
+        """Whether a wrapper divided the gradients by the number of ranks."""
+        return hasattr(self._model, "no_sync")
+
+    def _rescale(self, factor: float) -> None:
+        import torch
+
+        grads = [p.grad for p in self._model.parameters() if p.grad is not None]
+        if grads:
+            torch._foreach_mul_(grads, factor)
