@@ -1,0 +1,119 @@
+"""A keyed permutation of [0, size) that is computed, never stored: each element in constant time and memory.
+
+An element is written as two digits of the mixed radices ``rows x columns``, the smallest nearly square rectangle that
+holds `size`. A round adds a keyed hash of one digit to the other (a Feistel round); what lands outside [0, size) is
+sent through again until it lands inside (cycle walking: Black and Rogaway, "Ciphers with arbitrary finite domains",
+2002). The rectangle exceeds `size` by less than one row, so walking is rare. Every element may have a size and key of
+its own; nothing that it maps to depends on the other elements of the call.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+
+from rankwise.data.contract import IntArray
+from rankwise.data.order.mixing import GOLDEN, WordArray
+
+__all__ = ["MAX_SIZE", "permute", "unpermute"]
+
+Sizes: TypeAlias = IntArray | int
+Keys: TypeAlias = WordArray | np.uint64
+
+# Above it a row and a 32-bit hash no longer fit into one word together.
+MAX_SIZE = 1 << 62
+# (largest size, rounds): few elements mix slowly, and there more rounds cost little.
+TIERS = ((1 << 8, 10), (1 << 16, 6), (MAX_SIZE, 4))
+
+
+def permute(elements: IntArray, size: Sizes, key: Keys) -> IntArray:
+    """Return where each element goes, int64 of the broadcast shape.
+
+    Args:
+        elements: int64, each in [0, size).
+        size: number of elements that are permuted, 1 to `MAX_SIZE`; one for all, or broadcastable.
+        key: uint64 key of the permutation; one for all, or broadcastable.
+    """
+    return _walk(elements, size, key, backward=False)
+
+
+def unpermute(elements: IntArray, size: Sizes, key: Keys) -> IntArray:
+    """Return what `permute` maps to each element: its inverse, with the same arguments."""
+    return _walk(elements, size, key, backward=True)
+
+
+def _walk(elements: IntArray, size: Sizes, key: Keys, *, backward: bool) -> IntArray:
+    sizes, keys = np.asarray(size, dtype=np.int64), np.asarray(key, dtype=np.uint64)
+    if not (elements.size and sizes.size):
+        return np.zeros(np.broadcast_shapes(elements.shape, sizes.shape, keys.shape), dtype=np.int64)
+    moved = _tiered(elements, sizes, keys, backward=backward)
+    outside = moved >= sizes
+    while outside.any():
+        walking = moved[outside]
+        own = np.broadcast_to(sizes, moved.shape)[outside]
+        walking = _tiered(walking, own, np.broadcast_to(keys, moved.shape)[outside], backward=backward)
+        moved[outside] = walking
+        still = walking >= own
+        outside[outside] = still
+    return moved
+
+
+def _tiered(elements: IntArray, sizes: IntArray, keys: WordArray, *, backward: bool) -> IntArray:
+    """One pass through the network, each element with the rounds of its own size."""
+    smallest, largest = int(sizes.min()), int(sizes.max())
+    above = 0
+    for limit, rounds in TIERS:
+        if above < smallest and largest <= limit:
+            return _feistel(elements, sizes, keys, rounds, backward=backward)
+        above = limit
+    return _mixed_tiers(elements, sizes, keys, backward=backward)
+
+
+def _mixed_tiers(elements: IntArray, sizes: IntArray, keys: WordArray, *, backward: bool) -> IntArray:
+    elements, sizes, keys = np.broadcast_arrays(elements, sizes, keys)
+    moved = np.empty(elements.shape, dtype=np.int64)
+    above = 0
+    for limit, rounds in TIERS:
+        pick = (sizes > above) & (sizes <= limit)
+        if pick.any():
+            moved[pick] = _feistel(elements[pick], sizes[pick], keys[pick], rounds, backward=backward)
+        above = limit
+    return moved
+
+
+def _feistel(elements: IntArray, sizes: IntArray, keys: WordArray, rounds: int, *, backward: bool) -> IntArray:
+    # Square roots are correctly rounded everywhere, so the radices are the same on every machine.
+    high_radix = np.sqrt((sizes - 1).astype(np.float64)).astype(np.int64) + 1
+    low_radix = -(-sizes // high_radix)
+    high_digit = elements // low_radix
+    digits: list[WordArray] = [high_digit.astype(np.uint64), (elements - high_digit * low_radix).astype(np.uint64)]
+    radices = [high_radix.astype(np.uint64), low_radix.astype(np.uint64)]
+    order = range(rounds)
+    for number in reversed(order) if backward else order:
+        side = number % 2
+        shift = _round_values(digits[1 - side], radices[side], keys + np.uint64((number * GOLDEN) % (1 << 64)))
+        digits[side] = _add(digits[side], shift, radices[side], backward=backward)
+    moved: IntArray = (digits[0] * radices[1] + digits[1]).astype(np.int64)
+    return moved
+
+
+def _round_values(digit: WordArray, radix: WordArray, keys: WordArray) -> WordArray:
+    """Return a keyed hash of `digit`, scaled to [0, radix)."""
+    value = digit * np.uint64(GOLDEN)
+    value = value + keys  # may broadcast
+    value ^= value >> np.uint64(32)
+    value *= np.uint64(0xD6E8FEB86659FD93)
+    value ^= value >> np.uint64(29)
+    value *= np.uint64(0xBF58476D1CE4E5B9)
+    value >>= np.uint64(32)
+    value = value * radix
+    value >>= np.uint64(32)
+    return value
+
+
+def _add(digit: WordArray, shift: WordArray, radix: WordArray, *, backward: bool) -> WordArray:
+    """Return (digit + shift) mod radix, or minus; the wrong branch wraps to a huge word, so the minimum is right."""
+    moved: WordArray = digit - shift if backward else digit + shift
+    wrapped: WordArray = np.minimum(moved, moved + radix if backward else moved - radix)
+    return wrapped

@@ -1,0 +1,113 @@
+"""Reading a source for what an order needs, and choosing lanes and window from metadata alone.
+
+Nothing here may depend on this machine or on the world size: the choice is part of the recipe.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rankwise.data.contract import FieldSpec
+from rankwise.errors import ConfigError
+
+__all__ = [
+    "DEFAULT_WINDOW",
+    "MAX_LANES",
+    "MAX_SAMPLES",
+    "WINDOW_BYTES",
+    "Facts",
+    "choose_lanes",
+    "choose_window",
+    "whole",
+]
+
+# Decoded bytes that the windows of all lanes may hold together.
+WINDOW_BYTES = 128 << 20
+# Chunks per window where the size of a chunk is unknown.
+DEFAULT_WINDOW = 16
+# More lanes than this buy no locality, and each costs a table entry per epoch.
+MAX_LANES = 4096
+DEFAULT_LANES = 64
+# Leaves room for sums of a few sizes in 64 bits.
+MAX_SAMPLES = 1 << 60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What metadata tell about the samples; None where they do not.
+
+    Attributes:
+        num_samples: number of samples.
+        chunk_samples: samples per chunk.
+        chunk_bytes: decoded bytes per chunk, over all fields.
+        fingerprint: hash of the content's metadata.
+    """
+
+    num_samples: int
+    chunk_samples: int | None = None
+    chunk_bytes: int | None = None
+    fingerprint: str | None = None
+
+    @classmethod
+    def of(cls, samples: Any) -> Facts:
+        """Return the facts of a number of samples, a `Source`, or anything with ``len()``.
+
+        Raises:
+            ConfigError: `samples` is none of them, or has no samples.
+        """
+        if not callable(getattr(samples, "num_samples", len)):
+            chunk = whole("chunk_samples", getattr(samples, "chunk_samples", 1))
+            return cls(
+                num_samples=whole("num_samples", samples.num_samples),
+                chunk_samples=chunk,
+                chunk_bytes=_decoded_bytes(getattr(samples, "fields", {}), chunk),
+                fingerprint=getattr(samples, "fingerprint", None),
+            )
+        if hasattr(samples, "__len__"):
+            return cls(num_samples=whole("len(samples)", len(samples)))
+        return cls(num_samples=whole("samples (their number, a source, or anything with len())", samples))
+
+
+def whole(name: str, value: Any, *, least: int = 1, most: int = MAX_SAMPLES) -> int:
+    """Return `value` as an int of [least, most].
+
+    Raises:
+        ConfigError: it is not a whole number, or out of range.
+    """
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise ConfigError(f"Order wants a whole number for {name}, got {value!r}") from None
+    if not least <= number <= most:
+        bounds = f">= {least}" if number < least else f"<= {most}"
+        raise ConfigError(f"Order wants {name} {bounds}, got {number}")
+    return number
+
+
+def choose_lanes(*, batch_size: int, num_chunks: int) -> int:
+    """Return the default number of lanes: min(64, batch size, chunks)."""
+    return min(DEFAULT_LANES, batch_size, num_chunks)
+
+
+def choose_window(*, lanes: int, chunk_samples: int, chunk_bytes: int | None, num_chunks: int) -> int:
+    """Return the default window in chunks: all lanes' windows together decode to at most `WINDOW_BYTES`.
+
+    At least 1 and at most the number of chunks; 1 where a chunk is one sample (there is nothing to mix);
+    `DEFAULT_WINDOW` where the size of a chunk is unknown.
+    """
+    if chunk_samples == 1:
+        return 1
+    wanted = DEFAULT_WINDOW if chunk_bytes is None else WINDOW_BYTES // (lanes * chunk_bytes)
+    return max(1, min(wanted, num_chunks))
+
+
+def _decoded_bytes(fields: Mapping[str, FieldSpec], chunk_samples: int) -> int | None:
+    """Return the bytes of a decoded chunk, None if unknown: no fields, or ragged ones."""
+    if not fields or any(spec.ragged for spec in fields.values()):
+        return None
+    per_sample = sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in fields.values())
+    return max(1, per_sample * chunk_samples)

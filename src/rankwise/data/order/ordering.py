@@ -1,0 +1,260 @@
+"""`Order`: which samples form which step, as a pure function of (seed, epoch, position, recipe)."""
+
+from __future__ import annotations
+
+import copy
+import operator
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from rankwise.data.contract import IntArray, OrderState, Step
+from rankwise.data.order.lanes import Grid
+from rankwise.data.order.layout import MAX_LANES, Facts, choose_lanes, choose_window, whole
+from rankwise.data.order.positions import run_of_samples, samples_at
+from rankwise.data.order.recipe import Recipe
+from rankwise.errors import ConfigError
+
+__all__ = ["Order"]
+
+Kind = Literal["shuffle", "sequential"]
+Remainder = Literal["split", "drop", "pad"]
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Which samples form which global batch; the same on every rank, at every world size and after every restart.
+
+    An epoch shows each sample once. It costs no memory and starts in milliseconds, however many samples there are.
+    Implements the contract's `Order`; hashable, comparable and cheap to pickle (`samples` is kept as a number).
+
+    Args:
+        samples: number of samples, a `Source` (its grid, fields and fingerprint are used), or anything with ``len()``.
+        batch_size: samples of a *global* batch, over all ranks. May change at any time, in mid-epoch too.
+        seed: any int. Another seed, another order.
+        kind: "shuffle", or "sequential" (sample p at position p; one lane, so ranks take contiguous runs of a batch).
+        remainder: what becomes of the last samples of an epoch when they do not fill a batch: "split" shares them out
+            as a smaller step, "drop" does not show them, "pad" fills the batch up with repeats of weight 0.
+        lanes: parallel runs of the data, 1 to min(4096, samples); default min(64, batch_size, chunks). A step takes
+            equally much from each.
+        window: chunks of one lane that are mixed with each other; default: what 128 MiB of decoded chunks hold over all
+            lanes, 16 where the size of a chunk is unknown, 1 where a chunk is one sample.
+        chunk_samples: neighbouring samples that are stored together; default the source's, else 1.
+        chunk_bytes: decoded bytes of a chunk; default from the source's fields.
+        fingerprint: identity of the data; default the source's. Without one the number of samples stands for it.
+
+    Attributes:
+        grid: the numbers that decide the order: samples, samples per chunk, lanes, window.
+
+    Raises:
+        ConfigError: an argument is out of range, or nothing would be left to show.
+    """
+
+    samples: Any
+    batch_size: int = field(kw_only=True)
+    seed: int = field(default=1889, kw_only=True)
+    kind: Kind = field(default="shuffle", kw_only=True)
+    remainder: Remainder = field(default="split", kw_only=True)
+    lanes: int | None = field(default=None, kw_only=True)
+    window: int | None = field(default=None, kw_only=True)
+    chunk_samples: int | None = field(default=None, kw_only=True)
+    chunk_bytes: int | None = field(default=None, kw_only=True)
+    fingerprint: str | None = field(default=None, kw_only=True)
+    grid: Grid = field(init=False, repr=False)
+    recipe: str = field(init=False, repr=False)
+    """What decides the order, readable, ending in a hash; see `OrderState.recipe`."""
+
+    def __post_init__(self) -> None:
+        facts = Facts.of(self.samples)
+        self._set(samples=facts.num_samples)
+        self._set(batch_size=whole("batch_size (the global batch)", self.batch_size))
+        self._set(seed=_any_whole("seed", self.seed))
+        for name in ("chunk_samples", "chunk_bytes"):
+            given = getattr(self, name)
+            self._set(**{name: getattr(facts, name) if given is None else whole(name, given)})
+        if self.fingerprint is None:
+            self._set(fingerprint=facts.fingerprint)
+        self._check_choices()
+        self._settle(self._sequential_grid() if self.kind == "sequential" else self._shuffled_grid())
+
+    def _set(self, **values: Any) -> None:
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    def _settle(self, grid: Grid) -> None:
+        self._set(grid=grid, recipe=str(Recipe.of(grid, kind=self.kind, fingerprint=self.fingerprint)))
+
+    def _check_choices(self) -> None:
+        for name, choices in (("kind", get_args(Kind)), ("remainder", get_args(Remainder))):
+            if getattr(self, name) not in choices:
+                raise ConfigError(f"Order wants {name} to be one of {', '.join(choices)}; got {getattr(self, name)!r}")
+        if self.remainder == "drop" and self.samples < self.batch_size:
+            raise ConfigError(
+                f'remainder="drop" leaves nothing: {self.samples} samples do not fill one batch of {self.batch_size}. '
+                'Take a smaller batch_size, or remainder="split"'
+            )
+
+    def _sequential_grid(self) -> Grid:
+        for name in ("lanes", "window"):
+            if getattr(self, name) is not None:
+                raise ConfigError(f'kind="sequential" has no {name}: leave {name} out, or take kind="shuffle"')
+        return Grid(num_samples=self.samples, chunk_samples=1, lanes=1, window=1)
+
+    def _shuffled_grid(self) -> Grid:
+        chunk = min(self.chunk_samples or 1, self.samples)
+        num_chunks = -(-self.samples // chunk)
+        if self.lanes is None:
+            lanes = choose_lanes(batch_size=self.batch_size, num_chunks=num_chunks)
+        else:
+            lanes = whole("lanes", self.lanes, most=min(MAX_LANES, self.samples))
+        if self.window is None:
+            window = choose_window(
+                lanes=lanes, chunk_samples=chunk, chunk_bytes=self.chunk_bytes, num_chunks=num_chunks
+            )
+        else:
+            window = whole("window", self.window)
+        # A window beyond the last chunk is the same order as one that ends there.
+        return Grid(num_samples=self.samples, chunk_samples=chunk, lanes=lanes, window=min(window, num_chunks))
+
+    def start(self, epoch: int = 0) -> OrderState:
+        """Return the state at the start of an epoch."""
+        return OrderState(seed=self.seed, epoch=epoch, position=0, recipe=self.recipe)
+
+    def state_at(self, *, epoch: int, position: int) -> OrderState:
+        """Return the state at a position: after so many samples of an epoch; the next epoch where no step is left."""
+        if self._steps_left(position) == 0:
+            return self.start(epoch + 1)
+        return OrderState(seed=self.seed, epoch=epoch, position=position, recipe=self.recipe)
+
+    def num_samples(self, epoch: int) -> int:  # noqa: ARG002  (the same for every epoch of this kind of order)
+        """Return how many samples an epoch shows from its start: all, or with "drop" those that fill batches."""
+        total: int = self.samples
+        return total - total % self.batch_size if self.remainder == "drop" else total
+
+    def num_steps(self, state: OrderState) -> int:
+        """Return how many steps are left in the epoch of `state`.
+
+        Zero if its end is reached: at position == samples, or with "drop" when no whole batch is left.
+
+        Raises:
+            ConfigError: the state belongs to another order.
+        """
+        self._check_state(state)
+        return self._steps_left(state.position)
+
+    def step(self, state: OrderState) -> Step:
+        """Return the step that begins at `state`; at the end of an epoch the first step of the next one.
+
+        Pure: every rank may call it at any time, alone. Its `index` is ``start // batch_size``: the number of steps
+        before it if they all had this batch size. After the last step of an epoch, `resume` is the start of the next.
+
+        Raises:
+            ConfigError: the state belongs to another order (see `resumed`).
+        """
+        self._check_state(state)
+        done = self._steps_left(state.position) == 0
+        epoch, start = (state.epoch + 1, 0) if done else (state.epoch, state.position)
+        count = min(self.batch_size, self.samples - start)
+        ids = self._run(epoch, start, count)
+        lanes = np.arange(start, start + count, dtype=np.int64) % self.grid.lanes
+        if self.remainder == "pad":
+            # Repeats of the step's own samples, each in the lane of its original: nothing more has to be read.
+            ids, lanes = np.resize(ids, self.batch_size), np.resize(lanes, self.batch_size)
+        return Step(
+            epoch=epoch,
+            index=start // self.batch_size,
+            start=start,
+            count=count,
+            ids=ids,
+            lanes=lanes,
+            resume=self.state_at(epoch=epoch, position=start + count),
+        )
+
+    def ids(self, positions: npt.ArrayLike, epoch: int) -> IntArray:
+        """Return the samples at any positions of an epoch, int64 of the same shape.
+
+        Args:
+            positions: whole numbers in [0, samples), in any order and shape.
+            epoch: epoch, from 0.
+
+        Raises:
+            ConfigError: a position is not in the epoch, or not a whole number; or the epoch is negative.
+        """
+        wanted = np.asarray(positions)
+        if wanted.size == 0:
+            return np.zeros(wanted.shape, dtype=np.int64)
+        if wanted.dtype.kind not in "iu":
+            raise ConfigError(f"Order.ids wants whole positions, got dtype {wanted.dtype}")
+        low, high = int(wanted.min()), int(wanted.max())
+        if low < 0 or high >= self.samples or epoch < 0:
+            raise ConfigError(
+                f"Order.ids wants positions in [0, {self.samples}) of an epoch >= 0; got [{low}, {high}], epoch {epoch}"
+            )
+        flat = wanted.astype(np.int64).ravel()
+        found = flat if self.kind == "sequential" else samples_at(self.grid, self.seed, epoch, flat)
+        return found.reshape(wanted.shape)
+
+    def resumed(self, state: OrderState | str) -> Order:
+        """Return the order that continues a saved one: lanes and window that were derived here are taken from there.
+
+        They are derived from the batch size, which may have changed since the state was saved.
+
+        Args:
+            state: a saved state, or a recipe alone.
+
+        Raises:
+            ConfigError: the saved order differs in anything else; the message says in what.
+        """
+        saved = Recipe.parse(state if isinstance(state, str) else state.recipe)
+        adopted = copy.copy(self)
+        if self.kind == saved.kind == "shuffle" and 1 <= saved.lanes <= min(MAX_LANES, self.samples) and saved.window:
+            lanes = saved.lanes if self.lanes is None else self.grid.lanes
+            window = saved.window if self.window is None else self.grid.window
+            grid = self.grid
+            adopted._settle(  # noqa: SLF001  (a fresh copy of our own class)
+                Grid(num_samples=grid.num_samples, chunk_samples=grid.chunk_samples, lanes=lanes, window=window)
+            )
+        adopted._check_recipe(str(saved))  # noqa: SLF001
+        if isinstance(state, OrderState):
+            adopted._check_state(state)  # noqa: SLF001
+        return adopted
+
+    def _run(self, epoch: int, start: int, count: int) -> IntArray:
+        if self.kind == "sequential":
+            return np.arange(start, start + count, dtype=np.int64)
+        return run_of_samples(self.grid, self.seed, epoch, start, count)
+
+    def _steps_left(self, position: int) -> int:
+        left: int = self.samples - position
+        return left // self.batch_size if self.remainder == "drop" else -(-left // self.batch_size)
+
+    def _check_recipe(self, recipe: str) -> None:
+        if recipe == self.recipe:
+            return
+        differing = Recipe.parse(self.recipe).differences(Recipe.parse(recipe))
+        raise ConfigError(
+            f"the saved order is not this one; different: {', '.join(differing)}. Saved {recipe}, here {self.recipe}. "
+            "Make data and arguments as they were; if only the batch size changed, continue with order.resumed(state); "
+            "to begin anew, use order.start()"
+        )
+
+    def _check_state(self, state: OrderState) -> None:
+        self._check_recipe(state.recipe)
+        if state.seed != self.seed:
+            raise ConfigError(
+                f"the saved order has seed {state.seed}, this one {self.seed}: give seed={state.seed} to continue it, "
+                "or begin anew with order.start()"
+            )
+        if state.position > self.samples:
+            raise ConfigError(
+                f"the state lies at position {state.position} of an epoch of {self.samples} samples: damaged"
+            )
+
+
+def _any_whole(name: str, value: Any) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise ConfigError(f"Order wants a whole number for {name}, got {value!r}") from None

@@ -1,0 +1,185 @@
+"""A batch sampler for torch's ``DataLoader``: lists of sample ids of one rank. Plain Python, no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+from rankwise.data.contract import JSON, OrderState, Share, Step, num_micro_batches, shares
+from rankwise.data.order.ordering import Order
+from rankwise.errors import ConfigError
+
+__all__ = ["BatchSampler"]
+
+
+class BatchSampler:
+    """One rank's batches of an order, for ``DataLoader(dataset, batch_sampler=...)``.
+
+    Iterating goes from the current state to the end of its epoch and yields one list of ids per micro-batch. The state
+    moves by `mark_done`, never by iterating: a DataLoader pulls batches long before they are used. Who needs no resume
+    may leave marking out: an iteration that ran to its end without a mark is followed by the next epoch.
+
+    Create it on every rank with the same order; nothing is communicated.
+
+    Args:
+        order: which samples form which step.
+        rank: this rank.
+        world_size: number of ranks.
+        micro_batch: most samples of one rank in one pass; a step then gives several lists. None = one list per step.
+
+    Attributes:
+        order: the order; after `load_state_dict` the resumed one.
+        scope: "replicated": the state is equal on all ranks.
+
+    Raises:
+        ConfigError: the rank is not in the world, or `micro_batch` is below 1.
+    """
+
+    scope: Literal["replicated"] = "replicated"
+
+    def __init__(self, order: Order, *, rank: int = 0, world_size: int = 1, micro_batch: int | None = None) -> None:
+        if not 0 <= rank < world_size:
+            raise ConfigError(f"BatchSampler wants 0 <= rank < world_size, got rank {rank} of {world_size}")
+        num_micro_batches(order.batch_size, world_size=world_size, micro_batch=micro_batch)
+        self.order = order
+        self.rank = rank
+        self.world_size = world_size
+        self.micro_batch = micro_batch
+        self._go_to(order.start())
+
+    def __len__(self) -> int:
+        """Return how many lists an iteration started now yields."""
+        full, tail = self._step_sizes(self._next_origin())
+        return full * self._num_micro(self.order.batch_size) + (self._num_micro(tail) if tail else 0)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """Return the lists of ids from the current state to the end of its epoch.
+
+        Raises:
+            ConfigError: in some step of it this or another rank would get an empty list, which a DataLoader cannot
+                collate. Raised at once, not when the step comes.
+        """
+        origin = self._next_origin()
+        self._refuse_empty(origin)
+        self._go_to(origin)
+        return self._lists(origin)
+
+    def steps(self) -> Iterator[tuple[Step, tuple[Share, ...]]]:
+        """Return each step from the current state to the end of its epoch, with this rank's micro-batches of it.
+
+        For loops that need more than ids: ``step.resume`` goes to `mark_done`. Shares may be empty here.
+        """
+        origin = self._next_origin()
+        self._go_to(origin)
+        return self._steps(origin)
+
+    def mark_done(self, done: OrderState | int) -> None:
+        """Record what has been used; call it after ``optimizer.step``, on every rank or on those that save.
+
+        Args:
+            done: the state after the last used step (``step.resume``), or how many lists were used since this iteration
+                began (``i + 1`` in ``for i, batch in enumerate(loader)``). A step of which only some micro-batches were
+                used does not count: a resumed run shows it again.
+
+        Raises:
+            ConfigError: the state belongs to another order, or this iteration has fewer lists.
+        """
+        state = done if isinstance(done, OrderState) else self._state_after(done)
+        self.order.num_steps(state)
+        self._state, self._marked, self._ended = state, True, False
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the start of an epoch; keeps the position when the state already lies inside that epoch."""
+        if self._next_origin().epoch != epoch:
+            self._go_to(self.order.start(epoch))
+
+    def state_dict(self) -> dict[str, JSON]:
+        """Return the last state marked done, as JSON. What was only pulled does not count."""
+        return self._state.to_json()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue after `state`, at any world size and batch size.
+
+        Raises:
+            ConfigError: the state belongs to another order.
+        """
+        saved = OrderState.from_json(state)
+        self.order = self.order.resumed(saved)
+        self._go_to(saved)
+
+    def _go_to(self, state: OrderState) -> None:
+        self._state = state
+        # Where the iteration that runs now began: what `mark_done` counts from.
+        self._origin = state
+        self._marked = False
+        # It was pulled to its end, and nothing was marked.
+        self._ended = False
+
+    def _next_origin(self) -> OrderState:
+        """Return where an iteration started now begins."""
+        if self._ended or self.order.num_steps(self._state) == 0:
+            return self.order.start(self._state.epoch + 1)
+        return self._state
+
+    def _steps(self, origin: OrderState) -> Iterator[tuple[Step, tuple[Share, ...]]]:
+        state = origin
+        for _ in range(self.order.num_steps(origin)):
+            step = self.order.step(state)
+            state = step.resume
+            num_micro = self._num_micro(step.count)
+            yield step, shares(step, rank=self.rank, world_size=self.world_size, num_micro=num_micro)
+        # An older iteration that ends late says nothing about the one that runs now.
+        if self._origin is origin and not self._marked:
+            self._ended = True
+
+    def _lists(self, origin: OrderState) -> Iterator[list[int]]:
+        for _, parts in self._steps(origin):
+            for part in parts:
+                yield part.ids.tolist()
+
+    def _step_sizes(self, state: OrderState) -> tuple[int, int]:
+        """Return how many full steps are left in the state's epoch, and the samples of a smaller last one (or 0)."""
+        size = self.order.batch_size
+        full = (self.order.samples - state.position) // size
+        has_tail = self.order.num_steps(state) > full
+        return full, (self.order.samples - state.position) % size if has_tail else 0
+
+    def _num_entries(self, count: int) -> int:
+        """Return the samples of a step of `count` real ones, padding included."""
+        return self.order.batch_size if self.order.remainder == "pad" else count
+
+    def _num_micro(self, count: int) -> int:
+        return num_micro_batches(self._num_entries(count), world_size=self.world_size, micro_batch=self.micro_batch)
+
+    def _state_after(self, num_lists: int) -> OrderState:
+        full, tail = self._step_sizes(self._origin)
+        per_full, per_tail = self._num_micro(self.order.batch_size), self._num_micro(tail) if tail else 0
+        if not 0 <= num_lists <= full * per_full + per_tail:
+            raise ConfigError(
+                f"mark_done({num_lists}): the iteration that began at epoch {self._origin.epoch}, position "
+                f"{self._origin.position} has {full * per_full + per_tail} lists; count those used since it began"
+            )
+        if tail and num_lists == full * per_full + per_tail:
+            return self.order.state_at(epoch=self._origin.epoch, position=self.order.samples)
+        steps = min(full, num_lists // per_full)
+        position = self._origin.position + steps * self.order.batch_size
+        return self.order.state_at(epoch=self._origin.epoch, position=position)
+
+    def _refuse_empty(self, origin: OrderState) -> None:
+        full, tail = self._step_sizes(origin)
+        for count, is_tail in ((self.order.batch_size if full else 0, False), (tail, True)):
+            entries, num_micro = self._num_entries(count), self._num_micro(count)
+            smallest = entries // self.world_size
+            if count and smallest < num_micro:
+                raise ConfigError(self._why_empty(entries, num_micro, is_tail=is_tail))
+
+    def _why_empty(self, entries: int, num_micro: int, *, is_tail: bool) -> str:
+        world, smallest = self.world_size, entries // self.world_size
+        cut = f", cut into {num_micro} micro-batches of at most {self.micro_batch}" if num_micro > 1 else ""
+        which = "the last step of the epoch" if is_tail else "a full step"
+        drop = 'remainder="drop", ' if is_tail else ""
+        return (
+            f"{which} has {entries} samples for {world} ranks: some ranks get {entries} // {world} = {smallest}{cut}, "
+            f"so a list would be empty, and a DataLoader cannot collate an empty list. Take {drop}a batch_size "
+            "whose shares suffice, or rankwise.data.samples.DatasetLoader, which handles empty shares"
+        )

@@ -1,0 +1,68 @@
+"""Inside a lane: the order of its pieces, and the order of samples inside a window of pieces.
+
+The pieces of a lane are permuted into slots; `window` consecutive slots form a window, whose samples are permuted among
+themselves. So a sample is found by two permutations and some counting, and a reader that keeps a window of chunks
+per lane decodes each chunk once.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rankwise.data.contract import IntArray
+from rankwise.data.order.bijection import permute
+from rankwise.data.order.lanes import Grid, LaneColumns
+from rankwise.data.order.mixing import mix_words
+
+__all__ = ["lane_samples"]
+
+
+def lane_samples(grid: Grid, columns: LaneColumns, index: IntArray) -> IntArray:
+    """Return the samples at places of lanes, int64 of the broadcast shape.
+
+    Args:
+        grid: the numbers of the order.
+        columns: the lane of each place; broadcasts against `index`.
+        index: int64, place inside the lane, from 0.
+    """
+    place = _mix_window(grid, columns, index) if grid.window * grid.chunk_samples > 1 else index
+    slot, slot_start = _locate(grid, columns, place, slots=1)
+    piece = permute(slot, columns.pieces, columns.piece_key)
+    offset = place - slot_start + piece * grid.chunk_samples - _missing(columns, columns.short_piece, piece)
+    sample = columns.start + offset
+    sample -= grid.num_samples * (sample >= grid.num_samples)
+    return sample
+
+
+def _mix_window(grid: Grid, columns: LaneColumns, index: IntArray) -> IntArray:
+    """Permute each place among those of its window."""
+    window, start = _locate(grid, columns, index, slots=grid.window)
+    size = _slot_start(grid, columns, np.minimum((window + 1) * grid.window, columns.pieces)) - start
+    key = mix_words(window.astype(np.uint64) ^ columns.window_key)
+    return start + permute(index - start, size, key)
+
+
+def _locate(grid: Grid, columns: LaneColumns, place: IntArray, *, slots: int) -> tuple[IntArray, IntArray]:
+    """Return which group of `slots` slots holds each place, and the place at which the group starts."""
+    group = place // (slots * grid.chunk_samples)
+    group, _ = np.broadcast_arrays(group, columns.start)
+    # Short pieces only move later groups forward, by less than three chunks together: at most three corrections.
+    while True:
+        following = _slot_start(grid, columns, np.minimum((group + 1) * slots, columns.pieces))
+        behind = following <= place
+        if not behind.any():
+            return group, _slot_start(grid, columns, group * slots)
+        group = group + behind
+
+
+def _slot_start(grid: Grid, columns: LaneColumns, slot: IntArray) -> IntArray:
+    """Return the place at which a slot starts; the slot after the last one starts at the lane's length."""
+    return slot * grid.chunk_samples - _missing(columns, columns.short_slot, slot)
+
+
+def _missing(columns: LaneColumns, short: IntArray, number: IntArray) -> IntArray:
+    """Return how many samples the short pieces before `number` lack."""
+    lacking: IntArray = columns.deficit[0] * (short[0] < number)
+    lacking += columns.deficit[1] * (short[1] < number)
+    lacking += columns.deficit[2] * (short[2] < number)
+    return lacking
