@@ -1,18 +1,25 @@
-"""Find the world that this process is in already."""
+"""Find the world that this process is in already, whoever made it."""
 
 from __future__ import annotations
 
 import os
+import sys
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rankwise.world.channel import Channel
+from rankwise.errors import WorldError
+from rankwise.world.channel import Channel, frame_device
+from rankwise.world.place import Place, find_place
 from rankwise.world.value import World
 
-__all__ = ["current_world", "remember"]
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["current_world", "refuse_second_bind", "remember"]
 
 _bound: World | None = None
 _adopted: tuple[Any, World] | None = None
+_single: World | None = None
 
 
 def remember(world: World | None) -> None:
@@ -21,32 +28,97 @@ def remember(world: World | None) -> None:
     _bound = world
 
 
+def _default_group() -> Any:
+    """Return the initialised default group or None, without importing torch for it."""
+    dist = sys.modules.get("torch.distributed")
+    if dist is None or not dist.is_available() or not dist.is_initialized():
+        return None
+    return dist.group.WORLD
+
+
+def refuse_second_bind() -> None:
+    """Check that this process is free to be bound.
+
+    Raises:
+        WorldError: a world is bound already, or somebody else initialised the process group.
+    """
+    if _bound is not None:
+        raise WorldError(
+            "this process is bound already: leave the first `with rankwise.bind()` before the second, "
+            "or use World.current() inside it"
+        )
+    if _default_group() is not None:
+        raise WorldError(
+            "the process group is initialised already (by Lightning, Accelerate or this script): "
+            "use World.current(), which adopts it, instead of bind()"
+        )
+
+
 def current_world() -> World:
     """See `World.current`."""
-    global _adopted  # noqa: PLW0603  (a process has one default group)
-    import torch
-    import torch.distributed as dist
-
-    if not (dist.is_available() and dist.is_initialized()):
-        return _bound or World.single()
-    group = dist.group.WORLD
+    global _adopted, _single  # noqa: PLW0603  (a process has one default group)
+    group = _default_group()
+    if group is None:
+        _adopted = None
+        if _bound is None and _single is None:
+            _single = World.single()
+        return _bound or _single  # type: ignore[return-value]
     if _bound is not None and _bound.channel is not None and _bound.channel.group is group:
         return _bound
     if _adopted is None or _adopted[0] is not group:
-        rank, size = dist.get_rank(), dist.get_world_size()
-        world = World(
-            rank=rank,
-            world_size=size,
-            local_rank=int(os.environ.get("LOCAL_RANK", rank)),
-            local_world_size=int(os.environ.get("LOCAL_WORLD_SIZE", size)),
-            node_rank=int(os.environ.get("GROUP_RANK", 0)),
-            num_nodes=int(os.environ.get("GROUP_WORLD_SIZE", 1)),
-            device=torch.device("cpu"),
-            backend=dist.get_backend(),
-            seed=1889,
-            threads=torch.get_num_threads(),
-            global_ranks=tuple(range(size)),
-            channel=Channel(group, timedelta(seconds=600)),
-        )
-        _adopted = (group, world)
+        _adopted = (group, _adopt(group))
     return _adopted[1]
+
+
+def _adopt(group: Any) -> World:
+    import torch
+    import torch.distributed as dist
+
+    rank, size = dist.get_rank(), dist.get_world_size()
+    place = _place(rank, size)
+    return World(
+        rank=rank,
+        world_size=size,
+        local_rank=place.local_rank,
+        local_world_size=place.local_world_size or size,
+        node_rank=place.node_rank or 0,
+        num_nodes=place.num_nodes or 1,
+        device=_device(dist.get_backend_config(group)),
+        backend=dist.get_backend_config(group),
+        seed=1889,
+        threads=torch.get_num_threads(),
+        global_ranks=tuple(range(size)),
+        channel=Channel(group, _timeout(group), device=frame_device(group)) if size > 1 else None,
+    )
+
+
+def _place(rank: int, size: int) -> Place:
+    """Believe the environment if it agrees with the group, else take all ranks to be on one machine."""
+    try:
+        place = find_place(os.environ)
+    except WorldError:
+        place = Place()
+    if (place.rank, place.world_size) == (rank, size):
+        return place
+    return Place(family="adopted", rank=rank, world_size=size, local_rank=rank, local_world_size=size)
+
+
+def _device(backend_config: str) -> torch.device:
+    import torch
+
+    if "nccl" in backend_config and torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+def _timeout(group: Any) -> timedelta:
+    import torch
+
+    for device in ("cpu", "cuda"):
+        try:
+            found = group._get_backend(torch.device(device)).options._timeout  # noqa: SLF001  (torch has no public way)
+        except (RuntimeError, AttributeError):
+            continue
+        if isinstance(found, timedelta):
+            return found
+    return timedelta(seconds=600)

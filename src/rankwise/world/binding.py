@@ -3,14 +3,47 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+import platform
+import random
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
+from typing import Any
 
-from rankwise.world import adopt
+from rankwise.errors import ConfigError, WorldError
+from rankwise.world import adopt, group
+from rankwise.world.arrival import Card, Company, meet
+from rankwise.world.devices import choose_device, default_backend, visible_devices
+from rankwise.world.place import Place, find_place
+from rankwise.world.threads import choose_threads, cpu_mask, usable_cores
 from rankwise.world.value import World
 
 __all__ = ["bind"]
+
+_log = logging.getLogger("rankwise.world")
+_said: set[str] = set()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Wishes:
+    """The arguments of `bind`, checked."""
+
+    device: str
+    backend: str | None
+    seed: int
+    timeout: timedelta
+    threads: int | None
+    allow_shared_device: bool
+    always_group: bool
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.seed < 2**32:
+            raise ConfigError(f"seed is a whole number from 0 to 2**32 - 1 (NumPy takes no other), got {self.seed}")
+        if self.timeout <= timedelta(0):
+            raise ConfigError(f"timeout is positive, in seconds or as timedelta; got {self.timeout}")
 
 
 @contextlib.contextmanager
@@ -24,24 +57,161 @@ def bind(
     allow_shared_device: bool = False,
     always_group: bool = False,
 ) -> Iterator[World]:
-    """Find this process's place, join the group and yield the world (first slice: torchrun's variables, CPU)."""
-    import torch
-    import torch.distributed as dist
+    """Bind this process to its place, device and group for the length of a ``with`` block.
 
-    size = int(os.environ.get("WORLD_SIZE", "1"))
-    if size == 1 and not always_group:
-        world = World.single(seed=seed)
-    else:
-        if size > 1:
-            dist.init_process_group("gloo", timeout=timedelta(seconds=600))
-        else:
-            dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-        world = adopt.current_world()
-    torch.manual_seed(seed)
+    Every rank calls it. One rank needs no process group. The place is read from the variables of rankwise and torchrun,
+    Open MPI or Slurm, see `find_place`. `random`, NumPy and torch are seeded alike on all ranks, so that models start equal;
+    randomness that shall differ per rank comes from ``world.generator("what", world.rank)``.
+    At the end the group is destroyed; when an exception leaves the block the group is aborted, without waiting for anybody,
+    so that the other ranks fail within seconds too.
+
+    Args:
+        device: "auto" (CUDA by local rank, else MPS for a single rank, else CPU), "cpu", "cuda", "cuda:<index>" or "mps".
+        backend: torch's name of the backend; None = gloo, on CUDA "cpu:gloo,cuda:nccl".
+        seed: 0 <= seed < 2**32.
+        timeout: seconds that ranks wait for each other, when joining and in each collective.
+        threads: CPU threads of torch in this rank; None = OMP_NUM_THREADS, else this rank's part of the usable cores.
+        allow_shared_device: let several ranks compute on one GPU (NCCL refuses that; choose ``backend="gloo"``).
+        always_group: initialise a group for a single rank too.
+
+    Yields:
+        The world.
+
+    Raises:
+        ConfigError: an argument is out of range.
+        WorldError: the place is contradictory, the device is not there, a rank is missing, or a world is bound already.
+    """
+    wishes = _Wishes(
+        device=device,
+        backend=backend,
+        seed=seed,
+        timeout=timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout),
+        threads=threads,
+        allow_shared_device=allow_shared_device,
+        always_group=always_group,
+    )
+    adopt.refuse_second_bind()
+    place = find_place(os.environ)
+    if place.note:
+        _say_once(place.note)
+    world = _join(place, wishes)
     adopt.remember(world)
     try:
         yield world
-    finally:
+    except BaseException as error:
         adopt.remember(None)
-        if dist.is_initialized():
-            dist.destroy_process_group()
+        _leave(world, in_peace=isinstance(error, SystemExit) and error.code in (None, 0))
+        raise
+    adopt.remember(None)
+    _leave(world, in_peace=True)
+
+
+def _say_once(text: str) -> None:
+    if text not in _said:
+        _said.add(text)
+        _log.warning(text)
+
+
+def _leave(world: World, *, in_peace: bool) -> None:
+    if world.channel is not None:
+        group.leave(in_peace=in_peace and not world.channel.broken)
+
+
+def _join(place: Place, wishes: _Wishes) -> World:
+    device, trouble = _take_device(place, wishes)
+    if place.world_size == 1:
+        if trouble is not None:
+            raise trouble
+        company = Company(prefix="", hosts=[0], sharers=[place.local_world_size or 1])
+        store = group.local_store() if wishes.always_group else None
+    else:
+        whole = group.open_store(place, wishes.timeout)
+        company = _meet(whole, place, wishes, device, trouble)
+        store = group.prefixed(whole, company.prefix)
+    mask = cpu_mask()
+    threads = choose_threads(
+        wishes.threads, environ=os.environ, cores=usable_cores(len(mask)), sharers=company.sharers[place.rank]
+    )
+    _seed_and_thread(wishes.seed, threads)
+    backend = wishes.backend or default_backend(device)
+    channel = None if store is None else group.open_group(store, place, backend, device, wishes.timeout)
+    return _world(place, company, channel, device=device, backend=backend, seed=wishes.seed, threads=threads)
+
+
+def _take_device(place: Place, wishes: _Wishes) -> tuple[str, Exception | None]:
+    """Choose the device and make it the process's current one; a failure is kept, for the others must hear of it."""
+    import torch
+
+    try:
+        visible = visible_devices()
+        name = choose_device(
+            wishes.device, local_rank=place.local_rank, world_size=place.world_size, visible=visible
+        )
+        choose_threads(wishes.threads, environ=os.environ, cores=1, sharers=1)
+        if name.startswith("cuda"):
+            torch.cuda.set_device(name)
+    except Exception as error:  # noqa: BLE001  (told to all ranks, then raised)
+        return "cpu", error
+    return name, None
+
+
+def _meet(store: Any, place: Place, wishes: _Wishes, device: str, trouble: Exception | None) -> Company:
+    card = Card(
+        rank=place.rank,
+        world_size=place.world_size,
+        host=_host_id(),
+        mask=",".join(map(str, cpu_mask())),
+        gpu=_gpu_id(device),
+        place=f"host {platform.node()}, process {os.getpid()}",
+        error="" if trouble is None else f"{type(trouble).__name__}: {trouble}",
+    )
+    try:
+        return meet(store, card, timeout=wishes.timeout, allow_shared_device=wishes.allow_shared_device)
+    except WorldError:
+        if trouble is not None:
+            raise trouble from None
+        raise
+
+
+def _host_id() -> str:
+    """Machines may share a host name (containers), and containers of one machine a boot id: take both."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    return f"{platform.node()}/{boot.read_text().strip() if boot.exists() else ''}"
+
+
+def _gpu_id(device: str) -> str:
+    import torch
+
+    return str(torch.cuda.get_device_properties(device).uuid) if device.startswith("cuda") else ""
+
+
+def _seed_and_thread(seed: int, threads: int) -> None:
+    import numpy as np
+    import torch
+
+    torch.set_num_threads(threads)
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002  (libraries draw from the global generator)
+    torch.manual_seed(seed)
+
+
+def _world(
+    place: Place, company: Company, channel: Any, *, device: str, backend: str, seed: int, threads: int
+) -> World:
+    import torch
+
+    here = company.hosts[place.rank]
+    return World(
+        rank=place.rank,
+        world_size=place.world_size,
+        local_rank=place.local_rank,
+        local_world_size=place.local_world_size or company.hosts.count(here),
+        node_rank=here if place.node_rank is None else place.node_rank,
+        num_nodes=len(set(company.hosts)) if place.num_nodes is None else place.num_nodes,
+        device=torch.device(device),
+        backend="none" if channel is None else backend,
+        seed=seed,
+        threads=threads,
+        global_ranks=tuple(range(place.world_size)),
+        channel=channel,
+    )

@@ -1,0 +1,87 @@
+"""Which device a rank computes on."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from rankwise.errors import ConfigError, WorldError
+
+__all__ = ["Visible", "choose_device", "default_backend", "visible_devices"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Visible:
+    """The accelerators that this process sees.
+
+    Attributes:
+        num_cuda: CUDA devices.
+        mps: whether Apple's GPU can be used.
+    """
+
+    num_cuda: int = 0
+    mps: bool = False
+
+
+def visible_devices() -> Visible:
+    """Ask torch what it sees; needs no process group."""
+    import torch
+
+    num_cuda = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return Visible(num_cuda=num_cuda, mps=torch.backends.mps.is_available())
+
+
+def choose_device(request: str, *, local_rank: int, world_size: int, visible: Visible) -> str:
+    """Return the name of this rank's device.
+
+    "auto" takes CUDA if there is any, else MPS for a single rank, else the CPU. "auto" and "cuda" take the device numbered
+    by the local rank; where exactly one device is visible it is taken to be this rank's own (launchers can narrow
+    ``CUDA_VISIBLE_DEVICES`` per rank; `bind` refuses two ranks that turn out to share it).
+
+    Args:
+        request: "auto", "cpu", "cuda", "cuda:<index>" or "mps".
+        local_rank: this rank's number on its machine.
+        world_size: number of ranks.
+        visible: what torch sees.
+
+    Raises:
+        ConfigError: the request is none of these.
+        WorldError: the device is not there, or cannot serve several ranks.
+    """
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?|mps", request):
+        raise ConfigError(f'device is "auto", "cpu", "cuda", "cuda:<index>" or "mps"; got {request!r}')
+    if request == "auto":
+        request = "cuda" if visible.num_cuda else "mps" if visible.mps and world_size == 1 else "cpu"
+    if request == "mps":
+        return _mps(world_size, visible)
+    return request if request == "cpu" else _cuda(request, local_rank, visible)
+
+
+def _mps(world_size: int, visible: Visible) -> str:
+    if not visible.mps:
+        raise WorldError('device="mps" was asked for, but torch finds no MPS device: use device="cpu"')
+    if world_size > 1:
+        raise WorldError(f'MPS serves one rank, this world has {world_size}: use device="cpu", or start one rank')
+    return "mps"
+
+
+def _cuda(request: str, local_rank: int, visible: Visible) -> str:
+    if not visible.num_cuda:
+        raise WorldError(
+            f"device={request!r} was asked for, but torch finds no CUDA device: check CUDA_VISIBLE_DEVICES and that this "
+            'torch is built for CUDA, or use device="cpu"'
+        )
+    explicit = request.partition(":")[2]
+    index = int(explicit) if explicit else local_rank if visible.num_cuda > 1 else 0
+    if index >= visible.num_cuda:
+        what = f"device={request!r}" if explicit else f"local rank {local_rank}"
+        raise WorldError(
+            f"{what} needs at least {index + 1} CUDA devices, this process sees {visible.num_cuda}: start at most "
+            f'{visible.num_cuda} ranks on this machine, widen CUDA_VISIBLE_DEVICES, or use device="cpu"'
+        )
+    return f"cuda:{index}"
+
+
+def default_backend(device: str) -> str:
+    """Return the backend for a device: NCCL for CUDA tensors with gloo beside it for CPU tensors, gloo otherwise."""
+    return "cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo"

@@ -1,0 +1,101 @@
+"""Slurm's variables: what `srun` tells each task of a job step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rankwise.errors import WorldError
+from rankwise.world.hostlist import expand_counts, expand_hosts
+from rankwise.world.place import Place
+from rankwise.world.variables import check_ranges, first_set, int_of, port_of
+
+__all__ = ["slurm_place", "slurm_port"]
+
+# The largest step ids stand for the batch script, interactive steps and the like: no srun step has them.
+_SPECIAL_STEPS = 0xFFFF_FFF0
+_FIRST_PORT, _NUM_PORTS = 10_000, 20_000  # below Linux's ephemeral ports, which begin at 32768
+
+
+def slurm_port(job_id: int, step_id: int) -> int:
+    """Return the port of rank 0's store: between 10000 and 29999, the same for all tasks of a step.
+
+    Neighbouring jobs and steps get different ones: ``10000 + (61 * job_id + step_id) % 20000``.
+    """
+    return _FIRST_PORT + (61 * job_id + step_id) % _NUM_PORTS
+
+
+def slurm_place(environ: Mapping[str, str]) -> Place | None:
+    """Return the place of a task of an srun step; a world of one, with a note, in an allocation without step.
+
+    Raises:
+        WorldError: the variables contradict each other.
+    """
+    if first_set(environ, "SLURM_JOB_ID", "SLURM_JOBID") is None:
+        return None
+    if not _in_step(environ):
+        return _alone(environ)
+    rank, size = int_of(environ, "SLURM_PROCID"), int_of(environ, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
+    local, node = int_of(environ, "SLURM_LOCALID"), int_of(environ, "SLURM_NODEID")
+    if rank is None or size is None or local is None:
+        return None
+    num_nodes = int_of(environ, "SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES")
+    local_size = _tasks_here(environ, node)
+    check_ranges(
+        {
+            ("SLURM_PROCID", first_set(environ, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS") or ""): (rank, size),
+            ("SLURM_LOCALID", "the tasks of this node in SLURM_STEP_TASKS_PER_NODE"): (local, local_size),
+            ("SLURM_NODEID", "SLURM_STEP_NUM_NODES"): (node, num_nodes),
+        }
+    )
+    return Place(
+        family="slurm",
+        rank=rank,
+        world_size=size,
+        local_rank=local,
+        local_world_size=local_size,
+        node_rank=node,
+        num_nodes=num_nodes,
+        master_addr=_address(environ, size),
+        master_port=port_of(environ, "MASTER_PORT") or _port(environ),
+    )
+
+
+def _in_step(environ: Mapping[str, str]) -> bool:
+    """Whether srun started this process as a task: a numeric step id, and not a terminal (`srun --pty bash`)."""
+    step = environ.get("SLURM_STEP_ID", environ.get("SLURM_STEPID", "")).strip()
+    return step.isdigit() and int(step) < _SPECIAL_STEPS and first_set(environ, "SLURM_PTY_PORT") is None
+
+
+def _alone(environ: Mapping[str, str]) -> Place:
+    tasks = first_set(environ, "SLURM_NTASKS")
+    asked = f" of {environ[tasks]} tasks" if tasks else ""
+    return Place(
+        note=f"this process is inside a Slurm allocation{asked} but was not started by srun as one of its tasks: "
+        "it runs as one rank. For all ranks start it with `srun python ...` or `rankwise run`."
+    )
+
+
+def _tasks_here(environ: Mapping[str, str], node: int | None) -> int | None:
+    name = first_set(environ, "SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE")
+    if name is None or node is None:
+        return None
+    counts = expand_counts(environ[name])
+    if node >= len(counts):
+        raise WorldError(f"SLURM_NODEID={node} contradicts {name}={environ[name]}, which has {len(counts)} nodes")
+    return counts[node]
+
+
+def _address(environ: Mapping[str, str], size: int) -> str:
+    if first_set(environ, "MASTER_ADDR"):
+        return environ["MASTER_ADDR"].strip()
+    name = first_set(environ, "SLURM_STEP_NODELIST", "SLURM_NODELIST", "SLURM_JOB_NODELIST")
+    if name is not None:
+        return expand_hosts(environ[name])[0]
+    if size == 1:
+        return ""
+    raise WorldError("SLURM_STEP_NODELIST is missing, so the machine of rank 0 is unknown: set MASTER_ADDR")
+
+
+def _port(environ: Mapping[str, str]) -> int:
+    job = int_of(environ, "SLURM_JOB_ID", "SLURM_JOBID") or 0
+    return slurm_port(job, int_of(environ, "SLURM_STEP_ID", "SLURM_STEPID") or 0)

@@ -1,0 +1,62 @@
+"""Reading whole numbers out of an environment, with errors that name the variable."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rankwise.errors import WorldError
+
+__all__ = ["check_ranges", "first_set", "int_of", "port_of"]
+
+
+def first_set(environ: Mapping[str, str], *names: str) -> str | None:
+    """Return the first of the names that is set and not empty."""
+    return next((name for name in names if environ.get(name, "").strip()), None)
+
+
+def int_of(environ: Mapping[str, str], *names: str) -> int | None:
+    """Return the first of the variables that is set, as a whole number of at least 0; None if none is set.
+
+    Raises:
+        WorldError: it is not a number, or negative.
+    """
+    name = first_set(environ, *names)
+    if name is None:
+        return None
+    text = environ[name].strip()
+    try:
+        value = int(text)
+    except ValueError:
+        raise WorldError(f"{name} must be a whole number, it is {environ[name]!r}: unset it or mend the launcher") from None
+    if value < 0:
+        raise WorldError(f"{name} must be at least 0, it is {value}: unset it or mend the launcher")
+    return value
+
+
+def port_of(environ: Mapping[str, str], name: str) -> int | None:
+    """Return a port number.
+
+    Raises:
+        WorldError: it is not a number between 1 and 65535.
+    """
+    port = int_of(environ, name)
+    if port is not None and not 1 <= port <= 65535:  # noqa: PLR2004  (the largest port number)
+        raise WorldError(f"{name} must be a port between 1 and 65535, it is {port}: choose one, for example 20123")
+    return port
+
+
+def check_ranges(pairs: Mapping[tuple[str, str], tuple[int | None, int | None]]) -> None:
+    """Check that each index lies below its count.
+
+    Args:
+        pairs: (name of the index, name of the count) -> (index, count); a pair with None is not checked.
+
+    Raises:
+        WorldError: an index is not below its count; names both variables and values.
+    """
+    for (index_name, count_name), (index, count) in pairs.items():
+        if index is not None and count is not None and index >= count:
+            raise WorldError(
+                f"{index_name}={index} contradicts {count_name}={count}: the first must be below the second; "
+                "these variables come from one launcher: start all ranks with it, or unset them to run as one rank"
+            )
