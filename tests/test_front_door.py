@@ -1,0 +1,71 @@
+"""The front door: a frozen table of contents that opens without the heavy rooms behind it."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import rankwise
+
+FROZEN = [
+    "Checkpointer",
+    "ConfigError",
+    "Device",
+    "Max",
+    "Mean",
+    "Min",
+    "Order",
+    "Platform",
+    "RankFailure",
+    "RankwiseError",
+    "Sum",
+    "Tracker",
+    "Trainer",
+    "World",
+    "Wrapper",
+    "__version__",
+    "bind",
+    "prepare",
+    "run",
+    "wrapper",
+]
+HEAVY = ("torch", "zarr", "numba", "pandas", "scipy")
+# Generous against the promised 0.3 s: a loaded machine must not fail the test; the count of modules is the sharp one.
+CPU_LIMIT_S = 0.3
+
+
+def test_the_names_are_frozen():
+    """A new public name is a decision, taken here and in the changelog."""
+    assert rankwise.__all__ == FROZEN
+
+
+def test_every_name_opens():
+    """Each name of the table resolves, and unknown ones are an AttributeError."""
+    assert all(getattr(rankwise, name) is not None for name in FROZEN)
+    assert set(FROZEN) <= set(dir(rankwise))
+    with pytest.raises(AttributeError, match="no attribute 'Loader'"):
+        _ = rankwise.Loader
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import rankwise",
+        "import sys; sys.argv = ['rankwise', '--help']; import rankwise.cli\ntry: rankwise.cli.main()\nexcept SystemExit: pass",
+    ],
+    ids=["import", "help"],
+)
+def test_opening_it_is_cheap(code):
+    """`import rankwise` and `rankwise --help` take under 0.3 s of CPU and import no torch, zarr or numba."""
+    report = (
+        f"import json, sys, time\n{code}\n"
+        f"print(json.dumps([time.process_time(), [m for m in {HEAVY!r} if m in sys.modules]]))"
+    )
+    costs = []
+    for _ in range(5):
+        out = subprocess.run([sys.executable, "-c", report], capture_output=True, text=True, check=True).stdout
+        cpu_s, loaded = json.loads(out.splitlines()[-1])
+        assert loaded == []
+        costs.append(cpu_s)
+    assert min(costs) < CPU_LIMIT_S

@@ -1,0 +1,38 @@
+"""The ground rules of the repository that no linter knows."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import rankwise
+
+ROOT = Path(__file__).parents[1]
+
+
+def tracked():
+    out = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if out.returncode:
+        pytest.skip("not a git checkout")
+    return [ROOT / name for name in out.stdout.splitlines() if (ROOT / name).is_file()]
+
+
+def test_the_changelog_knows_this_version():
+    """A release without a line in the changelog does not happen."""
+    assert f"## {rankwise.__version__}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_nothing_is_left_unfinished():
+    """No marker of work to be done is committed."""
+    marker = re.compile(r"#\s*(TODO|FIXME|XXX)\b")
+    found = [
+        p for p in tracked() if p.suffix == ".py" and p.name != "test_repository.py" and marker.search(p.read_text())
+    ]
+    assert found == []
+
+
+def test_files_stay_readable():
+    """One idea per file: source files under 400 lines."""
+    sizes = {p: len(p.read_text().splitlines()) for p in tracked() if p.suffix == ".py" and "src" in p.parts}
+    assert {p: n for p, n in sizes.items() if n > 400} == {}

@@ -1,0 +1,90 @@
+"""What a step function may return, said loudly."""
+
+import numpy as np
+import pytest
+import torch
+
+from rankwise.data.order import Order
+from rankwise.errors import StepError
+from rankwise.testing import ArrayLoader
+from rankwise.train import read_output
+
+
+def make_batch(remainder="split", samples=5):
+    order = Order(samples, batch_size=8, remainder=remainder)
+    loader = ArrayLoader({"x": np.arange(float(samples))}, order, seed=order.seed)
+    return next(iter(loader))[0]
+
+
+def with_graph(*shape):
+    return torch.ones(*shape, requires_grad=True) * 2.0
+
+
+def test_the_three_forms_are_one():
+    """Per-sample losses, their mean, and (sum, weight) mean the same on a batch without padding."""
+    batch = make_batch()
+    losses = with_graph(5)
+    for answer in (losses, losses.mean(), (losses.sum(), 5), (losses.sum(), torch.tensor(5.0)), [losses.sum(), 5.0]):
+        output = read_output(answer, batch)
+        assert float(output.total) == pytest.approx(10.0)
+        assert float(output.weight) == 5.0
+
+
+def test_metrics_follow_any_form():
+    """Per-sample values (bools too) and (sum, weight) pairs; detached."""
+    batch = make_batch()
+    metrics = {"hit": torch.tensor([True, False, True, True, False]), "pair": (with_graph(), 2), "value": with_graph(5)}
+    output = read_output((with_graph(5), metrics), batch)
+    assert (int(output.metrics["hit"][0]), output.metrics["hit"][1]) == (3, 5)
+    assert float(output.metrics["pair"][0]) == 2.0
+    assert not output.metrics["value"][0].requires_grad
+    assert set(read_output((with_graph(), 3, metrics), batch).metrics) == {"hit", "pair", "value"}
+
+
+def test_padding_weighs_nothing():
+    """Of 8 samples 3 are padding: their losses are left out, even when they are NaN."""
+    batch = make_batch("pad")
+    assert (len(batch.ids), batch.count) == (8, 5)
+    real = torch.as_tensor(batch.share.weights > 0)
+    losses = torch.where(real, with_graph(8), float("nan"))
+    output = read_output(losses, batch)
+    assert (float(output.total), output.weight) == (10.0, 5.0)
+
+
+def test_a_scalar_is_refused_where_samples_are_padding():
+    """A mean over padded samples cannot be turned into the sum over the real ones."""
+    with pytest.raises(StepError, match="3 of the 8 samples are padding or missing.*reduction='none'"):
+        read_output(with_graph(8).mean(), make_batch("pad"))
+
+
+def test_a_weight_that_counts_padding_is_refused():
+    """(sum, B) on a padded batch is the commonest mistake; the mend is in the message."""
+    with pytest.raises(StepError, match=r"batch\.share\.weights"):
+        read_output((with_graph(8).sum(), 8), make_batch("pad"))
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (None, "it returned a NoneType"),
+        (3.5, "it returned a float"),
+        (torch.ones(5, 2, requires_grad=True), r"the shape \[5, 2\]"),
+        (torch.ones(4, requires_grad=True), r"the shape \[5\].*returned the shape \[4\]"),
+        ((torch.ones(5, requires_grad=True), 5), r"it returned a tuple of 2: \(a tensor of shape \[5\], a int \(5\)\)"),
+        ((torch.ones((), requires_grad=True), "5"), "a number or a scalar tensor, got a str"),
+        ((torch.ones((), requires_grad=True), torch.ones(2)), r"one number, got a tensor of shape \[2\]"),
+        (torch.ones(5), "has no graph"),
+        ((torch.ones(5, requires_grad=True), {"acc": 0.5}), "metric 'acc' is a tensor of per-sample values"),
+    ],
+    ids=str,
+)
+def test_other_answers_are_refused_with_the_mend(answer, said):
+    """The message says what was wanted and what came."""
+    with pytest.raises(StepError, match=said):
+        read_output(answer, make_batch())
+
+
+def test_evaluation_needs_no_graph():
+    """Under no_grad a loss without a graph is fine."""
+    with torch.no_grad():
+        assert read_output(torch.ones(5), make_batch()).weight == 5.0

@@ -1,0 +1,36 @@
+"""The accumulation window, for loops of one's own."""
+
+import pytest
+import torch
+from torch import nn
+
+from rankwise.errors import StepError
+from rankwise.train import Window
+from rankwise.world import World
+
+
+def test_one_rank_is_the_plain_mean():
+    """Two micro-batches of unequal size give the gradient of their common mean."""
+    model = nn.Linear(3, 1, bias=False).double()
+    data = torch.arange(15.0, dtype=torch.float64).reshape(5, 3)
+    model(data).mean().backward()
+    wanted = model.weight.grad.clone()
+    model.zero_grad()
+    window = Window(model, World.single(), num_micro=2)
+    for part in (data[:4], data[4:]):
+        with window.micro_batch():
+            window.backward(model(part).sum(), len(part))
+    assert window.finish() == 5.0
+    torch.testing.assert_close(model.weight.grad, wanted, rtol=0, atol=1e-14)
+
+
+def test_too_many_and_too_few_micro_batches_are_refused():
+    """A window that another rank would still wait for does not pass silently."""
+    model = nn.Linear(1, 1)
+    window = Window(model, World.single(), num_micro=1)
+    with pytest.raises(StepError, match="wants 1 micro-batches, got 0 backward passes"):
+        window.finish()
+    with window.micro_batch():
+        window.backward(model(torch.ones(1, 1)).sum(), 1)
+    with pytest.raises(StepError, match="opened for 1 micro-batches, got one more"):
+        window.micro_batch()
