@@ -1,1 +1,21 @@
-"""data/feed (filled in below)."""
+"""A batch's last metres: background reading, reusable buffers, the device. Knows sources only through the contract."""
+
+from __future__ import annotations
+
+from rankwise.data.feed.batch import FeedBatch
+from rankwise.data.feed.buffer import BufferPool, HostBuffer
+from rankwise.data.feed.cursor import Cursor, StartableOrder
+from rankwise.data.feed.loader import BatchTransform, FeedLoader, LoaderStats
+from rankwise.data.feed.transform import Transform
+
+__all__ = [
+    "BatchTransform",
+    "BufferPool",
+    "Cursor",
+    "FeedBatch",
+    "FeedLoader",
+    "HostBuffer",
+    "LoaderStats",
+    "StartableOrder",
+    "Transform",
+]

@@ -1,1 +1,8 @@
-"""data/samples (filled in below)."""
+"""One sample = `array[i]` of Zarr or NumPy arrays, or an item of any map-style torch `Dataset`."""
+
+from __future__ import annotations
+
+from rankwise.data.samples.loading import SampleLoader
+from rankwise.data.samples.source import ArrayPlan, ArraySource
+
+__all__ = ["ArrayPlan", "ArraySource", "SampleLoader"]

@@ -1,0 +1,135 @@
+"""One micro-batch of one rank on its device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from rankwise.data.contract import IntArray, OrderState, Share, sample_keys
+from rankwise.errors import ConfigError
+
+__all__ = ["FeedBatch"]
+
+
+class FeedBatch:
+    """Implements `Batch`. Made by `FeedLoader`.
+
+    ``batch["image"]`` is the field, batch axis first; ``list(batch)`` are the names of the fields. The memory belongs
+    to the loader, which uses it again after `release`: moving on to the next step releases the batches of the last
+    one. Keep a batch beyond its step with `detach`.
+    """
+
+    def __init__(
+        self, share: Share, fields: dict[str, Any], *, num_lost: int, give_back: Callable[[Any], None]
+    ) -> None:
+        self._share = share
+        self._fields: dict[str, Any] | None = fields
+        self._num_lost = num_lost
+        self._give_back: Callable[[Any], None] | None = give_back
+
+    def __repr__(self) -> str:
+        what = "released" if self._fields is None else ", ".join(self._fields)
+        step = self._share.step
+        return (
+            f"FeedBatch(epoch={step.epoch}, step={step.index}, micro={self._share.micro}/{self._share.num_micro}, "
+            f"samples={len(self.ids)}: {what})"
+        )
+
+    @property
+    def share(self) -> Share:
+        """Which samples it holds."""
+        return self._share
+
+    @property
+    def ids(self) -> IntArray:
+        """int64[B]: sample ids, padding included."""
+        return self._share.ids
+
+    @property
+    def key(self) -> IntArray:
+        """int64[B]: f(seed, epoch, sample), the same at any world size and after any restart."""
+        step = self._share.step
+        return sample_keys(step.resume.seed, step.epoch, self._share.ids)
+
+    @property
+    def count(self) -> int:
+        """Real samples that arrived: neither padding nor skipped."""
+        weights = self._share.weights
+        real = len(self.ids) if weights is None else int(np.count_nonzero(weights))
+        return real - self._num_lost
+
+    @property
+    def resume(self) -> OrderState:
+        """The state after the step that this batch belongs to."""
+        return self._share.step.resume
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The fields by name.
+
+        Raises:
+            ConfigError: the batch was released.
+        """
+        if self._fields is None:
+            raise ConfigError(
+                f"{self!r} was released, its memory holds other samples by now: take what you need before the next "
+                "step, or keep batch.detach()"
+            )
+        return self._fields
+
+    def __getitem__(self, field: str) -> Any:
+        """Return a field, batch axis first.
+
+        Raises:
+            ConfigError: the batch was released.
+            KeyError: there is no such field.
+        """
+        fields = self.fields
+        if field not in fields:
+            raise KeyError(f"the batch has no field {field!r}; it has {', '.join(map(repr, fields))}")
+        return fields[field]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.fields)
+
+    def __contains__(self, field: object) -> bool:
+        return field in self.fields
+
+    def __len__(self) -> int:
+        """Number of samples, padding included."""
+        return len(self.ids)
+
+    def detach(self) -> FeedBatch:
+        """Return a copy with memory of its own, which no loader uses again."""
+        copies = {name: _copied(field) for name, field in self.fields.items()}
+        return FeedBatch(self._share, copies, num_lost=self._num_lost, give_back=lambda _event: None)
+
+    def with_fields(self, fields: dict[str, Any]) -> FeedBatch:
+        """Return this batch with other fields; it takes over the memory, and this object counts as released."""
+        give_back, self._give_back, self._fields = self._give_back, None, None
+        return FeedBatch(self._share, fields, num_lost=self._num_lost, give_back=give_back or (lambda _event: None))
+
+    def release(self, event: Any = None) -> None:
+        """Give the memory back: at once, or when `event` (a CUDA event) has happened. Calling it twice is fine."""
+        give_back, self._give_back, self._fields = self._give_back, None, None
+        if give_back is not None:
+            give_back(event)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+def _copied(field: Any) -> Any:
+    if isinstance(field, tuple):
+        return tuple(_copied(part) for part in field)
+    if hasattr(field, "clone"):
+        return field.clone()
+    return field.copy() if hasattr(field, "copy") else field

@@ -1,0 +1,146 @@
+"""Memory for one batch, reused from batch to batch, and the pool that hands it out."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from rankwise.data.contract import FieldSpec, NDArray
+from rankwise.errors import ConfigError
+
+__all__ = ["BufferPool", "Done", "HostBuffer"]
+
+
+class Done(Protocol):
+    """Something that will have happened, such as a CUDA event."""
+
+    def synchronize(self) -> None:
+        """Wait until it has."""
+        ...
+
+
+class HostBuffer:
+    """Implements `BatchBuffer` in host memory, page-locked if asked for; grows to the largest batch it has held.
+
+    Args:
+        pinned: allocate page-locked memory through torch, for asynchronous copies to a CUDA device.
+    """
+
+    def __init__(self, *, pinned: bool = False) -> None:
+        self._pinned = pinned
+        self._memory: dict[str, NDArray] = {}
+        self._owners: dict[str, Any] = {}
+        self._views: dict[str, tuple[NDArray, ...]] = {}
+        self.busy: Done | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes held."""
+        return sum(memory.nbytes for memory in self._memory.values())
+
+    def reserve(self, specs: Mapping[str, FieldSpec], num_samples: int, capacity: Mapping[str, int]) -> None:
+        """Make room for `num_samples` samples of `specs`; what an earlier `reserve` gave is then void.
+
+        Args:
+            specs: fields and what a sample of each looks like.
+            num_samples: length of the batch axis, may be 0.
+            capacity: for each ragged field, the most values.
+
+        Raises:
+            ConfigError: a ragged field has no entry in `capacity`.
+        """
+        if self.busy is not None:
+            self.busy.synchronize()
+            self.busy = None
+        self._views = {name: self._field(name, spec, num_samples, capacity) for name, spec in specs.items()}
+
+    def arrays(self, field: str) -> tuple[NDArray, ...]:
+        """Return the arrays of a field, batch axis first: one if dense; data, indices, indptr if ragged.
+
+        Raises:
+            KeyError: the field was not reserved.
+        """
+        return self._views[field]
+
+    def _field(self, name: str, spec: FieldSpec, num_samples: int, capacity: Mapping[str, int]) -> tuple[NDArray, ...]:
+        if not spec.ragged:
+            return (self._room(name, (num_samples, *spec.shape), spec.dtype),)
+        if name not in capacity:
+            raise ConfigError(f"the ragged field {name!r} has no capacity: its plan must say how many values it holds")
+        values = capacity[name]
+        return (
+            self._room(f"{name}/data", (values,), spec.dtype),
+            self._room(f"{name}/indices", (values,), np.dtype(np.int64)),
+            self._room(f"{name}/indptr", (num_samples + 1,), np.dtype(np.int64)),
+        )
+
+    def _room(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray:
+        """A view of `shape` at the start of the memory that is kept under `name`."""
+        wanted = math.prod(shape) * dtype.itemsize
+        if name not in self._memory or self._memory[name].nbytes < wanted:
+            self._memory[name], self._owners[name] = _allocate(wanted, pinned=self._pinned)
+        return self._memory[name][:wanted].view(dtype).reshape(shape)
+
+
+def _allocate(num_bytes: int, *, pinned: bool) -> tuple[NDArray, Any]:
+    """Bytes, and what keeps them alive."""
+    if not pinned:
+        memory = np.empty(num_bytes, dtype=np.uint8)
+        return memory, memory
+    import torch
+
+    tensor = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+    return tensor.numpy(), tensor
+
+
+class BufferPool:
+    """Hands out buffers, at most `limit` at a time, and waits for one to come back when all are out. Thread-safe.
+
+    Args:
+        pinned: see `HostBuffer`.
+        spare: buffers of an earlier pool to begin with.
+    """
+
+    def __init__(self, *, pinned: bool = False, spare: Sequence[HostBuffer] = ()) -> None:
+        self._pinned = pinned
+        self._free = list(spare)
+        self._num_out = 0
+        self._closed = False
+        self._changed = threading.Condition()
+
+    @property
+    def num_out(self) -> int:
+        """Buffers that are out now."""
+        return self._num_out
+
+    def acquire(self, limit: int) -> HostBuffer | None:
+        """Return a free buffer, or a new one while fewer than `limit` are out; waits otherwise. None once closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._num_out < limit)
+            if self._closed:
+                return None
+            self._num_out += 1
+            return self._free.pop() if self._free else HostBuffer(pinned=self._pinned)
+
+    def give_back(self, buffer: HostBuffer) -> None:
+        """Take a buffer back; its memory is used again."""
+        with self._changed:
+            self._num_out -= 1
+            self._free.append(buffer)
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Let everybody who waits go, empty-handed."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def drain(self) -> list[HostBuffer]:
+        """Return the buffers that are here, for a later pool."""
+        with self._changed:
+            free, self._free = self._free, []
+            return free

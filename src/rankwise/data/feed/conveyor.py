@@ -1,0 +1,73 @@
+"""A bounded queue between one reader thread and one consumer that either side can close without the other hanging."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import Generic, TypeVar
+
+__all__ = ["Conveyor"]
+
+T = TypeVar("T")
+
+
+class Conveyor(Generic[T]):
+    """Carries items and at most one error, in order.
+
+    Args:
+        depth: most items waiting.
+    """
+
+    def __init__(self, depth: int) -> None:
+        self._depth = depth
+        self._items: deque[T] = deque()
+        self._error: BaseException | None = None
+        self._ended = False
+        self._closed = False
+        self._changed = threading.Condition()
+
+    @property
+    def closed(self) -> bool:
+        """Whether the consumer has left."""
+        return self._closed
+
+    def put(self, item: T) -> bool:
+        """Add an item, waiting for room. False once the consumer has left: the item is not taken."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or len(self._items) < self._depth)
+            if self._closed:
+                return False
+            self._items.append(item)
+            self._changed.notify_all()
+            return True
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Say that nothing follows; an error is raised to the consumer after the items before it."""
+        with self._changed:
+            self._ended, self._error = True, error
+            self._changed.notify_all()
+
+    def take(self) -> T | None:
+        """Return the next item, waiting for it; None after the last one.
+
+        Raises:
+            BaseException: the error that ended the reader, once the items before it are taken.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: bool(self._items) or self._ended or self._closed)
+            if self._items:
+                item = self._items.popleft()
+                self._changed.notify_all()
+                return item
+            if self._error is not None:
+                raise self._error
+            return None
+
+    def close(self) -> list[T]:
+        """Leave: wakes the reader, and returns what was not taken."""
+        with self._changed:
+            self._closed = True
+            left = list(self._items)
+            self._items.clear()
+            self._changed.notify_all()
+            return left

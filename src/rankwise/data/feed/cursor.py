@@ -1,0 +1,100 @@
+"""Where a loader stands: the last state marked done. Positions are consumed, not pulled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Protocol, cast
+
+from rankwise.data.contract import JSON, Order, OrderState, Share, Step, num_micro_batches, shares
+from rankwise.errors import ConfigError
+
+__all__ = ["Cursor", "StartableOrder"]
+
+
+class StartableOrder(Order, Protocol):
+    """An order that knows its first state. `rankwise.data.order.Order` does."""
+
+    def start(self, epoch: int = 0) -> OrderState:
+        """Return the state before the first step of an epoch."""
+        ...
+
+
+class Cursor:
+    """The state of a loader on one rank, and the shares of the steps that follow it.
+
+    Args:
+        order: which samples form which step.
+        rank: whose shares.
+        world_size: among how many ranks.
+        micro_batch: most samples of one rank in one pass; None = the whole share at once.
+
+    Raises:
+        ConfigError: the rank is not in the world, or `micro_batch` is below 1.
+    """
+
+    def __init__(self, order: StartableOrder, *, rank: int, world_size: int, micro_batch: int | None) -> None:
+        if not 0 <= rank < world_size:
+            raise ConfigError(f"a loader wants 0 <= rank < world_size, got rank {rank} of {world_size}")
+        num_micro_batches(1, world_size=world_size, micro_batch=micro_batch)  # refuses a bad micro_batch now
+        self.order = order
+        self.rank = rank
+        self.world_size = world_size
+        self.micro_batch = micro_batch
+        self.done = order.start(0)
+
+    def __len__(self) -> int:
+        """Steps from the last one marked done to the end of its epoch."""
+        return self.order.num_steps(self.done)
+
+    def steps(self) -> Iterator[Step]:
+        """Yield the steps from the last one marked done to the end of its epoch; ahead of consumption, as pulled."""
+        state = self.done
+        for _ in range(self.order.num_steps(state)):
+            step = self.order.step(state)
+            yield step
+            state = step.resume
+
+    def shares(self, step: Step) -> tuple[Share, ...]:
+        """Return this rank's micro-batches of a step; as many on every rank, some of them perhaps empty."""
+        num_micro = num_micro_batches(len(step.ids), world_size=self.world_size, micro_batch=self.micro_batch)
+        return shares(step, rank=self.rank, world_size=self.world_size, num_micro=num_micro)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the start of an epoch, unless the state lies inside it already."""
+        if epoch != self.done.epoch:
+            self.done = self.order.start(epoch)
+
+    def mark_done(self, state: OrderState) -> None:
+        """Record that the step which ends at `state` has completed.
+
+        Raises:
+            ConfigError: the state belongs to another order.
+        """
+        if (state.recipe, state.seed) != (self.done.recipe, self.done.seed):
+            raise ConfigError(
+                f"mark_done got a state of another order (recipe {state.recipe}, seed {state.seed}); this loader's is "
+                f"{self.done.recipe}, seed {self.done.seed}: pass batch.resume of a batch of this loader"
+            )
+        self.done = state
+
+    def state_dict(self) -> dict[str, JSON]:
+        """Return the last state marked done."""
+        return self.done.to_json()
+
+    def load_state_dict(self, state: Mapping[str, JSON]) -> None:
+        """Continue after `state`. An order that derived its lanes from the batch size adopts those of the state.
+
+        Raises:
+            ConfigError: the state belongs to other data, another kind of order or another seed.
+        """
+        wanted = OrderState.from_json(state)
+        resumed = getattr(self.order, "resumed", None)
+        order = self.order if resumed is None else cast("StartableOrder", resumed(wanted))
+        now = order.start(wanted.epoch)
+        if (now.recipe, now.seed) != (wanted.recipe, wanted.seed):
+            raise ConfigError(
+                f"the saved state belongs to another order: it has recipe {wanted.recipe} and seed {wanted.seed}, this "
+                f"loader's order has {now.recipe} and {now.seed}. Use the same data, kind of order and seed, "
+                "or start afresh"
+            )
+        self.order, self.done = order, wanted

@@ -1,0 +1,237 @@
+"""`FeedLoader`: any source and any order to batches on a device, read in a background thread."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from rankwise.data.contract import JSON, Order, OrderState, Source
+from rankwise.data.feed.batch import FeedBatch
+from rankwise.data.feed.buffer import BufferPool, HostBuffer
+from rankwise.data.feed.cursor import Cursor, StartableOrder
+from rankwise.data.feed.place import Placer, make_placer
+from rankwise.data.feed.reader import ReadAhead, ReadBatch, ReadStep, StepReader
+from rankwise.data.feed.transform import SampleTransform, Transform
+from rankwise.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["BatchTransform", "FeedLoader", "LoaderStats"]
+
+BatchTransform: TypeAlias = Callable[[dict[str, Any], Any], Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderStats:
+    """What a loader has handed out since it was made.
+
+    Attributes:
+        steps: steps.
+        samples: samples of this rank, padding included.
+        chunks_decoded: chunks that were decoded for them (what a cache held is not counted).
+        fill_chunks: chunks that are missing from the store and stand for the fill value.
+        read_s: seconds the reader spent on them.
+        wait_s: seconds the consumer waited for them.
+    """
+
+    steps: int = 0
+    samples: int = 0
+    chunks_decoded: int = 0
+    fill_chunks: int = 0
+    read_s: float = 0.0
+    wait_s: float = 0.0
+
+
+class FeedLoader:
+    """Implements `BatchLoader`: iterating yields one tuple of micro-batches per step, to the end of the epoch.
+
+    A background thread plans and hints two steps ahead and reads up to `depth` steps ahead. Moving on to the next
+    step (and leaving the iteration) releases the batches of the last one: their memory is filled again. A released
+    batch refuses to be read; keep one with ``batch.detach()``. On a CPU the tensors lie in that memory (no copy), on
+    a CUDA device they are copies made on a stream of their own, for which the current stream waits.
+
+    The position moves when a step is marked done, not when it is pulled: iterating again starts after the last step
+    marked done, and an epoch that nobody marks starts from its beginning.
+
+    Args:
+        source: samples by index.
+        order: which samples form which step; its batch size is that of all ranks together.
+        rank: this rank.
+        world_size: number of ranks.
+        micro_batch: most samples of this rank in one batch; None = its whole share at once.
+        device: where tensors go, e.g. ``"cuda:0"``; None gives NumPy arrays.
+        depth: steps that may lie ready, at least 0; 0 reads in the calling thread, which suits a debugger.
+        transform: ``transform(fields, key) -> fields`` for one sample on the reader thread; gets a dict of NumPy
+            arrays that it may change, and the sample's key, an int that is the same at any world size.
+        batch_transform: ``batch_transform(fields, keys) -> fields`` for a whole batch, on the consumer's thread and
+            device, when the batch is handed over; batches may be empty.
+        fields: the fields to read; None = all.
+
+    Raises:
+        ConfigError: an argument is out of range, or there is no such field.
+        MissingExtraError: a device was asked for and torch is not installed.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        order: Order,
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+        micro_batch: int | None = None,
+        device: str | torch.device | None = None,
+        depth: int = 2,
+        transform: Transform | None = None,
+        batch_transform: BatchTransform | None = None,
+        fields: Sequence[str] | None = None,
+    ) -> None:
+        if depth < 0:
+            raise ConfigError(f"depth is how many steps may lie ready, at least 0; got {depth}")
+        self.source = source if fields is None else _select(source, fields)
+        self._cursor = Cursor(_startable(order), rank=rank, world_size=world_size, micro_batch=micro_batch)
+        self._placer: Placer = make_placer(device)
+        self._depth = depth
+        self._transform = transform
+        self._batch_transform = batch_transform
+        self._spare: list[HostBuffer] = []
+        self._stats = LoaderStats()
+        _check_ragged(self.source, transform)
+
+    @property
+    def order(self) -> Order:
+        """The order, as resumed."""
+        return self._cursor.order
+
+    @property
+    def stats(self) -> LoaderStats:
+        """What was handed out so far."""
+        return self._stats
+
+    def __len__(self) -> int:
+        return len(self._cursor)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the start of an epoch; keeps the position when the state already lies inside that epoch."""
+        self._cursor.set_epoch(epoch)
+
+    def mark_done(self, state: OrderState) -> None:
+        """Record that the step which ends at `state` (``batch.resume``) has completed.
+
+        Raises:
+            ConfigError: the state belongs to another order.
+        """
+        self._cursor.mark_done(state)
+
+    def state_dict(self) -> dict[str, JSON]:
+        """Return the last state marked done. What was only pulled does not count."""
+        return self._cursor.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, JSON]) -> None:
+        """Continue after `state`, at any world size.
+
+        Raises:
+            ConfigError: the state belongs to other data, another kind of order or another seed.
+        """
+        self._cursor.load_state_dict(state)
+
+    def __iter__(self) -> Iterator[tuple[FeedBatch, ...]]:
+        pool = BufferPool(pinned=self._placer.pinned, spare=self._spare)
+        self._spare = []
+        steps = ((step, self._cursor.shares(step)) for step in self._cursor.steps())
+        reader = self._reader(pool)
+        ahead = ReadAhead(reader, steps, depth=self._depth) if self._depth else None
+        held: tuple[FeedBatch, ...] = ()
+        try:
+            items = iter(ahead) if ahead else reader.read(steps)
+            while (item := self._next(items)) is not None:
+                held = self._hand_over(item, pool)
+                yield held
+                _release(held)
+        finally:
+            _release(held)
+            if ahead:
+                ahead.close()
+            self._spare = pool.drain()
+
+    def _reader(self, pool: BufferPool) -> StepReader:
+        return StepReader(
+            self.source,
+            names=tuple(self.source.fields),
+            pool=pool,
+            placer=self._placer,
+            transform=None if self._transform is None else SampleTransform(self._transform),
+            depth=self._depth,
+        )
+
+    def _next(self, items: Iterator[ReadStep]) -> ReadStep | None:
+        started = time.perf_counter()
+        item = next(items, None)
+        waited = time.perf_counter() - started
+        if item is not None:
+            old, reports = self._stats, [batch.report for batch in item.batches]
+            self._stats = replace(
+                old,
+                steps=old.steps + 1,
+                samples=old.samples + sum(batch.share.num_samples for batch in item.batches),
+                chunks_decoded=old.chunks_decoded + sum(r.fast_chunks + r.slow_chunks for r in reports),
+                fill_chunks=old.fill_chunks + sum(r.fill_chunks for r in reports),
+                read_s=old.read_s + item.read_s,
+                wait_s=old.wait_s + waited,
+            )
+        return item
+
+    def _hand_over(self, step: ReadStep, pool: BufferPool) -> tuple[FeedBatch, ...]:
+        return tuple(self._batch(read, pool) for read in step.batches)
+
+    def _batch(self, read: ReadBatch, pool: BufferPool) -> FeedBatch:
+        fields = self._placer.receive(read.placed)
+
+        def give_back(event: Any) -> None:
+            if self._placer.shares_memory:
+                read.buffer.busy = event
+            pool.give_back(read.buffer)
+
+        num_lost = int((~read.report.valid).sum())
+        batch = FeedBatch(read.share, fields, num_lost=num_lost, give_back=give_back)
+        if self._batch_transform is None:
+            return batch
+        return batch.with_fields(self._transformed(batch, fields))
+
+    def _transformed(self, batch: FeedBatch, fields: dict[str, Any]) -> dict[str, Any]:
+        assert self._batch_transform is not None
+        made = self._batch_transform(fields, self._placer.keys(batch.key))
+        if not isinstance(made, Mapping):
+            raise ConfigError(f"batch_transform= returns a dict of fields, it returned {type(made).__name__}")
+        return dict(made)
+
+
+def _release(batches: tuple[FeedBatch, ...]) -> None:
+    for batch in batches:
+        batch.release()
+
+
+def _startable(order: Order) -> StartableOrder:
+    if not hasattr(order, "start"):
+        raise ConfigError(f"order= wants a rankwise.Order (with start(epoch)), got {type(order).__name__}")
+    return order  # type: ignore[return-value]
+
+
+def _select(source: Source, fields: Sequence[str]) -> Source:
+    select = getattr(source, "select", None)
+    if select is None:
+        raise ConfigError(f"fields= needs a source that can select fields; {type(source).__name__} cannot")
+    chosen: Source = select(fields)
+    return chosen
+
+
+def _check_ragged(source: Source, transform: Transform | None) -> None:
+    ragged = [name for name, spec in source.fields.items() if spec.ragged]
+    if transform is not None and ragged:
+        raise ConfigError(
+            f"transform= works on dense fields, but {', '.join(ragged)} is ragged: use batch_transform=, or leave it "
+            "out with fields="
+        )

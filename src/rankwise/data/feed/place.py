@@ -1,0 +1,183 @@
+"""From a host buffer to what the user sees: NumPy arrays, tensors over the same memory, or copies on a device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from rankwise.data.contract import IntArray, NDArray
+from rankwise.data.feed.buffer import HostBuffer
+from rankwise.errors import ConfigError, MissingExtraError
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Placed", "Placer", "make_placer"]
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Fields of a batch by name, and what must have happened before they are used (None = nothing)."""
+
+    fields: dict[str, Any]
+    ready: Any = None
+
+
+class Placer(Protocol):
+    """Puts batches where the step wants them."""
+
+    @property
+    def pinned(self) -> bool:
+        """Whether host buffers should be page-locked."""
+        ...
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether what `place` returns lies in the buffer itself, so that the buffer must wait for the consumer."""
+        ...
+
+    def place(self, buffer: HostBuffer, names: Iterable[str]) -> Placed:
+        """Return the fields of a buffer; called by the reader thread, may start a copy and set `buffer.busy`."""
+        ...
+
+    def receive(self, placed: Placed) -> dict[str, Any]:
+        """Return the fields, usable on the consumer's thread and stream; called by the consumer."""
+        ...
+
+    def keys(self, keys: IntArray) -> Any:
+        """Return sample keys, int64[B], where the fields are."""
+        ...
+
+
+def make_placer(device: str | torch.device | None) -> Placer:
+    """Return the placer of a device; None = NumPy arrays.
+
+    Raises:
+        MissingExtraError: a device was asked for and torch is not installed.
+        ConfigError: torch does not know the device.
+    """
+    if device is None:
+        return _NumpyPlacer()
+    try:
+        import torch
+    except ImportError as error:
+        raise MissingExtraError(
+            f"batches on device {device} are torch tensors: pip install 'rankwise[train]', or device=None for NumPy"
+        ) from error
+    try:
+        where = torch.device(device)
+    except RuntimeError as error:
+        raise ConfigError(f"device={device!r} is not a device of torch: {error}") from error
+    if where.type == "cuda":
+        return _CudaPlacer(where)
+    return _TensorPlacer() if where.type == "cpu" else _CopyPlacer(where)
+
+
+def _one_or_all(arrays: tuple[Any, ...]) -> Any:
+    """A dense field is its array, a ragged one the tuple (data, indices, indptr)."""
+    return arrays[0] if len(arrays) == 1 else arrays
+
+
+class _NumpyPlacer:
+    pinned = False
+    shares_memory = True
+
+    def place(self, buffer: HostBuffer, names: Iterable[str]) -> Placed:
+        return Placed({name: _one_or_all(buffer.arrays(name)) for name in names})
+
+    def receive(self, placed: Placed) -> dict[str, Any]:
+        return placed.fields
+
+    def keys(self, keys: IntArray) -> Any:
+        return keys
+
+
+def _tensor(name: str, array: NDArray) -> torch.Tensor:
+    """A tensor over the memory of `array`."""
+    import torch
+
+    try:
+        return torch.from_numpy(array)
+    except TypeError as error:
+        raise ConfigError(
+            f"field {name!r} has dtype {array.dtype}, which torch cannot hold: leave it out with fields=, turn it into "
+            "numbers with transform=, or take NumPy arrays with device=None"
+        ) from error
+
+
+class _TensorPlacer:
+    pinned = False
+    shares_memory = True
+
+    def place(self, buffer: HostBuffer, names: Iterable[str]) -> Placed:
+        return Placed({n: _one_or_all(tuple(_tensor(n, array) for array in buffer.arrays(n))) for n in names})
+
+    def receive(self, placed: Placed) -> dict[str, Any]:
+        return placed.fields
+
+    def keys(self, keys: IntArray) -> Any:
+        return _tensor("key", keys)
+
+
+class _CopyPlacer:
+    """For devices without streams of their own here (MPS, XPU, ...): a blocking copy on the reader thread."""
+
+    pinned = False
+    shares_memory = False
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def place(self, buffer: HostBuffer, names: Iterable[str]) -> Placed:
+        return Placed(
+            {n: _one_or_all(tuple(_tensor(n, array).to(self._device) for array in buffer.arrays(n))) for n in names}
+        )
+
+    def receive(self, placed: Placed) -> dict[str, Any]:
+        return placed.fields
+
+    def keys(self, keys: IntArray) -> Any:
+        return _tensor("key", keys).to(self._device)
+
+
+class _CudaPlacer:
+    """Copies from page-locked memory on a stream of its own; the consumer's stream waits for the copy, not the host."""
+
+    pinned = True
+    shares_memory = False
+
+    def __init__(self, device: torch.device) -> None:
+        import torch
+
+        self._device = device
+        self._stream = torch.cuda.Stream(device=device)  # type: ignore[no-untyped-call]
+
+    def place(self, buffer: HostBuffer, names: Iterable[str]) -> Placed:
+        import torch
+
+        with torch.cuda.stream(self._stream):
+            fields = {
+                name: _one_or_all(
+                    tuple(_tensor(name, a).to(self._device, non_blocking=True) for a in buffer.arrays(name))
+                )
+                for name in names
+            }
+            # the buffer may be filled again once the copy is through, whatever the consumer does
+            copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            copied.record(self._stream)
+        buffer.busy = copied
+        return Placed(fields, copied)
+
+    def receive(self, placed: Placed) -> dict[str, Any]:
+        import torch
+
+        current = torch.cuda.current_stream(self._device)
+        current.wait_event(placed.ready)
+        for field in placed.fields.values():
+            for tensor in field if isinstance(field, tuple) else (field,):
+                tensor.record_stream(current)  # its memory was allocated for the copying stream
+        return placed.fields
+
+    def keys(self, keys: IntArray) -> Any:
+        return _tensor("key", keys).to(self._device)

@@ -1,0 +1,215 @@
+"""Reads the steps of a rank ahead of their use: plan and hint the step after the next, read the next, hand over."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from rankwise.data.contract import IntArray, Plan, ReadReport, Share, Source, Step, sample_keys
+from rankwise.data.feed.buffer import BufferPool, HostBuffer
+from rankwise.data.feed.conveyor import Conveyor
+from rankwise.data.feed.place import Placed, Placer
+from rankwise.data.feed.transform import SampleTransform
+
+__all__ = ["ReadAhead", "ReadBatch", "ReadStep", "StepReader"]
+
+_HINTED_STEPS = 2
+_JOIN_S = 30.0
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadBatch:
+    """One micro-batch that was read: its share, its buffer, its fields, how it went."""
+
+    share: Share
+    buffer: HostBuffer
+    placed: Placed
+    report: ReadReport
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadStep:
+    """The micro-batches of one step, and how long reading them took."""
+
+    batches: tuple[ReadBatch, ...]
+    read_s: float
+
+
+class StepReader:
+    """Reads steps one after the other in the calling thread.
+
+    Args:
+        source: where samples come from.
+        names: fields to take.
+        pool: where buffers come from.
+        placer: where batches go.
+        transform: per sample, or None.
+        depth: steps that may lie ready; the pool hands out one more.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        names: tuple[str, ...],
+        pool: BufferPool,
+        placer: Placer,
+        transform: SampleTransform | None,
+        depth: int,
+    ) -> None:
+        self._source = source
+        self._names = names
+        self.pool = pool
+        self._placer = placer
+        self._transform = transform
+        self._depth = depth
+        self._scratch = HostBuffer()
+
+    def read(self, steps: Iterable[tuple[Step, tuple[Share, ...]]]) -> Iterator[ReadStep]:
+        """Yield every step, read and placed; ends early when the pool is closed.
+
+        Raises:
+            SampleError: a sample cannot be read.
+            DataError: the source cannot be read.
+        """
+        for step, plans in self._planned(steps):
+            started = time.perf_counter()
+            batches: list[ReadBatch] = []
+            try:
+                for plan in plans:
+                    batch = self._batch(step, plan, limit=(self._depth + 1) * len(plans))
+                    if batch is None:
+                        return
+                    batches.append(batch)
+            except Exception as error:
+                share = plans[0].share
+                error.add_note(
+                    f"while reading step {step.index} of epoch {step.epoch} (positions {step.start} to "
+                    f"{step.start + step.count - 1}) for rank {share.rank} of {share.world_size}"
+                )
+                raise
+            yield ReadStep(batches=tuple(batches), read_s=time.perf_counter() - started)
+
+    def _planned(self, steps: Iterable[tuple[Step, tuple[Share, ...]]]) -> Iterator[tuple[Step, tuple[Plan, ...]]]:
+        """Plans, with the following steps hinted before a step is read."""
+        ahead: deque[tuple[Step, tuple[Plan, ...]]] = deque()
+        for step, shares in steps:
+            plans = tuple(self._source.plan(share) for share in shares)
+            for plan in plans:
+                self._source.hint(plan)
+            ahead.append((step, plans))
+            if len(ahead) > _HINTED_STEPS:
+                yield ahead.popleft()
+        yield from ahead
+
+    def _batch(self, step: Step, plan: Plan, *, limit: int) -> ReadBatch | None:
+        buffer = self.pool.acquire(limit)
+        if buffer is None:
+            return None
+        try:
+            names = self._names
+            if self._transform is None:
+                report = self._read(plan, buffer)
+            else:
+                report = self._read(plan, self._scratch)
+                self._transformed(self._transform, step, plan.share, buffer)
+                names = tuple(self._transform.specs or ())
+            placed = self._placer.place(buffer, names)
+        except BaseException:
+            self.pool.give_back(buffer)
+            raise
+        return ReadBatch(share=plan.share, buffer=buffer, placed=placed, report=report)
+
+    def _read(self, plan: Plan, into: HostBuffer) -> ReadReport:
+        report = self._source.read(plan, into)
+        if report.errors:
+            raise report.errors[0]
+        return report
+
+    def _transformed(self, transform: SampleTransform, step: Step, share: Share, into: HostBuffer) -> None:
+        if transform.specs is None and share.num_samples == 0:
+            self._learn(transform, step, share)
+        transform.apply(self._scratch, self._names, share.ids, _keys(step, share.ids), into)
+
+    def _learn(self, transform: SampleTransform, step: Step, share: Share) -> None:
+        """A rank whose first share is empty looks at the step's first sample to know what samples come out as."""
+        probe = Share(
+            step=step, micro=0, num_micro=1, rank=share.rank, world_size=share.world_size,
+            positions=share.positions[:0] + step.start, ids=step.ids[:1], weights=None,
+        )  # fmt: skip
+        held = HostBuffer()
+        self._read(self._source.plan(probe), held)
+        fields = {name: held.arrays(name)[0][0] for name in self._names}
+        transform.learn(fields, int(probe.ids[0]), int(_keys(step, probe.ids)[0]))
+
+
+def _keys(step: Step, ids: IntArray) -> IntArray:
+    return sample_keys(step.resume.seed, step.epoch, ids)
+
+
+class ReadAhead:
+    """A `StepReader` in a background thread, with at most `depth` steps ready.
+
+    The thread ends when the steps end, when reading fails (the error reaches the consumer after the steps before it)
+    and when `close` is called; at the exit of the interpreter all that still run are closed.
+    """
+
+    def __init__(self, reader: StepReader, steps: Iterable[tuple[Step, tuple[Share, ...]]], *, depth: int) -> None:
+        self._pool = reader.pool
+        self._conveyor: Conveyor[ReadStep] = Conveyor(depth)
+        self._thread = threading.Thread(
+            target=_run, args=(reader, steps, self._conveyor), name="rankwise-reader", daemon=True
+        )
+        _close_at_exit(self)
+        self._thread.start()
+
+    def __iter__(self) -> Iterator[ReadStep]:
+        while (step := self._conveyor.take()) is not None:
+            yield step
+
+    def close(self) -> None:
+        """Stop the thread and wait for it; it ends after the sample or chunk that it is reading."""
+        self._pool.close()
+        for step in self._conveyor.close():
+            for batch in step.batches:
+                self._pool.give_back(batch.buffer)
+        # a garbage collection may close a reader from within its own thread, which then cannot wait for itself
+        if self._thread is not threading.current_thread():
+            self._thread.join(_JOIN_S)
+            if self._thread.is_alive():
+                _LOG.warning("a reader is still inside one read %.0f s after it was closed: it is left behind", _JOIN_S)
+
+
+def _run(reader: StepReader, steps: Iterable[tuple[Step, tuple[Share, ...]]], conveyor: Conveyor[ReadStep]) -> None:
+    """The thread; it must not know the `ReadAhead`, whose end is what stops it."""
+    try:
+        for step in reader.read(steps):
+            if not conveyor.put(step):
+                return
+    except BaseException as error:  # noqa: BLE001  (raised again in the consumer)
+        conveyor.end(error)
+    else:
+        conveyor.end()
+
+
+_LIVE: weakref.WeakSet[ReadAhead] = weakref.WeakSet()
+
+
+def _close_at_exit(reader: ReadAhead) -> None:
+    if not _LIVE:
+        # registered as late as possible: exit handlers run in reverse order, so what the reader uses is still there
+        atexit.unregister(_close_all)
+        atexit.register(_close_all)
+    _LIVE.add(reader)
+
+
+def _close_all() -> None:
+    for reader in list(_LIVE):
+        reader.close()

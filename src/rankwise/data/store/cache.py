@@ -1,0 +1,106 @@
+"""Decoded chunks kept in memory: least recently used, capped in bytes, each loaded by one thread only."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from concurrent.futures import Future
+
+from rankwise.data.contract import NDArray
+from rankwise.errors import ConfigError
+
+__all__ = ["DEFAULT_CACHE_BYTES", "ChunkCache"]
+
+DEFAULT_CACHE_BYTES = 256 * 2**20
+
+
+class ChunkCache:
+    """An LRU cache of arrays, capped by their bytes; thread-safe.
+
+    Two threads that ask for the same absent key load it once: the second waits for the first. What is larger than
+    the whole cache is returned but not kept. Arrays come back read-only, because several readers share them.
+    One cache may serve several sources: its cap then holds for all of them together.
+
+    Args:
+        capacity_bytes: most bytes kept; 0 keeps nothing (threads that ask at the same time still share one load).
+
+    Raises:
+        ConfigError: `capacity_bytes` is negative.
+    """
+
+    def __init__(self, capacity_bytes: int = DEFAULT_CACHE_BYTES) -> None:
+        if capacity_bytes < 0:
+            raise ConfigError(f"a chunk cache wants capacity_bytes >= 0 (0 = off), got {capacity_bytes}")
+        self.capacity_bytes = capacity_bytes
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[Hashable, NDArray] = OrderedDict()
+        self._loading: dict[Hashable, Future[NDArray]] = {}
+        self._kept_bytes = 0
+        self._num_evicted = 0
+
+    def __reduce__(self) -> tuple[type[ChunkCache], tuple[int]]:
+        """Travel to another process as an empty cache of the same size."""
+        return ChunkCache, (self.capacity_bytes,)
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes held now, never more than `capacity_bytes`."""
+        return self._kept_bytes
+
+    @property
+    def num_evicted(self) -> int:
+        """Arrays that had to leave for others so far."""
+        return self._num_evicted
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def __contains__(self, key: Hashable) -> bool:
+        with self._lock:
+            return key in self._kept or key in self._loading
+
+    def get(self, key: Hashable, load: Callable[[], NDArray]) -> tuple[NDArray, bool]:
+        """Return the array of `key` and whether it was there (or being loaded) already.
+
+        Args:
+            key: what the array is known by.
+            load: makes the array; called by at most one thread at a time for a key, without a lock held. Its error
+                reaches every thread that waits, and nothing is kept.
+        """
+        with self._lock:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+                return self._kept[key], True
+            waiting = self._loading.get(key)
+            if waiting is None:
+                mine: Future[NDArray] = Future()
+                self._loading[key] = mine
+        if waiting is not None:
+            return waiting.result(), True
+        return self._load(key, load, mine), False
+
+    def _load(self, key: Hashable, load: Callable[[], NDArray], mine: Future[NDArray]) -> NDArray:
+        try:
+            array = load()
+        except BaseException as error:
+            with self._lock:
+                del self._loading[key]
+            mine.set_exception(error)
+            raise
+        array.flags.writeable = False
+        with self._lock:
+            self._keep(key, array)
+            del self._loading[key]
+        mine.set_result(array)
+        return array
+
+    def _keep(self, key: Hashable, array: NDArray) -> None:
+        if array.nbytes > self.capacity_bytes:
+            return
+        self._kept[key] = array
+        self._kept_bytes += array.nbytes
+        while self._kept_bytes > self.capacity_bytes:
+            _, oldest = self._kept.popitem(last=False)
+            self._kept_bytes -= oldest.nbytes
+            self._num_evicted += 1

@@ -1,0 +1,114 @@
+"""The index of a shard: where each inner chunk lies in the file, verified against its checksum and the file's size."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rankwise.data.contract import IntArray
+from rankwise.errors import DataError
+
+__all__ = ["MISSING", "OUTSIDE", "IndexLayout", "read_index"]
+
+MISSING = -1  # the chunk was never written: it is the fill value
+OUTSIDE = -2  # the index points past the end of the file: the file was cut
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexLayout:
+    """How the shards of an array keep their index.
+
+    Attributes:
+        chunks_per_shard: shape of the index without its last axis.
+        at_end: whether the index lies at the end of the file, else at its start.
+        checked: whether a CRC-32C follows it.
+    """
+
+    chunks_per_shard: tuple[int, ...]
+    at_end: bool
+    checked: bool
+
+    @property
+    def num_bytes(self) -> int:
+        """Length of the encoded index."""
+        return 16 * math.prod(self.chunks_per_shard) + 4 * self.checked
+
+    @classmethod
+    def from_metadata(cls, metadata: Mapping[str, Any]) -> IndexLayout | None:
+        """Return the layout that the metadata document of a Zarr v3 array names.
+
+        None when the array is not sharded, or keeps its index in a way that this room does not know (zarr-python
+        then reads it, and chunks that are missing cannot be told from written ones).
+        """
+        codecs = metadata.get("codecs") or []
+        if len(codecs) != 1 or codecs[0]["name"] != "sharding_indexed":
+            return None
+        config = codecs[0]["configuration"]
+        names = [codec["name"] for codec in config["index_codecs"]]
+        endian = config["index_codecs"][0].get("configuration", {}).get("endian", "little")
+        if names not in (["bytes"], ["bytes", "crc32c"]) or str(getattr(endian, "value", endian)) != "little":
+            return None
+        outer = metadata["chunk_grid"]["configuration"]["chunk_shape"]
+        location = config.get("index_location", "end")
+        return cls(
+            chunks_per_shard=tuple(int(s) // int(c) for s, c in zip(outer, config["chunk_shape"], strict=True)),
+            at_end=str(getattr(location, "value", location)) == "end",
+            checked=len(names) == 2,
+        )
+
+
+def read_index(path: Path, layout: IndexLayout) -> IntArray:
+    """Return the index of a shard: int64[*chunks_per_shard, 2], offset and length in bytes of each inner chunk.
+
+    The offset is `MISSING` for a chunk that was not written (all of them when there is no file) and `OUTSIDE` for one
+    that reaches past the end of the file.
+
+    Raises:
+        DataError: the file is shorter than its index, or the index does not match its checksum.
+    """
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size < layout.num_bytes:
+                raise DataError(
+                    f"the file {path} has {size} bytes, its shard index alone has {layout.num_bytes}: "
+                    "it was cut; copy or write it again"
+                )
+            file.seek(size - layout.num_bytes if layout.at_end else 0)
+            encoded = file.read(layout.num_bytes)
+    except FileNotFoundError:
+        return np.full((*layout.chunks_per_shard, 2), MISSING, dtype=np.int64)
+    if layout.checked:
+        _verify(encoded, path)
+    return _decode(encoded, layout, size)
+
+
+def _decode(encoded: bytes, layout: IndexLayout, size: int) -> IntArray:
+    raw = np.frombuffer(encoded, dtype="<u8", count=2 * math.prod(layout.chunks_per_shard))
+    raw = raw.reshape(*layout.chunks_per_shard, 2)
+    index = raw.astype(np.int64)
+    offset, length = raw[..., 0], raw[..., 1]
+    missing = (offset == np.uint64(2**64 - 1)) & (length == np.uint64(2**64 - 1))
+    # compared without adding, so that absurd values cannot wrap around
+    outside = (offset > np.uint64(size)) | (length > np.uint64(size)) | (np.uint64(size) - offset < length)
+    index[outside] = (OUTSIDE, 0)
+    index[missing] = (MISSING, 0)
+    return index
+
+
+def _verify(encoded: bytes, path: Path) -> None:
+    from rankwise.data.store.crc import crc32c
+
+    stated = int.from_bytes(encoded[-4:], "little")
+    found = crc32c(encoded[:-4])
+    if stated != found:
+        raise DataError(
+            f"the shard index of {path} does not match its checksum (CRC-32C {found:08x}, stated {stated:08x}): "
+            "the file was cut or damaged; copy or write it again"
+        )
