@@ -1,1 +1,10 @@
-"""metrics (filled in below)."""
+"""Metrics that accumulate on their own rank and are reduced together, once, when they are read."""
+
+from rankwise.metrics.counters import Counters
+from rankwise.metrics.group import Metrics
+from rankwise.metrics.metric import Metric
+from rankwise.metrics.reduction import reduce
+from rankwise.metrics.rows import gather_rows
+from rankwise.metrics.values import Max, Mean, Min, Sum
+
+__all__ = ["Counters", "Max", "Mean", "Metric", "Metrics", "Min", "Sum", "gather_rows", "reduce"]

@@ -1,0 +1,175 @@
+"""From a value and a weight to the scalars that accumulate: sums and extremes, on the host or left on the device.
+
+NumPy and torch share the few functions that are needed, so both go one way: `xp` is the one or the other.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from rankwise.errors import ConfigError
+from rankwise.metrics.host import is_tensor
+
+__all__ = ["extreme", "weighted_sum"]
+
+_INT_LIMIT = 2**62
+
+
+def weighted_sum(value: Any, weight: Any) -> tuple[Any, Any]:
+    """Return (sum of value x weight, sum of weight) over all elements, integers exact.
+
+    Elements of weight 0 do not count, whatever they hold. Numbers, arrays and CPU tensors give Python numbers; tensors
+    on a device give 0-d tensors there (int64, float64, or float32 where the device has no float64).
+
+    Raises:
+        ConfigError: not numbers, shapes that do not fit, or a negative or non-finite weight on the host.
+    """
+    value, weight = _plain(value, "value"), _plain(weight, "weight")
+    if isinstance(value, (int, float)) and isinstance(weight, (int, float)):
+        return (value * weight if weight else type(value)(0)), weight
+    xp, value, weight = _together(value, weight)
+    if weight.ndim == 0 and xp is np:
+        weight = weight.item()
+        total = _sum(xp, value)
+        return (total * weight if weight else 0 * _zero(total)), value.size * weight
+    weight = _aligned(xp, value, weight)
+    counted = xp.where(weight != 0, value, xp.zeros_like(value))
+    return _sum(xp, _exact(xp, counted) * _exact(xp, weight)), _sum(xp, weight)
+
+
+def extreme(value: Any, weight: Any, *, largest: bool) -> tuple[Any, Any]:
+    """Return (largest or smallest element, whether there is one) among the elements whose weight is not 0.
+
+    A NaN among them is the result. On a device both are 0-d tensors; the first means nothing where the second is False.
+
+    Raises:
+        ConfigError: as `weighted_sum`.
+    """
+    value, weight = _plain(value, "value"), _plain(weight, "weight")
+    if isinstance(value, (int, float)) and isinstance(weight, (int, float)):
+        return value, weight != 0
+    everything = isinstance(weight, (int, float)) and weight != 0
+    xp, value, weight = _together(value, weight)
+    if not everything:
+        weight = _aligned(xp, value, weight)
+        value = xp.broadcast_to(value, weight.shape)
+    if 0 in value.shape:
+        return 0, False
+    if everything:
+        seen: Any = True
+    elif xp is np:
+        value, seen = value[weight != 0], bool((weight != 0).any())
+        if not seen:
+            return 0, False
+    else:
+        seen = (weight != 0).any()
+        value = xp.where(weight != 0, value, xp.full_like(value, _identity(xp, value, largest=largest)))
+    best = _exact(xp, value)
+    best = (best.max() if largest else best.min()) if xp is np else (best.amax() if largest else best.amin())
+    return (best.item() if xp is np else best), seen
+
+
+def _plain(value: Any, what: str) -> Any:
+    """Return a Python number, a NumPy array or a detached device tensor, checked."""
+    if isinstance(value, (bool, int, float)):
+        value = int(value) if isinstance(value, (bool, int)) else value
+    elif is_tensor(value):
+        value = value.detach()
+        if value.is_complex() or value.is_sparse:
+            raise ConfigError(f"a metric's {what} is a dense real tensor, got {value.dtype}, {value.layout}")
+        if value.device.type == "cpu":
+            value = (value.double() if value.is_floating_point() else value).numpy()
+    else:
+        value = np.asarray(value)
+        if value.dtype.kind not in "biuf":
+            raise ConfigError(f"a metric's {what} is a number, tensor or array of numbers, got dtype {value.dtype}")
+    if what == "weight":
+        _check_weight(value)
+    return value
+
+
+def _check_weight(weight: Any) -> None:
+    if is_tensor(weight):
+        return  # looking would wait for the device
+    good = math.isfinite(weight) and weight >= 0 if isinstance(weight, (int, float)) else _all_weights_good(weight)
+    if not good:
+        raise ConfigError(f"a metric's weights are finite and at least 0, got {weight!r}")
+
+
+def _all_weights_good(weight: np.ndarray[Any, Any]) -> bool:
+    return weight.dtype.kind in "bu" or bool(((weight >= 0) & np.isfinite(weight)).all())
+
+
+def _together(value: Any, weight: Any) -> tuple[Any, Any, Any]:
+    """Return (np or torch, value, weight) with both as its arrays, on one device."""
+    if not is_tensor(value) and not is_tensor(weight):
+        return np, np.asarray(value), np.asarray(weight)
+    import torch
+
+    device = value.device if is_tensor(value) else weight.device
+    # copies to the device do not wait; a Python number becomes a fill on the device
+    return torch, _on_device(torch, value, device), _on_device(torch, weight, device)
+
+
+def _on_device(torch: Any, value: Any, device: Any) -> Any:
+    if isinstance(value, (int, float)):
+        dtype = torch.int64 if isinstance(value, int) else _float_dtype(torch, device)
+        return torch.full((), value, dtype=dtype, device=device)
+    if not is_tensor(value) and value.dtype.kind == "f":
+        return torch.as_tensor(value).to(dtype=_float_dtype(torch, device)).to(device, non_blocking=True)
+    return torch.as_tensor(value).to(device, non_blocking=True)
+
+
+def _float_dtype(torch: Any, device: Any) -> Any:
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def _aligned(xp: Any, value: Any, weight: Any) -> Any:
+    """Return the weight of each element: a weight of fewer axes belongs to the leading ones (the samples)."""
+    target = tuple(weight.shape) if value.ndim == 0 else tuple(value.shape)
+    shape = tuple(weight.shape) + (1,) * max(0, len(target) - weight.ndim)
+    fits = len(shape) == len(target) and all(have in (1, want) for have, want in zip(shape, target, strict=True))
+    if not fits:
+        raise ConfigError(
+            f"a metric's weight of shape {tuple(weight.shape)} does not fit its value of shape {tuple(value.shape)}: "
+            "give one weight, one per sample (first axis), or one per element"
+        )
+    return xp.broadcast_to(weight.reshape(shape), target)
+
+
+def _exact(xp: Any, array: Any) -> Any:
+    """Return the array as int64 or as the widest float of its device."""
+    if xp is np:
+        return array.astype(np.float64 if array.dtype.kind == "f" else object if _is_wide(array) else np.int64)
+    return array.to(_float_dtype(xp, array.device) if array.is_floating_point() else xp.int64)
+
+
+def _is_wide(array: np.ndarray[Any, Any]) -> bool:
+    """Whether sums of these integers could leave int64; Python integers take over then."""
+    if array.dtype.kind == "b" or array.dtype.itemsize < 8 or not array.size:
+        return False
+    return max(abs(int(array.max())), abs(int(array.min()))) * array.size >= _INT_LIMIT
+
+
+def _sum(xp: Any, array: Any) -> Any:
+    total = _exact(xp, array).sum()
+    if xp is not np:
+        return total
+    return float(total) if isinstance(total, (float, np.floating)) else int(total)
+
+
+def _zero(total: Any) -> Any:
+    return 0.0 if isinstance(total, float) else 0
+
+
+def _identity(xp: Any, value: Any, *, largest: bool) -> Any:
+    """Return what no other element loses against."""
+    if value.is_floating_point():
+        return -math.inf if largest else math.inf
+    if value.dtype is xp.bool:
+        return not largest
+    info = xp.iinfo(value.dtype)
+    return info.min if largest else info.max

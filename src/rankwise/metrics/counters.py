@@ -1,0 +1,75 @@
+"""`Counters`: sums by name, for everything that only adds up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from rankwise.metrics.host import to_host
+from rankwise.metrics.values import Sum
+
+if TYPE_CHECKING:
+    from rankwise.world import World
+
+__all__ = ["Counters"]
+
+
+class Counters:
+    """Sums by name: losses and sample counts, added up locally, over ranks in one collective.
+
+    Unlike `collections.Counter`, whose ``+`` drops every sum that is zero or negative, all sums survive. A name that
+    only some ranks have met counts on the others as nothing added.
+    """
+
+    scope: Literal["reduced"] = "reduced"
+
+    def __init__(self) -> None:
+        self._sums: dict[str, Sum] = {}
+
+    def update(self, amounts: Mapping[str, Any]) -> None:
+        """Add ``{name: number, tensor or array}``; all elements count. Never communicates, never waits for a device.
+
+        Raises:
+            ConfigError: a value is not made of numbers.
+        """
+        for name, amount in amounts.items():
+            self._sums.setdefault(name, Sum()).update(amount)
+
+    def reset(self) -> None:
+        """Forget all names and sums."""
+        self._sums.clear()
+
+    def reduce(self, world: World | None = None, *, reset: bool = False) -> dict[str, float | int]:
+        """Return the sums over all ranks, sorted by name, on every rank. Every rank must call it.
+
+        Args:
+            world: default ``World.current()``.
+            reset: forget the local sums afterwards.
+        """
+        from rankwise.world import World as _World
+
+        world = _World.current() if world is None else world
+        merged = self.merge_states(world.all_gather_object(self.state_dict()))
+        if reset:
+            self.reset()
+        return {name: Sum().read_state(state) for name, state in merged.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return this rank's sums; waits for the device."""
+        cells = {(name, part): cell for name, metric in self._sums.items() for part, cell in metric.partial().items()}
+        state: dict[str, Any] = {name: {} for name in self._sums}
+        for (name, part), number in to_host(cells).items():
+            state[name][part] = number
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over sums."""
+        sums = {name: Sum() for name in state}
+        for name, metric in sums.items():
+            metric.load_state_dict(state[name])
+        self._sums = sums
+
+    def merge_states(self, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Return the union of the names with their sums added up."""
+        names = sorted({name for state in states for name in state})
+        return {name: Sum().merge_states([state[name] for state in states if name in state]) for name in names}

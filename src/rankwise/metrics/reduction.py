@@ -1,0 +1,129 @@
+"""`reduce`: all metrics of all ranks in one collective."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from rankwise.errors import ConfigError, DesyncError
+from rankwise.metrics.host import to_host
+from rankwise.metrics.metric import Metric
+from rankwise.metrics.torchmetric import TorchMetricAdapter, is_torchmetric
+
+if TYPE_CHECKING:
+    from rankwise.world import World
+
+__all__ = ["flatten", "reduce"]
+
+
+def reduce(metrics: Mapping[str, Any], world: World | None = None, *, reset: bool = False) -> dict[str, Any]:
+    """Return the value of every metric over all ranks, equal on all of them. Every rank must call it.
+
+    One collective carries everything: the partials are read from the devices (the only wait), gathered, and merged in
+    rank order on every rank. The local metrics stay as they are unless `reset`.
+
+    Args:
+        metrics: `Metric` by name; torchmetrics metrics whose states reduce by sum, min, max or cat; or mappings of
+            such, whose names are joined by "/".
+        world: default ``World.current()``.
+        reset: start anew afterwards.
+
+    Returns:
+        Value by name, sorted: numbers; tensors where a torchmetrics metric computes more than one number.
+
+    Raises:
+        ConfigError: something is no metric, or cannot be merged exactly.
+        DesyncError: the ranks came with different names or kinds; they are named.
+    """
+    from rankwise.world import World as _World
+
+    world = _World.current() if world is None else world
+    error: Exception | None = None
+    flat: dict[str, Any] = {}
+    mine: dict[str, Any] = {}
+    try:
+        flat = flatten(metrics)
+        mine = _partials(flat)
+    except Exception as caught:  # noqa: BLE001  (the other ranks are in the collective: they must hear of it)
+        error = caught
+    kinds = {name: type(getattr(metric, "metric", metric)).__name__ for name, metric in flat.items()}
+    gathered = world.all_gather_object((None if error is None else f"{type(error).__name__}: {error}", kinds, mine))
+    if error is not None:
+        raise error
+    _refuse_failed([failed for failed, _, _ in gathered])
+    _refuse_different([names for _, names, _ in gathered])
+    values = {
+        name: metric.read_state(metric.merge_states([states[name] for _, _, states in gathered]))
+        for name, metric in sorted(flat.items())
+    }
+    if reset:
+        for metric in flat.values():
+            metric.reset()
+    return values
+
+
+def flatten(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return `Metric` by joined name.
+
+    Raises:
+        ConfigError: something is no metric.
+    """
+    flat: dict[str, Any] = {}
+    for name, metric in metrics.items():
+        if is_torchmetric(metric):
+            found: dict[str, Any] = {f"{prefix}{name}": TorchMetricAdapter(f"{prefix}{name}", metric)}
+        elif isinstance(metric, Mapping) or hasattr(metric, "compute_groups"):
+            found = flatten(dict(metric.items()), f"{prefix}{name}/")
+        elif isinstance(metric, Metric):
+            found = {f"{prefix}{name}": metric}
+        else:
+            raise ConfigError(
+                f"{prefix}{name} is a {type(metric).__name__}, not a metric: reduce takes Mean, Sum, Max, Min, "
+                "torchmetrics metrics and mappings of them (plain numbers: update a Mean or a Counters with them)"
+            )
+        if taken := sorted({*flat} & {*found}):
+            raise ConfigError(f"two metrics have the name {taken[0]!r} once the names are joined by '/'; rename one")
+        flat |= found
+    return flat
+
+
+def _partials(flat: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return all partials with their numbers on the host, moved together."""
+    whole = {name: metric.state_dict() for name, metric in flat.items() if isinstance(metric, TorchMetricAdapter)}
+    cells = {
+        (name, part): cell
+        for name, metric in flat.items()
+        if name not in whole
+        for part, cell in metric.partial().items()
+    }
+    partials: dict[str, dict[str, Any]] = {name: {} for name in flat} | whole
+    for (name, part), number in to_host(cells).items():
+        partials[name][part] = number
+    return partials
+
+
+def _refuse_failed(failures: list[str | None]) -> None:
+    failed = tuple(rank for rank, text in enumerate(failures) if text is not None)
+    if failed:
+        told = "; ".join(f"rank {rank}: {failures[rank]}" for rank in failed)
+        raise DesyncError(f"metrics could not be reduced, because another rank failed: {told}", ranks=failed)
+
+
+def _refuse_different(kinds: list[dict[str, str]]) -> None:
+    different = tuple(rank for rank, names in enumerate(kinds) if names != kinds[0])
+    if not different:
+        return
+    lines = []
+    for rank in different:
+        items, first = set(kinds[rank].items()), set(kinds[0].items())
+        less, more = sorted(f"{k} ({v})" for k, v in first - items), sorted(f"{k} ({v})" for k, v in items - first)
+        lines.append(
+            f"rank {rank}" + (f" lacks {', '.join(less)}" if less else "") + (f" has {', '.join(more)}" if more else "")
+        )
+    raise DesyncError(
+        "reduce wants the same metrics on all ranks, but compared to rank 0 "
+        + "; ".join(lines)
+        + ": create all metrics "
+        "on every rank (those without updates are fine), or use Counters, whose names may differ",
+        ranks=different,
+    )
