@@ -3,8 +3,9 @@
 An element is written as two digits of the mixed radices ``rows x columns``, the smallest nearly square rectangle that
 holds `size`. A round adds a keyed hash of one digit to the other (a Feistel round); what lands outside [0, size) is
 sent through again until it lands inside (cycle walking: Black and Rogaway, "Ciphers with arbitrary finite domains",
-2002). The rectangle exceeds `size` by less than one row, so walking is rare. Every element may have a size and key of
-its own; nothing that it maps to depends on the other elements of the call.
+2002). The rectangle exceeds `size` by less than one row, so walking is rare. A handful of elements do not mix well that
+way and are ranked by a keyed hash instead. Every element may have a size and key of its own; nothing that it maps to
+depends on the other elements of the call.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import TypeAlias
 import numpy as np
 
 from rankwise.data.contract import IntArray
-from rankwise.data.order.mixing import GOLDEN, WordArray
+from rankwise.data.order.mixing import GOLDEN, WORD, WordArray, derive, mix_words
 
 __all__ = ["MAX_SIZE", "permute", "unpermute"]
 
@@ -23,8 +24,12 @@ Keys: TypeAlias = WordArray | np.uint64
 
 # Above it a row and a 32-bit hash no longer fit into one word together.
 MAX_SIZE = 1 << 62
+# Up to this size elements are ranked by their hashes: every permutation is equally likely.
+RANKED = 16
 # (largest size, rounds): few elements mix slowly, and there more rounds cost little.
-TIERS = ((1 << 8, 10), (1 << 16, 6), (MAX_SIZE, 4))
+TIERS = ((RANKED, 0), (1 << 8, 10), (1 << 16, 6), (MAX_SIZE, 4))
+# One odd factor per round makes its key; rounds that differ only by an added constant would be shifts of each other.
+ROUND_FACTORS = tuple(np.uint64(derive(number) | 1) for number in range(10))
 
 
 def permute(elements: IntArray, size: Sizes, key: Keys) -> IntArray:
@@ -44,7 +49,8 @@ def unpermute(elements: IntArray, size: Sizes, key: Keys) -> IntArray:
 
 
 def _walk(elements: IntArray, size: Sizes, key: Keys, *, backward: bool) -> IntArray:
-    sizes, keys = np.asarray(size, dtype=np.int64), np.asarray(key, dtype=np.uint64)
+    # NumPy warns of words that wrap in a scalar, not in an array.
+    sizes, keys = np.atleast_1d(np.asarray(size, dtype=np.int64)), np.atleast_1d(np.asarray(key, dtype=np.uint64))
     if not (elements.size and sizes.size):
         return np.zeros(np.broadcast_shapes(elements.shape, sizes.shape, keys.shape), dtype=np.int64)
     moved = _tiered(elements, sizes, keys, backward=backward)
@@ -83,6 +89,8 @@ def _mixed_tiers(elements: IntArray, sizes: IntArray, keys: WordArray, *, backwa
 
 
 def _feistel(elements: IntArray, sizes: IntArray, keys: WordArray, rounds: int, *, backward: bool) -> IntArray:
+    if rounds == 0:
+        return _element_of_rank(elements, sizes, keys) if backward else _rank_of_element(elements, sizes, keys)
     # Square roots are correctly rounded everywhere, so the radices are the same on every machine.
     high_radix = np.sqrt((sizes - 1).astype(np.float64)).astype(np.int64) + 1
     low_radix = -(-sizes // high_radix)
@@ -92,16 +100,39 @@ def _feistel(elements: IntArray, sizes: IntArray, keys: WordArray, rounds: int, 
     order = range(rounds)
     for number in reversed(order) if backward else order:
         side = number % 2
-        shift = _round_values(digits[1 - side], radices[side], keys + np.uint64((number * GOLDEN) % (1 << 64)))
+        shift = _round_values(digits[1 - side], radices[side], keys * ROUND_FACTORS[number])
         digits[side] = _add(digits[side], shift, radices[side], backward=backward)
     moved: IntArray = (digits[0] * radices[1] + digits[1]).astype(np.int64)
     return moved
 
 
+def _rank_of_element(elements: IntArray, sizes: IntArray, keys: WordArray) -> IntArray:
+    """Return how many of the elements below `size` have a smaller hash."""
+    own = _hashes(elements.astype(np.uint64), keys)
+    rank = np.zeros(own.shape, dtype=np.int64)
+    for other in np.arange(RANKED)[:, None]:
+        rank += (_hashes(other.astype(np.uint64), keys) < own) & (other < sizes)
+    return rank
+
+
+def _element_of_rank(ranks: IntArray, sizes: IntArray, keys: WordArray) -> IntArray:
+    """Return the element below `size` that has the given rank."""
+    ranks, sizes, keys = np.broadcast_arrays(ranks, sizes, keys)
+    every = np.arange(RANKED)
+    hashes = _hashes(every.astype(np.uint64), keys[..., None])
+    hashes[every >= sizes[..., None]] = WORD
+    found: IntArray = np.take_along_axis(np.argsort(hashes, axis=-1), ranks[..., None], axis=-1)[..., 0]
+    return found
+
+
+def _hashes(elements: WordArray, keys: WordArray) -> WordArray:
+    return mix_words((elements + np.uint64(1)) * np.uint64(GOLDEN) ^ keys)
+
+
 def _round_values(digit: WordArray, radix: WordArray, keys: WordArray) -> WordArray:
     """Return a keyed hash of `digit`, scaled to [0, radix)."""
     value = digit * np.uint64(GOLDEN)
-    value = value + keys  # may broadcast
+    value = value ^ keys  # the shapes may differ
     value ^= value >> np.uint64(32)
     value *= np.uint64(0xD6E8FEB86659FD93)
     value ^= value >> np.uint64(29)

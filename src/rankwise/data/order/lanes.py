@@ -1,7 +1,7 @@
 """An epoch's ring of samples, cut into lanes: which run of the ring a lane owns, and which chunks it holds.
 
 Each epoch turns the ring by a keyed offset, cuts it into runs whose lengths differ by at most one, and deals the runs
-to the lanes anew. The chunks of a run are its *pieces*: all of `chunk_samples`, but for at most three that are short (the
+to the lanes anew. The chunks of a run are its *pieces*: all of `chunk_samples`, but for three that may be short (the
 run's first, the ring's last chunk, the run's last). So where a piece starts follows from its number and the deficits of
 the short ones before it, and no list of pieces is needed.
 """
