@@ -1,6 +1,6 @@
 """The main job in one go: write the store, train on two ranks through `rankwise run`, say what came out.
 
-    python examples/digits/demo.py
+python examples/digits/demo.py
 """
 
 from __future__ import annotations
@@ -22,7 +22,17 @@ def main() -> None:
     if not store.exists():
         print(f"writing scikit-learn's handwritten digits to {store} (sharded Zarr v3)", flush=True)
         write_store(store)
-    command = ["run", "--nproc", "2", "--fresh", "--run-dir", str(run_dir), str(HERE / "train.py"), "--store", str(store)]
+    command = [
+        "run",
+        "--nproc",
+        "2",
+        "--fresh",
+        "--run-dir",
+        str(run_dir),
+        str(HERE / "train.py"),
+        "--store",
+        str(store),
+    ]
     print("$ rankwise", " ".join(command), flush=True)
     done = subprocess.run([sys.executable, "-m", "rankwise", *command], check=False)
     if done.returncode:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from rankwise.data.contract import BatchLoader
-from rankwise.metrics import Mean, reduce
+from rankwise.metrics import Counters
 from rankwise.world import World
 
 if TYPE_CHECKING:
     from rankwise.train.exact import StepReport
 
-__all__ = ["LoaderPart", "Progressed", "RunningMeans", "seed_training"]
+__all__ = ["Progressed", "RunningMeans", "seed_training"]
 
 
 class Progressed:
@@ -37,34 +37,20 @@ class Progressed:
         self.num_samples = int(state["num_samples"])
 
 
-class LoaderPart:
-    """The order's state of the last completed step, as a loader gives it."""
-
-    scope: Literal["replicated"] = "replicated"
-
-    def __init__(self, loader: BatchLoader) -> None:
-        self._loader = loader
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the loader's last state marked done."""
-        return dict(self._loader.state_dict())
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the loader continue there."""
-        self._loader.load_state_dict(state)
-
-
 class RunningMeans:
-    """Means since the last log step, by name; partial sums of this rank until they are reduced."""
+    """Means by name since the last reduction: a sum and a weight of this rank for each, until they are reduced.
+
+    Names may differ between ranks: one without samples has met none.
+    """
 
     scope: Literal["reduced"] = "reduced"
 
     def __init__(self) -> None:
-        self._means: dict[str, Mean] = {}
+        self._sums = Counters()
 
     def add(self, name: str, total: Any, weight: Any) -> None:
         """Add a weighted sum and its weight. No synchronisation."""
-        self._means.setdefault(name, Mean()).add(total, weight)
+        self._sums.update({f"sum {name}": total, f"weight {name}": weight})
 
     def add_step(self, report: StepReport) -> None:
         """Add the losses and metrics of one step."""
@@ -73,23 +59,23 @@ class RunningMeans:
             self.add(name, total, weight)
 
     def reduce(self, world: World) -> dict[str, float]:
-        """Return the means over all ranks and start anew; one collective, every rank calls it with equal names."""
-        return {name: float(value) for name, value in reduce(self._means, world, reset=True).items()}
-
-    def names(self) -> list[str]:
-        """Return the names so far, sorted."""
-        return sorted(self._means)
+        """Return the means over all ranks and start anew; NaN where the weights sum to zero. Every rank calls it."""
+        sums = self._sums.reduce(world, reset=True)
+        names = [key.removeprefix("sum ") for key in sums if key.startswith("sum ")]
+        weights = {name: sums[f"weight {name}"] for name in names}
+        return {name: sums[f"sum {name}"] / weights[name] if weights[name] else math.nan for name in names}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return this rank's partial sums."""
-        return {name: mean.state_dict() for name, mean in self._means.items()}
+        """Return this rank's sums; waits for the device."""
+        return self._sums.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over partial sums."""
-        self._means = {}
-        for name, part in state.items():
-            self._means[name] = Mean()
-            self._means[name].load_state_dict(part)
+        """Take over sums."""
+        self._sums.load_state_dict(state)
+
+    def merge_states(self, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Return the sums of several ranks together."""
+        return self._sums.merge_states(states)
 
 
 def seed_training(world: World, *key: int | str) -> None:

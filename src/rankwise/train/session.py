@@ -14,7 +14,7 @@ from rankwise.checkpoint import Checkpointer, RandomState, Replicated
 from rankwise.data.contract import BatchLoader, Stateful
 from rankwise.errors import ConfigError
 from rankwise.tracking import RunDir, Tracker, default_run_dir
-from rankwise.train.parts import LoaderPart, Progressed, seed_training
+from rankwise.train.parts import Progressed, seed_training
 from rankwise.train.prepare import unwrapped
 from rankwise.train.record import environment_record
 from rankwise.world import World
@@ -92,7 +92,7 @@ class Session:
             if run_dir.finished is None:
                 session.tracker = Tracker(run_dir, world=world, tensorboard=choice.tensorboard)
                 session.checkpointer = Checkpointer(
-                    run_dir.checkpoints, world=world, keep=choice.keep, fence=run_dir.fence
+                    run_dir.checkpoints, world=world, keep=choice.keep, fence=run_dir.fence, attempt=run_dir.attempt
                 )
             try:
                 yield session
@@ -116,7 +116,7 @@ class Session:
         report = None if self.checkpointer is None else self.checkpointer.restore(self.parts)
         if report is not None:
             self.resumed_step = self.progressed.num_steps
-            self.last_values = dict(cast("Mapping[str, float]", report.info.meta.get("values", {})))
+            self.last_values = dict(cast("Mapping[str, float]", report.meta.get("values", {})))
             if report.rederived:
                 seed_training(self.world, self.resumed_step)
         if self.tracker is not None:
@@ -151,7 +151,7 @@ def training_parts(
     parts: dict[str, Stateful] = {
         "model": Replicated(unwrapped(model)),
         "optimizer": Replicated(optimizer),
-        "order": LoaderPart(train),
+        "order": Replicated(train),
         "random": RandomState(),
     }
     if scheduler is not None:

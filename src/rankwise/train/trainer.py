@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -218,9 +219,13 @@ class Trainer:
         )
 
     def _progress(self, session: Session, train: BatchLoader, epochs: int) -> Progress:
-        done = session.progressed.num_steps
+        total = session.progressed.num_steps + _steps_left(train, epochs)
+        limit = self.options.limit_steps
         return Progress(
-            self.world, total_steps=done + _steps_left(train, epochs), epochs=epochs, enabled=self._show_progress
+            self.world,
+            total_steps=total if limit is None else min(total, limit),
+            epochs=epochs,
+            file=None if self._show_progress else io.StringIO(),
         )
 
     def _validate(self, val: BatchLoader | None) -> dict[str, float]:

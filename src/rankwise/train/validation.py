@@ -51,7 +51,7 @@ def evaluate(model: nn.Module, loader: BatchLoader, step_fn: Any, *, world: Worl
                         _add(means, module, step_fn, batch)
     finally:
         module.train(was_training)
-    return _reduced(means, world)
+    return means.reduce(world)
 
 
 def _add(means: RunningMeans, module: nn.Module, step_fn: Any, batch: Any) -> None:
@@ -59,14 +59,6 @@ def _add(means: RunningMeans, module: nn.Module, step_fn: Any, batch: Any) -> No
     means.add("loss", output.total.detach(), output.weight)
     for name, (total, weight) in output.metrics.items():
         means.add(name, total, weight)
-
-
-def _reduced(means: RunningMeans, world: World) -> dict[str, float]:
-    """Reduce; a rank that had no sample learns the names from the others."""
-    names: set[str] = set().union(*world.all_gather_object(means.names()))
-    for name in sorted(names - set(means.names())):
-        means.add(name, 0.0, 0.0)
-    return means.reduce(world)
 
 
 def _share_buffers(module: nn.Module, world: World) -> None:
