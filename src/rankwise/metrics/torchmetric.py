@@ -85,7 +85,7 @@ def _merge_ops(name: str, metric: Any) -> dict[str, str]:
             how = getattr(function, "__name__", str(function)).removeprefix("dim_zero_")
             raise ConfigError(
                 f"{name}: the state {state!r} of {kind} reduces by {how}, which is not exact over ragged ranks; "
-                "supported are sum, min, max and cat. Gather its inputs with gather_rows and compute it on the main rank"
+                "supported are sum, min, max and cat. Gather its inputs with gather_rows and compute on the main rank"
             )
         ops[state] = op
     if not ops:

@@ -1,0 +1,128 @@
+"""Parts of a checkpoint that are not `Stateful` by themselves: modules, optimizers, the random state."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Mapping
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from rankwise.data.contract import Stateful
+from rankwise.errors import ConfigError
+
+__all__ = ["RandomState", "Replicated", "TreePart", "as_part"]
+
+
+class _HasState(Protocol):
+    def state_dict(self) -> Any: ...
+
+    def load_state_dict(self, state: Any) -> Any: ...
+
+
+class Replicated:
+    """A module, optimizer, scheduler or loader whose state is equal on all ranks: one copy is kept, the main rank's.
+
+    Give the bare module, not its DDP wrapper, whose names begin with ``module.``.
+
+    Args:
+        obj: anything with `state_dict` and `load_state_dict`.
+    """
+
+    scope: Literal["replicated"] = "replicated"
+
+    def __init__(self, obj: _HasState) -> None:
+        self.obj = obj
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the object's state."""
+        state: dict[str, Any] = self.obj.state_dict()
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Hand a state to the object."""
+        self.obj.load_state_dict(state)
+
+
+class RandomState:
+    """The random generators of this process: Python, NumPy's global one, torch's on the CPU and on this rank's GPU.
+
+    Belongs to a rank: at another world size it is not restored, and the caller seeds anew (from seed, step and rank).
+    """
+
+    scope: Literal["rederived"] = "rederived"
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of all generators."""
+        import torch
+
+        version, words, gauss = random.getstate()
+        kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)  # noqa: NPY002
+        state = {
+            "python": {"version": version, "words": np.asarray(words, dtype=np.int64), "gauss": gauss},
+            "numpy": {"kind": kind, "keys": keys, "position": position, "has_gauss": has_gauss, "cached": cached},
+            "torch": torch.get_rng_state(),
+        }
+        # asking would start CUDA in a process that does not use it
+        if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            state["cuda"] = torch.cuda.get_rng_state()
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Put all generators back."""
+        import torch
+
+        python, numpy = state["python"], state["numpy"]
+        random.setstate((python["version"], tuple(python["words"].tolist()), python["gauss"]))
+        legacy = (numpy["kind"], numpy["keys"], numpy["position"], numpy["has_gauss"], numpy["cached"])
+        np.random.set_state(legacy)  # noqa: NPY002
+        torch.set_rng_state(state["torch"])
+        if "cuda" not in state:
+            return
+        if torch.cuda.is_available():
+            torch.cuda.set_rng_state(state["cuda"])
+        else:
+            warnings.warn("the checkpoint holds the random state of a GPU; there is none here: skipped", stacklevel=2)
+
+
+class TreePart:
+    """A plain tree as a part: saved as it is, equal on all ranks; a dict is filled in place on restore."""
+
+    scope: Literal["replicated"] = "replicated"
+
+    def __init__(self, name: str, tree: Any) -> None:
+        self._name = name
+        self._tree = tree
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the tree, in a dict of its own."""
+        return {"tree": self._tree}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Fill the dict."""
+        if not isinstance(self._tree, dict):
+            raise ConfigError(
+                f"the part {self._name!r} is a {type(self._tree).__name__}, which cannot be filled in place; give a "
+                "dict, or read it with Checkpointer.read"
+            )
+        self._tree.clear()
+        self._tree.update(state["tree"])
+
+
+def as_part(name: str, value: Any) -> Stateful:
+    """Return `value` as a part.
+
+    Raises:
+        ConfigError: it has a state but does not say how that survives a new world size.
+    """
+    if isinstance(value, Stateful):
+        if value.scope not in ("replicated", "sharded", "reduced", "rederived"):
+            raise ConfigError(f"the part {name!r} has the unknown scope {value.scope!r}")
+        return value
+    if hasattr(value, "state_dict"):
+        raise ConfigError(
+            f"the part {name!r} ({type(value).__name__}) has a state but no scope; if it is equal on all ranks (a "
+            f"module, an optimizer, a scheduler, a loader), give Replicated({name})"
+        )
+    return TreePart(name, value)
