@@ -1,9 +1,9 @@
 """The ranks' first meeting, over the store and before any collective: who is here, who is missing, who cannot go on.
 
-A store may be left over from an earlier attempt (torch's agent keeps one store for all restarts), so no fixed key can be
-trusted. Each rank *knocks* with a random nonce, rank 0 answers every knock with the attempt's own random prefix, and all
-further keys live under it: what is stale is never read. Under the prefix each rank leaves a card; rank 0 reads them all,
-judges, and publishes one verdict that every rank obeys.
+A store may be left over from an earlier attempt (torch's agent keeps one store for all restarts), so no fixed key
+can be trusted. Each rank *knocks* with a random nonce, rank 0 answers every knock with the attempt's own random prefix,
+and all further keys live under it: what is stale is never read. Under the prefix each rank leaves a card; rank 0 reads
+them all, judges, and publishes one verdict that every rank obeys.
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ def _twice(cards: list[Card], *, by_gpu: bool) -> str:
             if not by_gpu:
                 return f"two processes are rank {card.rank}: {other.place} and {card.place}; each rank is started once"
             return (
-                f"ranks {other.rank} and {card.rank} are both on GPU {card.gpu} of {card.place}: give each rank its own "
-                "(fewer ranks per machine, or CUDA_VISIBLE_DEVICES), or pass allow_shared_device=True"
+                f"ranks {other.rank} and {card.rank} are both on GPU {card.gpu} of {card.place}: give each rank its "
+                "own (fewer ranks per machine, or CUDA_VISIBLE_DEVICES), or pass allow_shared_device=True"
             )
         seen[mark] = card
     return ""
@@ -144,8 +144,8 @@ def _host(store: Any, card: Card, deadline: float, *, allow_shared_device: bool)
     missing = sorted(set(range(card.world_size)) - {found.rank for found in cards})
     if missing and not error:
         error = (
-            f"{len(missing)} of {card.world_size} ranks did not arrive in time: {_some(missing)}. Look at their output; "
-            "a machine that cannot reach rank 0's address and port looks the same"
+            f"{len(missing)} of {card.world_size} ranks did not arrive in time: {_some(missing)}. "
+            "Look at their output; a machine that cannot reach rank 0's address and port looks the same"
         )
     verdict = {"error": error, **({} if error else _survey(cards))}
     store.set(f"{prefix}/verdict", json.dumps(verdict))
@@ -155,7 +155,7 @@ def _host(store: Any, card: Card, deadline: float, *, allow_shared_device: bool)
 
 
 def _some(ranks: list[int]) -> str:
-    return ", ".join(map(str, ranks[:20])) + (f" and {len(ranks) - 20} more" if len(ranks) > 20 else "")  # noqa: PLR2004
+    return ", ".join(map(str, ranks[:20])) + (f" and {len(ranks) - 20} more" if len(ranks) > 20 else "")
 
 
 def _collect(store: Any, own: Card, prefix: str, deadline: float) -> list[Card]:

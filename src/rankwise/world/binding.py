@@ -60,13 +60,14 @@ def bind(
     """Bind this process to its place, device and group for the length of a ``with`` block.
 
     Every rank calls it. One rank needs no process group. The place is read from the variables of rankwise and torchrun,
-    Open MPI or Slurm, see `find_place`. `random`, NumPy and torch are seeded alike on all ranks, so that models start equal;
-    randomness that shall differ per rank comes from ``world.generator("what", world.rank)``.
-    At the end the group is destroyed; when an exception leaves the block the group is aborted, without waiting for anybody,
-    so that the other ranks fail within seconds too.
+    Open MPI or Slurm, see `find_place`. `random`, NumPy and torch are seeded alike on all ranks, so that models start
+    equal; randomness that shall differ per rank comes from ``world.generator("what", world.rank)``.
+    At the end the group is destroyed; when an exception leaves the block the group is aborted, without waiting for
+    anybody, so that the other ranks fail within seconds too.
 
     Args:
-        device: "auto" (CUDA by local rank, else MPS for a single rank, else CPU), "cpu", "cuda", "cuda:<index>" or "mps".
+        device: "auto" (CUDA by local rank, else MPS for a single rank, else CPU), "cpu", "cuda", "cuda:<index>" or
+            "mps".
         backend: torch's name of the backend; None = gloo, on CUDA "cpu:gloo,cuda:nccl".
         seed: 0 <= seed < 2**32.
         timeout: seconds that ranks wait for each other, when joining and in each collective.
@@ -144,9 +145,7 @@ def _take_device(place: Place, wishes: _Wishes) -> tuple[str, Exception | None]:
 
     try:
         visible = visible_devices()
-        name = choose_device(
-            wishes.device, local_rank=place.local_rank, world_size=place.world_size, visible=visible
-        )
+        name = choose_device(wishes.device, local_rank=place.local_rank, world_size=place.world_size, visible=visible)
         choose_threads(wishes.threads, environ=os.environ, cores=1, sharers=1)
         if name.startswith("cuda"):
             torch.cuda.set_device(name)

@@ -34,9 +34,9 @@ def visible_devices() -> Visible:
 def choose_device(request: str, *, local_rank: int, world_size: int, visible: Visible) -> str:
     """Return the name of this rank's device.
 
-    "auto" takes CUDA if there is any, else MPS for a single rank, else the CPU. "auto" and "cuda" take the device numbered
-    by the local rank; where exactly one device is visible it is taken to be this rank's own (launchers can narrow
-    ``CUDA_VISIBLE_DEVICES`` per rank; `bind` refuses two ranks that turn out to share it).
+    "auto" takes CUDA if there is any, else MPS for a single rank, else the CPU. "auto" and "cuda" take the device
+    numbered by the local rank; where exactly one device is visible it is taken to be this rank's own (launchers can
+    narrow ``CUDA_VISIBLE_DEVICES`` per rank; `bind` refuses two ranks that turn out to share it).
 
     Args:
         request: "auto", "cpu", "cuda", "cuda:<index>" or "mps".
@@ -68,8 +68,8 @@ def _mps(world_size: int, visible: Visible) -> str:
 def _cuda(request: str, local_rank: int, visible: Visible) -> str:
     if not visible.num_cuda:
         raise WorldError(
-            f"device={request!r} was asked for, but torch finds no CUDA device: check CUDA_VISIBLE_DEVICES and that this "
-            'torch is built for CUDA, or use device="cpu"'
+            f"device={request!r} was asked for, but torch finds no CUDA device: check CUDA_VISIBLE_DEVICES and that "
+            'this torch is built for CUDA, or use device="cpu"'
         )
     explicit = request.partition(":")[2]
     index = int(explicit) if explicit else local_rank if visible.num_cuda > 1 else 0

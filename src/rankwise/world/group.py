@@ -17,14 +17,14 @@ def local_store() -> Any:
     """Return a store inside this process, for a group of one."""
     import torch.distributed as dist
 
-    return dist.HashStore()
+    return dist.HashStore()  # type: ignore[attr-defined]
 
 
 def prefixed(store: Any, prefix: str) -> Any:
     """Return a view of the store for the group of this attempt alone."""
     import torch.distributed as dist
 
-    return dist.PrefixStore(f"{prefix}/group", store)
+    return dist.PrefixStore(f"{prefix}/group", store)  # type: ignore[attr-defined]
 
 
 def open_store(place: Place, timeout: timedelta) -> Any:
@@ -37,17 +37,17 @@ def open_store(place: Place, timeout: timedelta) -> Any:
 
     serves = place.rank == 0 and not place.agent_store
     try:
-        return dist.TCPStore(
+        return dist.TCPStore(  # type: ignore[attr-defined]
             place.master_addr, place.master_port, is_master=serves, timeout=timeout, wait_for_workers=False
         )
     except Exception as error:
         where = f"{place.master_addr}:{place.master_port}"
         if serves:
-            what = f"rank 0 cannot serve the store at {where}; another program may use the port: choose another MASTER_PORT"
+            what = f"rank 0 cannot serve the store at {where}; is the port taken? Choose another MASTER_PORT"
         else:
             what = (
-                f"rank {place.rank} could not reach the store at {where} within {timeout.total_seconds():g} s: check that "
-                "rank 0 runs there, that the name resolves from this machine and that the port is not filtered"
+                f"rank {place.rank} could not reach the store at {where} within {timeout.total_seconds():g} s: check "
+                "that rank 0 runs there, that the name resolves from this machine and that the port is not filtered"
             )
         raise WorldError(f"{what} ({error})") from error
 

@@ -60,7 +60,9 @@ def _numbers(inside: str, text: str) -> Iterator[str] | list[str]:
     found: list[str] = []
     for part in parts:
         if part is None:
-            raise WorldError(f"the Slurm node list {text!r} has {inside!r} in brackets; numbers and ranges were expected")
+            raise WorldError(
+                f"the Slurm node list {text!r} has {inside!r} in brackets; numbers and ranges were expected"
+            )
         first, last = part[1], part[2] or part[1]
         if int(last) < int(first) or int(last) - int(first) >= _MAX_HOSTS:
             raise WorldError(f"the Slurm node list {text!r} has the range {part[0]!r}, which is empty or too long")

@@ -16,7 +16,7 @@ __all__ = ["numpy_generator", "torch_generator"]
 
 
 def _digest(seed: int, key: tuple[int | str, ...]) -> bytes:
-    """Hash seed and key to 16 bytes; every part carries its type and length, so ("a", 1), ("a1",) and (1, "a") differ."""
+    """Hash seed and key to 16 bytes; every part carries its type and length: ("a", 1) is not ("a1",)."""
     parts = [f"seed:{int(seed)}"]
     for part in key:
         if isinstance(part, str):

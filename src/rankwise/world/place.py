@@ -45,8 +45,8 @@ class Place:
 def find_place(environ: Mapping[str, str]) -> Place:
     """Return this process's place; the first complete family of variables wins.
 
-    The families, in this order: rankwise and torchrun (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT), Open MPI
-    (OMPI_COMM_WORLD_*), Slurm (inside a job step only), none (a world of one).
+    The families, in this order: rankwise and torchrun (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT), Open
+    MPI (OMPI_COMM_WORLD_*), Slurm (inside a job step only), none (a world of one).
 
     Raises:
         WorldError: the variables of the family contradict each other, or RANK, WORLD_SIZE or LOCAL_RANK are set and no

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from rankwise.world import keys
+from rankwise.world import control, gathers, keys, objects, reductions
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,8 +25,8 @@ class World:
 
     A *tree* is a dict, list or tuple (nested at will) of numbers, torch tensors and NumPy arrays, or one such value.
     The collectives take and return trees. Every rank of the world must call them, in the same order; on one rank they
-    need no process group and return a copy. Results never share memory with the arguments and carry no gradient (but see
-    `all_gather`).
+    need no process group and return a copy. Results never share memory with the arguments and carry no gradient (but
+    see `all_gather`).
 
     Attributes:
         rank: rank in this world, 0 <= rank < world_size.
@@ -88,8 +88,8 @@ class World:
     def current(cls) -> World:
         """Return the world that this process is in: cheap, not a collective.
 
-        The process group that is initialised (by `bind`, Lightning, Accelerate or the user), else the one-rank world that
-        `bind` made, else `World.single()`.
+        The process group that is initialised (by `bind`, Lightning, Accelerate or the user), else the one-rank world
+        that `bind` made, else `World.single()`.
         """
         from rankwise.world.adopt import current_world
 
@@ -113,21 +113,15 @@ class World:
 
     def barrier(self) -> None:
         """Wait until every rank of the world is here."""
-        from rankwise.world import collectives
-
-        collectives.barrier(self)
+        control.barrier(self)
 
     def broadcast(self, tree: Any, src: int = 0) -> Any:
         """Return rank `src`'s tree on every rank; the trees of all ranks have one structure, shapes and dtypes."""
-        from rankwise.world import collectives
-
-        return collectives.broadcast(self, tree, src)
+        return gathers.broadcast(self, tree, src)
 
     def gather(self, tree: Any, dst: int = 0) -> list[Any] | None:
         """Return the trees of all ranks, by rank, on rank `dst` and None elsewhere; first axes may differ in length."""
-        from rankwise.world import collectives
-
-        return collectives.gather(self, tree, dst)
+        return gathers.gather(self, tree, dst)
 
     def all_gather(self, tree: Any, *, grad: bool = False) -> list[Any]:
         """Return the trees of all ranks, by rank; first axes may differ in length.
@@ -136,39 +130,27 @@ class World:
             tree: this rank's tree.
             grad: let gradients flow back: each rank's input receives the sum over ranks of the gradients of its part.
         """
-        from rankwise.world import collectives
-
-        return collectives.all_gather(self, tree, grad=grad)
+        return gathers.all_gather(self, tree, grad=grad)
 
     def reduce(self, tree: Any, op: ReduceOp = "sum", dst: int = 0) -> Any:
         """Return what `all_reduce` returns, on rank `dst` only; None elsewhere."""
-        from rankwise.world import collectives
-
-        return collectives.reduce(self, tree, op, dst)
+        return reductions.reduce(self, tree, op, dst)
 
     def all_reduce(self, tree: Any, op: ReduceOp = "sum") -> Any:
-        """Return the trees of all ranks added up (or their mean, minimum, maximum), leaf by leaf, equal on all ranks."""
-        from rankwise.world import collectives
-
-        return collectives.all_reduce(self, tree, op)
+        """Return the sum (mean, min, max) over ranks, leaf by leaf; the same bits on all ranks."""
+        return reductions.all_reduce(self, tree, op)
 
     def broadcast_object(self, obj: Any, src: int = 0) -> Any:
         """Return rank `src`'s object on every rank; it is pickled."""
-        from rankwise.world import collectives
-
-        return collectives.broadcast_object(self, obj, src)
+        return objects.broadcast_object(self, obj, src)
 
     def gather_object(self, obj: Any, dst: int = 0) -> list[Any] | None:
         """Return the objects of all ranks, by rank, on rank `dst` and None elsewhere; they are pickled."""
-        from rankwise.world import collectives
-
-        return collectives.gather_object(self, obj, dst)
+        return objects.gather_object(self, obj, dst)
 
     def all_gather_object(self, obj: Any) -> list[Any]:
         """Return the objects of all ranks, by rank; they are pickled."""
-        from rankwise.world import collectives
-
-        return collectives.all_gather_object(self, obj)
+        return objects.all_gather_object(self, obj)
 
     def raise_together(self, error: BaseException | None) -> None:
         """Raise on every rank if any rank passed an error; every rank calls it.
@@ -177,15 +159,11 @@ class World:
             BaseException: this rank's own error.
             DesyncError: another rank failed; names it and its message.
         """
-        from rankwise.world import collectives
-
-        collectives.raise_together(self, error)
+        control.raise_together(self, error)
 
     def subgroup(self, ranks: Sequence[int]) -> World | None:
-        """Return the world of some of the ranks (renumbered in the given order) to its members, None to the others.
+        """Return the world of some of the ranks (renumbered in ascending order) to its members, None to the others.
 
         Every rank of this world must call it, with the same ranks.
         """
-        from rankwise.world import collectives
-
-        return collectives.subgroup(self, ranks)
+        return control.subgroup(self, ranks)

@@ -27,7 +27,9 @@ def int_of(environ: Mapping[str, str], *names: str) -> int | None:
     try:
         value = int(text)
     except ValueError:
-        raise WorldError(f"{name} must be a whole number, it is {environ[name]!r}: unset it or mend the launcher") from None
+        raise WorldError(
+            f"{name} must be a whole number, it is {environ[name]!r}: unset it or mend the launcher"
+        ) from None
     if value < 0:
         raise WorldError(f"{name} must be at least 0, it is {value}: unset it or mend the launcher")
     return value
@@ -40,7 +42,7 @@ def port_of(environ: Mapping[str, str], name: str) -> int | None:
         WorldError: it is not a number between 1 and 65535.
     """
     port = int_of(environ, name)
-    if port is not None and not 1 <= port <= 65535:  # noqa: PLR2004  (the largest port number)
+    if port is not None and not 1 <= port <= 65535:
         raise WorldError(f"{name} must be a port between 1 and 65535, it is {port}: choose one, for example 20123")
     return port
 

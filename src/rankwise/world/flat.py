@@ -1,0 +1,66 @@
+"""Between leaves and flat tensors: every leaf travels as a contiguous one-dimensional torch tensor."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rankwise.errors import ConfigError
+from rankwise.world.tree import Leaf
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["bytes_of", "flat_of", "from_bytes", "value_of"]
+
+_INT64 = (-(2**63), 2**63 - 1)
+
+
+def flat_of(leaf: Leaf) -> torch.Tensor:
+    """Return the leaf's values, contiguous, without gradient, on its own device; may share memory with the leaf.
+
+    Raises:
+        ConfigError: a Python integer does not fit 64 bits.
+    """
+    import torch
+
+    if leaf.kind == "tensor":
+        found: torch.Tensor = leaf.value.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
+        return found
+    if leaf.kind == "int" and not _INT64[0] <= leaf.value <= _INT64[1]:
+        raise ConfigError(f"{leaf.path} is {leaf.value}, which does not fit 64 bits: send it as float or as an object")
+    array = np.asarray(leaf.value, dtype=leaf.dtype).reshape(-1)  # a dtype by name is in native byte order
+    array = np.ascontiguousarray(array)
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
+
+
+def value_of(flat: torch.Tensor, leaf: Leaf, shape: tuple[int, ...] | None = None) -> Any:
+    """Return the value that the flat tensor stands for: of the leaf's kind, and on its device.
+
+    The dtype is the flat tensor's; so a sum of booleans comes out as integers. May share memory with `flat`.
+
+    Args:
+        flat: the values.
+        leaf: what the value replaces.
+        shape: its shape, None = the leaf's.
+    """
+    shape = leaf.shape if shape is None else shape
+    if leaf.kind == "tensor":
+        return flat.reshape(shape).to(leaf.device)
+    if leaf.kind in ("array", "scalar"):
+        array = flat.reshape(shape).numpy()
+        return array if leaf.kind == "array" else array[()]
+    return flat.item()
+
+
+def bytes_of(flat: torch.Tensor) -> torch.Tensor:
+    """Return the flat tensor's bytes as uint8, sharing its memory."""
+    import torch
+
+    return flat.view(torch.uint8) if flat.numel() else torch.empty(0, dtype=torch.uint8, device=flat.device)
+
+
+def from_bytes(raw: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return a copy of the bytes as values of `dtype`."""
+    return raw.clone().view(dtype)

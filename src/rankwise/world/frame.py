@@ -1,0 +1,97 @@
+"""The frame: the fixed-size message with which every collective begins.
+
+It says which call this is, in a form that can be compared byte by byte, whether the rank comes with an error, a text
+for people, and up to `INLINE` bytes of payload, so that a small call is over after one exchange.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from dataclasses import dataclass
+
+__all__ = ["FRAME_BYTES", "INLINE", "Call", "Frame", "decode_frame", "encode_frame"]
+
+_MAGIC = b"RKW1"
+_IDENTITY = struct.Struct(
+    "<4sQ20s4si16s"
+)  # magic, number of the call, op, reduce op, root, hash of the trees' structure
+_REST = struct.Struct("<BHQ")  # error flag, bytes of the text, bytes of the whole payload
+_TEXT = 439
+INLINE = 1024
+FRAME_BYTES = _IDENTITY.size + _REST.size + _TEXT + INLINE
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a collective.
+
+    Attributes:
+        op: its name.
+        place: file and line of the caller.
+        reduce: how it reduces, "" if it does not.
+        root: rank that sends or receives alone, -1 if there is none.
+    """
+
+    op: str
+    place: str
+    reduce: str = ""
+    root: int = -1
+
+    @property
+    def title(self) -> str:
+        """The call as a reader would write it."""
+        root = {"broadcast": "src", "broadcast_object": "src"}.get(self.op, "dst")
+        arguments = [self.reduce] * bool(self.reduce) + [f"{root}={self.root}"] * (self.root >= 0)
+        return f"{self.op}({', '.join(arguments)}) at {self.place}"
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A frame as received.
+
+    Attributes:
+        identity: bytes that must be equal on all ranks.
+        valid: whether it is a frame at all.
+        number: which call of its group the sender makes.
+        failed: whether the sender comes with an error; the payload is its message then.
+        text: the sender's call for people.
+        payload: the inline part of the payload, up to `INLINE` bytes.
+        payload_bytes: size of the whole payload; it is complete if this is at most `INLINE`.
+    """
+
+    identity: bytes
+    valid: bool
+    number: int
+    failed: bool
+    text: str
+    payload: memoryview
+    payload_bytes: int
+
+
+def encode_frame(
+    call: Call, number: int, *, structure: str, payload: bytes | memoryview, payload_bytes: int, failed: bool
+) -> bytes:
+    """Return the frame, `FRAME_BYTES` long; of a payload that is too long only its beginning travels."""
+    text = (f"{call.title} of {structure}" if structure else call.title).encode()[:_TEXT]
+    digest = hashlib.blake2b(structure.encode(), digest_size=16).digest()
+    head = _IDENTITY.pack(_MAGIC, number, call.op.encode(), call.reduce.encode(), call.root, digest)
+    body = bytes(payload[:INLINE])
+    return head + _REST.pack(failed, len(text), payload_bytes) + text.ljust(_TEXT, b"\0") + body.ljust(INLINE, b"\0")
+
+
+def decode_frame(raw: memoryview) -> Frame:
+    """Return the frame in `FRAME_BYTES` bytes."""
+    magic, number, *_ = _IDENTITY.unpack_from(raw)
+    failed, text_bytes, payload_bytes = _REST.unpack_from(raw, _IDENTITY.size)
+    text_start = _IDENTITY.size + _REST.size
+    start = text_start + _TEXT
+    return Frame(
+        identity=bytes(raw[: _IDENTITY.size]),
+        valid=magic == _MAGIC,
+        number=number,
+        failed=bool(failed),
+        text=bytes(raw[text_start : text_start + min(text_bytes, _TEXT)]).decode(errors="replace"),
+        payload=raw[start : start + min(payload_bytes, INLINE)],
+        payload_bytes=payload_bytes,
+    )

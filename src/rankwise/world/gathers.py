@@ -1,0 +1,206 @@
+"""`broadcast`, `gather` and `all_gather` of trees."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rankwise.world.exchange import call_place, exchange
+from rankwise.world.flat import bytes_of, flat_of, from_bytes, value_of
+from rankwise.world.frame import INLINE, Call, Frame
+from rankwise.world.moving import broadcast_bytes, gather_bytes
+from rankwise.world.reductions import check_root
+from rankwise.world.tree import Leaf, describe, flatten, rebuild
+
+if TYPE_CHECKING:
+    import torch
+
+    from rankwise.world.value import World
+
+__all__ = ["all_gather", "broadcast", "gather"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Pieces:
+    """This rank's tree as bytes.
+
+    Attributes:
+        structure: see `describe`.
+        leaves: of the tree.
+        flats: of the leaves.
+        lengths: int64, length of the first axis of each leaf that has one (ragged calls only); travels first.
+        sends: whether this rank's bytes travel.
+    """
+
+    structure: str
+    leaves: list[Leaf]
+    flats: list[torch.Tensor]
+    lengths: np.ndarray[Any, np.dtype[np.int64]]
+    sends: bool = True
+
+    @property
+    def payload_bytes(self) -> int:
+        return self.lengths.nbytes + (sum(flat.nbytes for flat in self.flats) if self.sends else 0)
+
+    def payload(self) -> bytes:
+        head = self.lengths.tobytes()
+        if not self.sends or self.payload_bytes > INLINE:
+            return head
+        return head + b"".join(bytes_of(flat).cpu().numpy().tobytes() for flat in self.flats)
+
+    @property
+    def devices(self) -> list[str]:
+        """The devices that hold bytes, each once, in a fixed order."""
+        return sorted({leaf.device for leaf in self.leaves})
+
+
+def broadcast(world: World, tree: Any, src: int) -> Any:
+    """See `World.broadcast`."""
+    call = Call("broadcast", call_place(), root=src)
+    if world.channel is None:
+        mine = _prepare(world, tree, call, ragged=False)
+        return _assemble(tree, mine, _local(mine), mine.lengths)
+    mine, frames = exchange(world, call, lambda: _prepare(world, tree, call, ragged=False))
+    sent = frames[src]
+    if sent.payload_bytes <= INLINE:
+        return _assemble(tree, mine, _cut_inline(mine, sent, mine.lengths), mine.lengths)
+    arrived = {}
+    for device in mine.devices:
+        own = _joined(world, mine, device)
+        arrived[device] = broadcast_bytes(world, call, own, len(own))
+    return _assemble(tree, mine, _cut(mine, arrived, mine.lengths), mine.lengths)
+
+
+def gather(world: World, tree: Any, dst: int) -> list[Any] | None:
+    """See `World.gather`."""
+    return _gather(world, tree, Call("gather", call_place(), root=dst))
+
+
+def all_gather(world: World, tree: Any, *, grad: bool) -> list[Any]:
+    """See `World.all_gather`."""
+    if grad:
+        from rankwise.world.gradients import all_gather_with_grad
+
+        return all_gather_with_grad(world, tree)
+    return _gather(world, tree, Call("all_gather", call_place())) or []
+
+
+def _gather(world: World, tree: Any, call: Call) -> list[Any] | None:
+    if world.channel is None:
+        mine = _prepare(world, tree, call, ragged=True)
+        return [_assemble(tree, mine, _local(mine), mine.lengths)]
+    mine, frames = exchange(world, call, lambda: _prepare(world, tree, call, ragged=True))
+    lengths = _all_lengths(world, call, mine, frames)
+    if all(frame.payload_bytes <= INLINE for frame in frames):
+        pieces = [_cut_inline(mine, frame, row) for frame, row in zip(frames, lengths, strict=True)]
+    else:
+        pieces = _collect(world, call, mine, lengths)
+    if call.root not in (-1, world.rank):
+        return None
+    return [_assemble(tree, mine, parts, row) for parts, row in zip(pieces, lengths, strict=True)]
+
+
+def _prepare(world: World, tree: Any, call: Call, *, ragged: bool) -> _Pieces:
+    if call.op != "all_gather":
+        check_root(world, call.root, "src" if call.op == "broadcast" else "dst")
+    leaves = flatten(tree)
+    lengths = [leaf.shape[0] for leaf in leaves if leaf.shape] if ragged else []
+    return _Pieces(
+        structure=describe(tree, leaves, ragged=ragged),
+        leaves=leaves,
+        flats=[flat_of(leaf) for leaf in leaves],
+        lengths=np.array(lengths, np.int64),
+        sends=ragged or world.rank == call.root,
+    )
+
+
+def _all_lengths(
+    world: World, call: Call, mine: _Pieces, frames: list[Frame]
+) -> list[np.ndarray[Any, np.dtype[np.int64]]]:
+    """Return every rank's lengths; they are in the frames unless there are too many of them."""
+    import torch
+
+    num_bytes = mine.lengths.nbytes
+    if num_bytes <= INLINE:
+        return [np.frombuffer(bytes(frame.payload[:num_bytes]), np.int64) for frame in frames]
+    assert world.channel is not None
+    own = bytes_of(torch.from_numpy(mine.lengths)).to(world.channel.device)
+    everywhere = Call(call.op, call.place)
+    found = gather_bytes(world, everywhere, own, [num_bytes] * world.world_size) or []
+    return [row.cpu().numpy().view(np.int64) for row in found]
+
+
+def _collect(
+    world: World, call: Call, mine: _Pieces, lengths: list[np.ndarray[Any, np.dtype[np.int64]]]
+) -> list[list[torch.Tensor]]:
+    """Gather the bytes of all ranks, device by device."""
+    arrived: list[dict[str, torch.Tensor]] = [{} for _ in lengths]
+    for device in mine.devices:
+        sizes = [sum(_sizes(mine, row, device)) for row in lengths]
+        for rank, raw in enumerate(gather_bytes(world, call, _joined(world, mine, device), sizes) or []):
+            arrived[rank][device] = raw
+    if call.root not in (-1, world.rank):
+        return []
+    return [_cut(mine, raw, row) for raw, row in zip(arrived, lengths, strict=True)]
+
+
+def _shapes(mine: _Pieces, lengths: np.ndarray[Any, np.dtype[np.int64]]) -> list[tuple[int, ...]]:
+    """Return the shapes of a rank's leaves, given its lengths (none: shapes are equal everywhere)."""
+    if not len(lengths):
+        return [leaf.shape for leaf in mine.leaves]
+    remaining = iter(lengths.tolist())
+    return [(next(remaining), *leaf.shape[1:]) if leaf.shape else () for leaf in mine.leaves]
+
+
+def _sizes(mine: _Pieces, lengths: np.ndarray[Any, np.dtype[np.int64]], device: str | None = None) -> list[int]:
+    """Return the bytes of a rank's leaves, of all or of those on one device."""
+    shapes = _shapes(mine, lengths)
+    return [
+        math.prod(shape) * flat.element_size()
+        for shape, flat, leaf in zip(shapes, mine.flats, mine.leaves, strict=True)
+        if device in (None, leaf.device)
+    ]
+
+
+def _joined(world: World, mine: _Pieces, device: str) -> torch.Tensor:
+    """Return the bytes of the leaves of a device, in one piece, where the group can carry them."""
+    import torch
+
+    assert world.channel is not None
+    parts = [bytes_of(flat) for flat, leaf in zip(mine.flats, mine.leaves, strict=True) if leaf.device == device]
+    whole = torch.cat(parts)
+    return whole.to(world.channel.device) if device == "cpu" else whole
+
+
+def _local(mine: _Pieces) -> list[torch.Tensor]:
+    return [flat.clone() for flat in mine.flats]
+
+
+def _cut_inline(mine: _Pieces, frame: Frame, lengths: np.ndarray[Any, np.dtype[np.int64]]) -> list[torch.Tensor]:
+    import torch
+
+    start, parts = lengths.nbytes, []
+    for size, flat in zip(_sizes(mine, lengths), mine.flats, strict=True):
+        raw = bytearray(frame.payload[start : start + size])
+        start += size
+        parts.append(torch.frombuffer(raw, dtype=flat.dtype) if size else flat.new_empty(0, device="cpu"))
+    return parts
+
+
+def _cut(
+    mine: _Pieces, arrived: dict[str, torch.Tensor], lengths: np.ndarray[Any, np.dtype[np.int64]]
+) -> list[torch.Tensor]:
+    starts, parts = dict.fromkeys(arrived, 0), []
+    for size, flat, leaf in zip(_sizes(mine, lengths), mine.flats, mine.leaves, strict=True):
+        start = starts[leaf.device]
+        starts[leaf.device] += size
+        parts.append(from_bytes(arrived[leaf.device][start : start + size], flat.dtype))
+    return parts
+
+
+def _assemble(tree: Any, mine: _Pieces, parts: list[torch.Tensor], lengths: np.ndarray[Any, np.dtype[np.int64]]) -> Any:
+    shapes = _shapes(mine, lengths)
+    return rebuild(tree, (value_of(*three) for three in zip(parts, mine.leaves, shapes, strict=True)))

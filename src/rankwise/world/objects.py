@@ -1,0 +1,100 @@
+"""Collectives of picklable objects."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rankwise.errors import ConfigError
+from rankwise.world.exchange import call_place, exchange
+from rankwise.world.frame import INLINE, Call, Frame
+from rankwise.world.moving import broadcast_bytes, gather_bytes
+from rankwise.world.reductions import check_root
+
+if TYPE_CHECKING:
+    import torch
+
+    from rankwise.world.value import World
+
+__all__ = ["all_gather_object", "broadcast_object", "gather_object"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Pickled:
+    """This rank's object as bytes."""
+
+    data: bytes
+    structure: str = ""
+
+    @property
+    def payload_bytes(self) -> int:
+        return len(self.data)
+
+    def payload(self) -> memoryview:
+        return memoryview(self.data)
+
+
+def broadcast_object(world: World, obj: Any, src: int) -> Any:
+    """See `World.broadcast_object`."""
+    call = Call("broadcast_object", call_place(), root=src)
+
+    def prepare() -> _Pickled:
+        check_root(world, src, "src")
+        return _pickled(obj) if world.rank == src else _Pickled(b"")
+
+    if world.channel is None:
+        return pickle.loads(prepare().data)  # noqa: S301  (pickled one line above)
+    mine, frames = exchange(world, call, prepare)
+    if frames[src].payload_bytes <= INLINE:
+        return pickle.loads(frames[src].payload)  # noqa: S301  (ranks of one job trust each other)
+    return _unpickled(broadcast_bytes(world, call, _raw(world, mine), frames[src].payload_bytes))
+
+
+def gather_object(world: World, obj: Any, dst: int) -> list[Any] | None:
+    """See `World.gather_object`."""
+    return _gather(world, obj, Call("gather_object", call_place(), root=dst))
+
+
+def all_gather_object(world: World, obj: Any) -> list[Any]:
+    """See `World.all_gather_object`."""
+    return _gather(world, obj, Call("all_gather_object", call_place())) or []
+
+
+def _gather(world: World, obj: Any, call: Call) -> list[Any] | None:
+    def prepare() -> _Pickled:
+        if call.op == "gather_object":
+            check_root(world, call.root, "dst")
+        return _pickled(obj)
+
+    if world.channel is None:
+        return [pickle.loads(prepare().data)]  # noqa: S301
+    mine, frames = exchange(world, call, prepare)
+    if all(frame.payload_bytes <= INLINE for frame in frames):
+        return _from_frames(frames) if call.root in (-1, world.rank) else None
+    arrived = gather_bytes(world, call, _raw(world, mine), [frame.payload_bytes for frame in frames])
+    return None if arrived is None else [_unpickled(raw) for raw in arrived]
+
+
+def _from_frames(frames: list[Frame]) -> list[Any]:
+    return [pickle.loads(frame.payload) for frame in frames]  # noqa: S301
+
+
+def _pickled(obj: Any) -> _Pickled:
+    try:
+        return _Pickled(pickle.dumps(obj, protocol=pickle.HIGHEST_PROTOCOL))
+    except Exception as error:
+        raise ConfigError(f"the object, a {type(obj).__name__}, cannot be pickled: {error}") from error
+
+
+def _raw(world: World, mine: _Pickled) -> torch.Tensor:
+    import torch
+
+    assert world.channel is not None
+    if not mine.data:
+        return torch.empty(0, dtype=torch.uint8, device=world.channel.device)
+    return torch.frombuffer(bytearray(mine.data), dtype=torch.uint8).to(world.channel.device)
+
+
+def _unpickled(raw: torch.Tensor) -> Any:
+    return pickle.loads(raw.cpu().numpy().tobytes())  # noqa: S301

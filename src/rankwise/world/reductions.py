@@ -1,0 +1,130 @@
+"""`reduce` and `all_reduce` of trees."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rankwise.errors import ConfigError
+from rankwise.world.exchange import call_place, carry, exchange
+from rankwise.world.flat import bytes_of
+from rankwise.world.frame import INLINE, Call, Frame
+from rankwise.world.tree import Leaf, describe, flatten, rebuild
+from rankwise.world.wire import Parcel, check_leaf, decode, encode, fold, pack, unpack
+
+if TYPE_CHECKING:
+    import torch
+
+    from rankwise.world.value import World
+
+__all__ = ["all_reduce", "check_root", "reduce"]
+
+_OPS = ("sum", "mean", "min", "max")
+
+
+@dataclass(frozen=True, slots=True)
+class _Summands:
+    """This rank's tree, encoded."""
+
+    structure: str
+    leaves: list[Leaf]
+    parcel: Parcel
+
+    @property
+    def payload_bytes(self) -> int:
+        return self.parcel.num_bytes
+
+    def payload(self) -> bytes:
+        if self.payload_bytes > INLINE:
+            return b""
+        return b"".join(bytes_of(buffer).cpu().numpy().tobytes() for buffer in self.parcel.buffers)
+
+
+def all_reduce(world: World, tree: Any, op: str) -> Any:
+    """See `World.all_reduce`."""
+    return _reduce(world, tree, Call("all_reduce", call_place(), reduce=str(op)))
+
+
+def reduce(world: World, tree: Any, op: str, dst: int) -> Any:
+    """See `World.reduce`."""
+    return _reduce(world, tree, Call("reduce", call_place(), reduce=str(op), root=dst))
+
+
+def check_root(world: World, root: int, name: str) -> None:
+    """Check that the root is a rank of the world.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if not 0 <= root < world.world_size:
+        raise ConfigError(f"{name}={root} is no rank of this world of {world.world_size} (ranks count from 0)")
+
+
+def _prepare(world: World, tree: Any, call: Call) -> _Summands:
+    if call.op == "reduce":
+        check_root(world, call.root, "dst")
+    if call.reduce not in _OPS:
+        raise ConfigError(f"the reduce op is one of {', '.join(_OPS)}; got {call.reduce!r}")
+    leaves = flatten(tree)
+    for leaf in leaves:
+        check_leaf(leaf, call.reduce)
+    flats = [encode(leaf, call.reduce) for leaf in leaves]
+    if world.channel is not None and world.channel.device != "cpu":
+        flats = [flat.to(world.channel.device) if flat.device.type == "cpu" else flat for flat in flats]
+    return _Summands(describe(tree, leaves, ragged=False), leaves, pack(flats))
+
+
+def _reduce(world: World, tree: Any, call: Call) -> Any:
+    if world.channel is None:
+        mine = _prepare(world, tree, call)
+        buffers = mine.parcel.buffers
+    else:
+        mine, frames = exchange(world, call, lambda: _prepare(world, tree, call))
+        small = mine.payload_bytes <= INLINE
+        buffers = _fold(mine.parcel, frames, call.reduce) if small else _travel(world, call, mine)
+    if mine.payload_bytes > INLINE and not _receives(world, call, mine):
+        return None
+    parts = unpack(mine.parcel, buffers)
+    values = [decode(flat, leaf, call.reduce, world.world_size) for flat, leaf in zip(parts, mine.leaves, strict=True)]
+    return rebuild(tree, iter(values)) if call.root in (-1, world.rank) else None
+
+
+def _receives(world: World, call: Call, mine: _Summands) -> bool:
+    """Whether the sums arrive here; those of Python integers do everywhere: on overflow every rank must raise."""
+    exact = call.reduce == "sum" and any(leaf.kind == "int" for leaf in mine.leaves)
+    return exact or call.root in (-1, world.rank)
+
+
+def _fold(parcel: Parcel, frames: list[Frame], op: str) -> list[torch.Tensor]:
+    """Reduce the inline payloads in rank order: the same bits on every rank."""
+    import torch
+
+    if not parcel.num_bytes:
+        return parcel.buffers
+    rows = torch.frombuffer(bytearray(b"".join(frame.payload for frame in frames)), dtype=torch.uint8)
+    rows = rows.reshape(len(frames), -1)
+    totals, start = [], 0
+    for buffer in parcel.buffers:
+        stop = start + buffer.numel() * buffer.element_size()
+        parts = rows[:, start:stop].clone(memory_format=torch.contiguous_format)
+        totals.append(fold(list(parts.view(buffer.dtype).unbind()), op).to(buffer.device) if stop > start else buffer)
+        start = stop
+    return totals
+
+
+def _travel(world: World, call: Call, mine: _Summands) -> list[torch.Tensor]:
+    """Reduce every buffer by one collective."""
+    import torch.distributed as dist
+
+    assert world.channel is not None
+    group = world.channel.group
+    op = {"min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}.get(call.reduce, dist.ReduceOp.SUM)
+    everywhere = call.root < 0 or _receives(world, Call(call.op, call.place, call.reduce, -2), mine)
+    for buffer in mine.parcel.buffers:
+        if not buffer.numel():
+            continue
+        if everywhere:
+            carry(world, call, lambda buffer=buffer: dist.all_reduce(buffer, op, group=group))  # type: ignore[misc]
+        else:
+            carry(world, call, lambda buffer=buffer: dist.reduce(buffer, op=op, group=group, group_dst=call.root))  # type: ignore[misc]
+    return mine.parcel.buffers

@@ -1,0 +1,185 @@
+"""How leaves are encoded for a reduction: which numbers travel, so that few dtypes and no wrong results are left.
+
+Backends do not reduce every dtype, and their minimum and maximum may lose a NaN. So small integers travel in a wider
+type, and for min and max floats travel as integers of the same order, with NaN beyond both ends. Python integers
+travel in two halves for a sum, which makes it exact. One buffer per (device, wire dtype) is what a collective sees.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rankwise.errors import ConfigError, WorldError
+from rankwise.world.flat import flat_of, value_of
+from rankwise.world.tree import Leaf
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Parcel", "check_leaf", "decode", "encode", "fold", "pack", "unpack"]
+
+_ADD = {"bool": "int64", "int16": "int32", "uint16": "int32"}
+_ADD_VIEW = {"uint32": "int32", "uint64": "int64", "complex64": "float32", "complex128": "float64"}
+_ORDER = {"bool": "uint8", "int16": "int32", "uint16": "int32", "uint32": "int64"}
+_FLOATS = {"float16": "float32", "bfloat16": "float32", "float32": "float32", "float64": "float64"}
+_PLAIN = ("int8", "uint8", "int32", "int64")
+_LOW = 2**32
+
+
+def check_leaf(leaf: Leaf, op: str) -> None:
+    """Check that the leaf can be reduced by `op`.
+
+    Raises:
+        ConfigError: it cannot; names the leaf and the mend.
+    """
+    known = {*_ADD, *_ADD_VIEW, *_FLOATS, *_PLAIN}
+    what = f"{leaf.path} ({leaf.kind} of {leaf.dtype})"
+    if leaf.dtype not in known:
+        raise ConfigError(f"{what} cannot be reduced: convert it to float32 first")
+    if op in ("min", "max") and leaf.dtype.startswith("complex"):
+        raise ConfigError(f"{what} has no {op}imum: complex numbers have no order")
+    whole = leaf.dtype == "bool" or "int" in leaf.dtype
+    if op == "mean" and whole and leaf.kind in ("tensor", "array", "scalar"):
+        raise ConfigError(
+            f"{what} has no mean in its own dtype: convert it to floating point first, or ask for the sum"
+        )
+
+
+def encode(leaf: Leaf, op: str) -> torch.Tensor:
+    """Return what travels for a leaf: a flat tensor of its wire dtype; `op` is "sum", "mean", "min" or "max"."""
+    import torch
+
+    flat, dtype = flat_of(leaf), leaf.dtype
+    if op in ("min", "max"):
+        return _encode_order(flat, dtype, op)
+    if leaf.kind == "int":
+        return torch.stack([flat >> 32, flat & (_LOW - 1)], dim=-1).reshape(-1)
+    if dtype in _ADD_VIEW:
+        return flat.view(getattr(torch, _ADD_VIEW[dtype]))
+    return flat.to(getattr(torch, _ADD[dtype])) if dtype in _ADD else flat
+
+
+def _encode_order(flat: torch.Tensor, dtype: str, op: str) -> torch.Tensor:
+    import torch
+
+    if dtype == "uint64":
+        return flat.view(torch.int64) ^ torch.iinfo(torch.int64).min
+    if dtype not in _FLOATS:
+        return flat.to(getattr(torch, _ORDER[dtype])) if dtype in _ORDER else flat
+    wide = flat.to(getattr(torch, _FLOATS[dtype]))
+    bits = wide.view(torch.int64 if wide.dtype == torch.float64 else torch.int32)
+    ends = torch.iinfo(bits.dtype)
+    return torch.where(wide.isnan(), ends.min if op == "min" else ends.max, _turn(bits))
+
+
+def _turn(bits: torch.Tensor) -> torch.Tensor:
+    """Flip all but the sign of negative floats' bits: as integers they then have the floats' order. Its own inverse."""
+    import torch
+
+    return torch.where(bits < 0, bits ^ torch.iinfo(bits.dtype).max, bits)
+
+
+def decode(flat: torch.Tensor, leaf: Leaf, op: str, world_size: int) -> Any:
+    """Return the reduced value of a leaf from what came back.
+
+    Raises:
+        WorldError: a sum of Python integers does not fit 64 bits.
+    """
+    if op in ("min", "max"):
+        return value_of(_decode_order(flat, leaf.dtype, op), leaf)
+    if leaf.kind == "int" or (leaf.kind == "bool" and op == "mean"):
+        return _whole(flat, leaf, op, world_size)
+    values = _decode_sum(flat, leaf.dtype)
+    return value_of(values / world_size if op == "mean" else values, leaf)
+
+
+def _whole(flat: torch.Tensor, leaf: Leaf, op: str, world_size: int) -> int | float:
+    parts = flat.tolist()
+    total = parts[0] if leaf.kind == "bool" else parts[0] * _LOW + parts[1]
+    if op == "mean":
+        return float(total / world_size)
+    if not -(2**63) <= total < 2**63:
+        raise WorldError(f"the sum over ranks of {leaf.path} is {total}, which does not fit 64 bits: send it as float")
+    return int(total)
+
+
+def _decode_sum(flat: torch.Tensor, dtype: str) -> torch.Tensor:
+    import torch
+
+    if dtype == "bool":
+        return flat  # a count, as in NumPy and torch
+    wanted: torch.dtype = getattr(torch, dtype)
+    return flat.view(wanted) if dtype in _ADD_VIEW else flat.to(wanted)
+
+
+def _decode_order(flat: torch.Tensor, dtype: str, op: str) -> torch.Tensor:
+    import torch
+
+    if dtype == "uint64":
+        return (flat ^ torch.iinfo(torch.int64).min).view(torch.uint64)
+    if dtype not in _FLOATS:
+        return flat.to(getattr(torch, dtype))
+    ends = torch.iinfo(flat.dtype)
+    values = _turn(flat).view(getattr(torch, _FLOATS[dtype]))
+    lost = flat == (ends.min if op == "min" else ends.max)
+    return torch.where(lost, torch.nan, values).to(getattr(torch, dtype))
+
+
+@dataclass(slots=True)
+class Parcel:
+    """Leaves encoded into one flat buffer per (device, wire dtype), in a fixed order.
+
+    Attributes:
+        places: of each leaf: its buffer and the slice of it.
+        buffers: owned by the parcel; collectives may write into them.
+    """
+
+    places: list[tuple[int, int, int]]
+    buffers: list[torch.Tensor]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all buffers."""
+        return sum(buffer.numel() * buffer.element_size() for buffer in self.buffers)
+
+
+def pack(flats: list[torch.Tensor]) -> Parcel:
+    """Return copies of the flat tensors, joined by device and dtype."""
+    import torch
+
+    groups: dict[tuple[str, str], list[torch.Tensor]] = {}
+    spots = []
+    for flat in flats:
+        key = (flat.device.type, str(flat.dtype))
+        group = groups.setdefault(key, [])
+        start = sum(other.numel() for other in group)
+        group.append(flat)
+        spots.append((key, start, flat.numel()))
+    order = {key: i for i, key in enumerate(sorted(groups))}
+    return Parcel(
+        places=[(order[key], start, length) for key, start, length in spots],
+        buffers=[torch.cat(groups[key]) if len(groups[key]) > 1 else groups[key][0].clone() for key in order],
+    )
+
+
+def unpack(parcel: Parcel, buffers: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the part of each leaf in the given buffers (of the parcel's layout)."""
+    return [buffers[i][start : start + length] for i, start, length in parcel.places]
+
+
+def fold(parts: list[torch.Tensor], op: str) -> torch.Tensor:
+    """Reduce equal-sized tensors in the order given, on this process; half precision is added up in float32."""
+    import torch
+
+    dtype = parts[0].dtype
+    if op in ("min", "max"):
+        reduce = torch.minimum if op == "min" else torch.maximum
+        total = parts[0]
+        for part in parts[1:]:
+            total = reduce(total, part)
+        return total
+    total = parts[0].to(torch.float32) if dtype in (torch.float16, torch.bfloat16) else parts[0].clone()
+    for part in parts[1:]:
+        total += part
+    return total.to(dtype)
