@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rankwise.data.feed.batch import FeedBatch
 from rankwise.data.feed.buffer import BufferPool, HostBuffer
-from rankwise.data.feed.cursor import Cursor, StartableOrder
+from rankwise.data.feed.cursor import Cursor, StartableOrder, check_fits
 from rankwise.data.feed.loader import BatchTransform, FeedLoader, LoaderStats
 from rankwise.data.feed.transform import Transform
 
@@ -18,4 +18,5 @@ __all__ = [
     "LoaderStats",
     "StartableOrder",
     "Transform",
+    "check_fits",
 ]

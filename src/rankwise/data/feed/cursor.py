@@ -8,7 +8,7 @@ from typing import Protocol, cast
 from rankwise.data.contract import JSON, Order, OrderState, Share, Step, num_micro_batches, shares
 from rankwise.errors import ConfigError
 
-__all__ = ["Cursor", "StartableOrder"]
+__all__ = ["Cursor", "StartableOrder", "check_fits"]
 
 
 class StartableOrder(Order, Protocol):
@@ -32,15 +32,15 @@ class Cursor:
         ConfigError: the rank is not in the world, or `micro_batch` is below 1.
     """
 
-    def __init__(self, order: StartableOrder, *, rank: int, world_size: int, micro_batch: int | None) -> None:
+    def __init__(self, order: Order, *, rank: int, world_size: int, micro_batch: int | None) -> None:
         if not 0 <= rank < world_size:
             raise ConfigError(f"a loader wants 0 <= rank < world_size, got rank {rank} of {world_size}")
         num_micro_batches(1, world_size=world_size, micro_batch=micro_batch)  # refuses a bad micro_batch now
-        self.order = order
+        self.order = _startable(order)
         self.rank = rank
         self.world_size = world_size
         self.micro_batch = micro_batch
-        self.done = order.start(0)
+        self.done = self.order.start(0)
 
     def __len__(self) -> int:
         """Steps from the last one marked done to the end of its epoch."""
@@ -98,3 +98,28 @@ class Cursor:
                 "or start afresh"
             )
         self.order, self.done = order, wanted
+
+
+def check_fits(order: Order, *, num_samples: int, fingerprint: str | None) -> None:
+    """Refuse an order that was made for other data, as far as it tells.
+
+    Raises:
+        ConfigError: the order has another number of samples, or the fingerprint of other data.
+    """
+    total = getattr(order, "samples", num_samples)
+    if isinstance(total, int) and total != num_samples:
+        raise ConfigError(
+            f"the order is over {total} samples, the data have {num_samples}: make it from the data, Order(source, ...)"
+        )
+    wanted = getattr(order, "fingerprint", None)
+    if wanted is not None and fingerprint is not None and wanted != fingerprint:
+        raise ConfigError(
+            f"the order was made for other data (fingerprint {wanted}, the source has {fingerprint}): make it from "
+            "this source, Order(source, ...)"
+        )
+
+
+def _startable(order: Order) -> StartableOrder:
+    if not hasattr(order, "start"):
+        raise ConfigError(f"order= wants a rankwise.Order (with start(epoch)), got {type(order).__name__}")
+    return cast("StartableOrder", order)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from rankwise.data.contract import JSON, Order, OrderState, Source
 from rankwise.data.feed.batch import FeedBatch
 from rankwise.data.feed.buffer import BufferPool, HostBuffer
-from rankwise.data.feed.cursor import Cursor, StartableOrder
+from rankwise.data.feed.cursor import Cursor, check_fits
 from rankwise.data.feed.place import Placer, make_placer
 from rankwise.data.feed.reader import ReadAhead, ReadBatch, ReadStep, StepReader
 from rankwise.data.feed.transform import SampleTransform, Transform
@@ -91,8 +91,9 @@ class FeedLoader:
     ) -> None:
         if depth < 0:
             raise ConfigError(f"depth is how many steps may lie ready, at least 0; got {depth}")
+        check_fits(order, num_samples=source.num_samples, fingerprint=source.fingerprint)
         self.source = source if fields is None else _select(source, fields)
-        self._cursor = Cursor(_startable(order), rank=rank, world_size=world_size, micro_batch=micro_batch)
+        self._cursor = Cursor(order, rank=rank, world_size=world_size, micro_batch=micro_batch)
         self._placer: Placer = make_placer(device)
         self._depth = depth
         self._transform = transform
@@ -212,12 +213,6 @@ class FeedLoader:
 def _release(batches: tuple[FeedBatch, ...]) -> None:
     for batch in batches:
         batch.release()
-
-
-def _startable(order: Order) -> StartableOrder:
-    if not hasattr(order, "start"):
-        raise ConfigError(f"order= wants a rankwise.Order (with start(epoch)), got {type(order).__name__}")
-    return order  # type: ignore[return-value]
 
 
 def _select(source: Source, fields: Sequence[str]) -> Source:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from rankwise.data.samples.dataset import DatasetLoader
+from rankwise.data.samples.dataset_batch import DatasetBatch
+from rankwise.data.samples.keyed import sample_key
 from rankwise.data.samples.loading import SampleLoader
 from rankwise.data.samples.source import ArrayPlan, ArraySource
 
-__all__ = ["ArrayPlan", "ArraySource", "SampleLoader"]
+__all__ = ["ArrayPlan", "ArraySource", "DatasetBatch", "DatasetLoader", "SampleLoader", "sample_key"]

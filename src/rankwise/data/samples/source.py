@@ -72,6 +72,7 @@ class ArraySource:
             name: _column(name, array, cache=self.cache, missing=missing) for name, array in arrays.items()
         }
         self._num_samples = _common_length(self._columns)
+        self._fingerprint = _fingerprint(self._columns)
         self._fields = MappingProxyType({name: column.spec for name, column in self._columns.items()})
 
     @classmethod
@@ -145,9 +146,11 @@ class ArraySource:
 
     @property
     def fingerprint(self) -> str:
-        """Hash of the arrays' metadata: equal for a copy at another path, different for other data."""
-        facts = sorted((name, column.fingerprint) for name, column in self._columns.items())
-        return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
+        """Hash of the arrays' metadata: equal for a copy at another path, different for other data.
+
+        What `select` returns keeps it: leaving out a field changes no order.
+        """
+        return self._fingerprint
 
     @property
     def stats(self) -> StoreStats:
@@ -170,16 +173,15 @@ class ArraySource:
         chosen.cache = self.cache
         chosen._columns = {name: self._columns[name] for name in fields}
         chosen._num_samples = self._num_samples
+        chosen._fingerprint = self._fingerprint
         chosen._fields = MappingProxyType({name: self._fields[name] for name in fields})
         return chosen
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"cache": self.cache, "columns": self._columns, "num_samples": self._num_samples}
+        return {name: value for name, value in vars(self).items() if name != "_fields"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.cache = state["cache"]
-        self._columns = state["columns"]
-        self._num_samples = state["num_samples"]
+        vars(self).update(state)
         self._fields = MappingProxyType({name: column.spec for name, column in self._columns.items()})
 
     def plan(self, share: Share) -> ArrayPlan:
@@ -246,6 +248,11 @@ def _load_npy(path: Path) -> NDArray:
     except (OSError, ValueError) as error:
         raise DataError(f"the file {path} cannot be read as a NumPy array: {error}") from error
     return array
+
+
+def _fingerprint(columns: Mapping[str, Column]) -> str:
+    facts = sorted((name, column.fingerprint) for name, column in columns.items())
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
 
 
 def _common_length(columns: Mapping[str, Column]) -> int:

@@ -1,0 +1,190 @@
+"""`DatasetLoader`: any map-style torch `Dataset`, through torch's own DataLoader, in our order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from rankwise.data.contract import JSON, Order, OrderState, Share
+from rankwise.data.feed import Cursor, check_fits
+from rankwise.data.samples.dataset_batch import DatasetBatch
+from rankwise.data.samples.keyed import KeyedDataset
+from rankwise.data.samples.place import find_place
+from rankwise.data.samples.requests import Requests
+from rankwise.data.samples.trees import move_tree, no_rows
+from rankwise.errors import ConfigError, MissingExtraError
+
+if TYPE_CHECKING:
+    from collections import deque
+
+    import torch
+    from torch.utils.data import DataLoader
+
+    from rankwise.world import World
+
+__all__ = ["DatasetLoader"]
+
+
+class DatasetLoader:
+    """Implements `BatchLoader` over a map-style dataset: ``dataset[i]`` and ``len(dataset)``.
+
+    The samples of a step are those of the order, at any number of workers; workers may pull ahead, the position moves
+    when a step is marked done. A rank without samples in a step gets what ``collate_fn`` makes of one sample, cut to
+    zero rows. ``batch.data`` is what ``collate_fn`` returned, on the device; ``batch["x"]`` and ``batch[0]`` reach
+    into it when it is a dict or a tuple.
+
+    Randomness inside the dataset belongs to the sample: see `reseed` and `sample_key`.
+
+    Workers are started by "forkserver" (also where Python would fork: a fork of a process that has threads, as one
+    with zarr, CUDA or a process group has, can hang). So the dataset must be picklable, and a script that uses workers
+    needs ``if __name__ == "__main__":``. They stay up from epoch to epoch.
+
+    Args:
+        dataset: map-style dataset.
+        order: which samples form which step; its batch size is that of all ranks together.
+        micro_batch: most samples of this rank in one batch; None = its whole share at once.
+        num_workers: worker processes; 0 fetches in this process.
+        prefetch_factor: batches that each worker fetches ahead, default 2.
+        collate_fn: list of samples to a batch; default torch's.
+        world: the world; None = `World.current()`.
+        device: "auto" = the world's device, any torch device, or None to leave batches as they were collated.
+        pin_memory: page-lock batches for the copy; None = when the device is CUDA.
+        reseed: seed the global generators of `random`, NumPy and torch (CPU) with the sample's key before each
+            ``dataset[i]`` and restore them after it; then transforms that draw from them give the same at any world
+            size. None = yes, except for a dataset with ``__getitems__``, which fetches batches at once.
+        worker_init_fn: called with its number in each worker.
+        persistent_workers: keep workers from epoch to epoch; None = yes if there are any.
+        multiprocessing_context: how workers start: "forkserver" (default), "spawn" or "fork".
+        timeout: seconds to wait for a batch of the workers; 0 = for ever.
+
+    Raises:
+        ConfigError: the dataset is not map-style, its length is not the order's, or an argument is out of range.
+        MissingExtraError: torch is not installed.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        *,
+        order: Order,
+        micro_batch: int | None = None,
+        num_workers: int = 0,
+        prefetch_factor: int | None = None,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        world: World | None = None,
+        device: str | torch.device | None = "auto",
+        pin_memory: bool | None = None,
+        reseed: bool | None = None,
+        worker_init_fn: Callable[[int], None] | None = None,
+        persistent_workers: bool | None = None,
+        multiprocessing_context: str | None = None,
+        timeout: float = 0,
+    ) -> None:
+        _check_dataset(dataset, num_workers=num_workers, prefetch_factor=prefetch_factor)
+        check_fits(order, num_samples=len(dataset), fingerprint=getattr(dataset, "fingerprint", None))
+        place = find_place(world, device)
+        self.dataset = dataset
+        self._device = place.device
+        self._pinned = _is_cuda(place.device) if pin_memory is None else pin_memory
+        self._cursor = Cursor(order, rank=place.rank, world_size=place.world_size, micro_batch=micro_batch)
+        self._requests = Requests(self._cursor)
+        self._num_iterations = 0
+        reseed = not hasattr(dataset, "__getitems__") if reseed is None else reseed
+        self._loader = _torch_loader(
+            KeyedDataset(dataset, reseed=reseed),
+            self._requests,
+            num_workers=num_workers,
+            prefetch_factor=prefetch_factor,
+            collate_fn=collate_fn,
+            pin_memory=self._pinned,
+            worker_init_fn=worker_init_fn,
+            persistent_workers=num_workers > 0 if persistent_workers is None else persistent_workers,
+            multiprocessing_context=multiprocessing_context or ("forkserver" if num_workers else None),
+            timeout=timeout,
+        )
+
+    @property
+    def order(self) -> Order:
+        """The order, as resumed."""
+        return self._cursor.order
+
+    def __len__(self) -> int:
+        return len(self._cursor)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the start of an epoch; keeps the position when the state already lies inside that epoch."""
+        self._cursor.set_epoch(epoch)
+
+    def mark_done(self, state: OrderState) -> None:
+        """Record that the step which ends at `state` (``batch.resume``) has completed.
+
+        Raises:
+            ConfigError: the state belongs to another order.
+        """
+        self._cursor.mark_done(state)
+
+    def state_dict(self) -> dict[str, JSON]:
+        """Return the last state marked done. What workers have pulled does not count."""
+        return self._cursor.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, JSON]) -> None:
+        """Continue after `state`, at any world size.
+
+        Raises:
+            ConfigError: the state belongs to other data, another kind of order or another seed.
+        """
+        self._cursor.load_state_dict(state)
+
+    def __iter__(self) -> Iterator[tuple[DatasetBatch, ...]]:
+        self._num_iterations += 1
+        mine = self._num_iterations
+        pulled = self._requests.begin()
+        fetched = iter(self._loader)
+        for _ in range(len(self._cursor)):
+            if mine != self._num_iterations:
+                raise ConfigError(
+                    "this iteration of the DatasetLoader ended when another was started: its workers serve one at a "
+                    "time; make a second loader to iterate twice at once"
+                )
+            yield self._step(fetched, pulled)
+
+    def _step(self, fetched: Iterator[Any], pulled: deque[Share]) -> tuple[DatasetBatch, ...]:
+        batches = [self._batch(next(fetched), pulled)]
+        while len(batches) < batches[0].share.num_micro:
+            batches.append(self._batch(next(fetched), pulled))
+        return tuple(batches)
+
+    def _batch(self, data: Any, pulled: deque[Share]) -> DatasetBatch:
+        share = pulled.popleft()
+        if share.num_samples == 0:
+            data = no_rows(data)
+        if self._device is not None:
+            data = move_tree(data, self._device, non_blocking=self._pinned)
+        return DatasetBatch(share, data)
+
+
+def _torch_loader(dataset: KeyedDataset, requests: Requests, **options: Any) -> DataLoader[Any]:
+    try:
+        import torch
+        from torch.utils.data import DataLoader
+    except ImportError as error:
+        raise MissingExtraError("a DatasetLoader runs torch's DataLoader: pip install 'rankwise[train]'") from error
+    # A generator of its own: drawing the workers' base seed must not move the training's random state.
+    generator = torch.Generator().manual_seed(0)
+    return DataLoader(dataset, batch_sampler=requests, generator=generator, **options)  # type: ignore[arg-type]
+
+
+def _is_cuda(device: str | torch.device | None) -> bool:
+    return device is not None and str(device).startswith("cuda")
+
+
+def _check_dataset(dataset: Any, *, num_workers: int, prefetch_factor: int | None) -> None:
+    if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
+        raise ConfigError(
+            f"a DatasetLoader takes map-style datasets (with __getitem__ and __len__), {type(dataset).__name__} is not "
+            "one: an order needs samples by index"
+        )
+    if num_workers < 0:
+        raise ConfigError(f"num_workers wants a number >= 0, got {num_workers}")
+    if prefetch_factor is not None and num_workers == 0:
+        raise ConfigError("prefetch_factor needs workers: give num_workers >= 1 too, or leave it out")

@@ -1,0 +1,53 @@
+"""What a collate function returns: nested dicts, lists and tuples of tensors. Moved to a device, or cut to no rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rankwise.errors import ConfigError
+
+__all__ = ["map_tree", "move_tree", "no_rows"]
+
+
+def map_tree(function: Callable[[Any], Any], tree: Any) -> Any:
+    """Return `tree` with its leaves replaced; dicts, lists, tuples and named tuples keep their kind."""
+    if isinstance(tree, Mapping):
+        return type(tree)({name: map_tree(function, value) for name, value in tree.items()})  # type: ignore[call-arg]
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return type(tree)(*(map_tree(function, value) for value in tree))
+    if isinstance(tree, (list, tuple)):
+        return type(tree)(map_tree(function, value) for value in tree)
+    return function(tree)
+
+
+def move_tree(tree: Any, device: Any, *, non_blocking: bool) -> Any:
+    """Return `tree` with everything that has ``.to`` (tensors, and batches of other libraries) on `device`."""
+    return map_tree(lambda leaf: leaf.to(device, non_blocking=non_blocking) if hasattr(leaf, "to") else leaf, tree)
+
+
+def no_rows(tree: Any) -> Any:
+    """Return a collated batch cut to zero samples: each tensor or array ``[:0]``, each list of texts empty.
+
+    Raises:
+        ConfigError: it holds something whose batch axis is not known.
+    """
+    if isinstance(tree, list) and tree and all(isinstance(value, (str, bytes)) for value in tree):
+        return []
+    if isinstance(tree, (Mapping, list, tuple)):
+        return _children(tree)
+    if tree is None or (hasattr(tree, "ndim") and tree.ndim > 0):
+        return None if tree is None else tree[:0]
+    raise ConfigError(
+        f"this rank has no sample in this step and the collated batch holds a {type(tree).__name__}, of which zero "
+        'samples cannot be cut: let collate_fn return tensors with a batch axis, or use remainder="drop" or a larger '
+        "batch_size so that no rank goes without"
+    )
+
+
+def _children(tree: Any) -> Any:
+    if isinstance(tree, Mapping):
+        return type(tree)({name: no_rows(value) for name, value in tree.items()})  # type: ignore[call-arg]
+    if hasattr(tree, "_fields"):
+        return type(tree)(*(no_rows(value) for value in tree))
+    return type(tree)(no_rows(value) for value in tree)
