@@ -75,7 +75,7 @@ class Checkpointer:
             step: optimizer steps done.
             parts: `Stateful` parts by name; what is neither Stateful nor has a state is saved as a plain tree, from the
                 main rank. States hold tensors, arrays, numbers, strings, None, and dicts, lists and tuples of these.
-            meta: small JSON object kept in the manifest, from the main rank.
+            meta: small JSON object kept in the manifest, from the main rank; NaN and infinities are kept.
 
         Returns:
             Folder of the checkpoint.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ __all__ = [
 FORMAT = 1
 _NAME = re.compile(r"(?:\.old-)?step-(\d{10,})")
 _BLOCK_BYTES = 1 << 20
+_NONFINITE = "__nonfinite__"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +90,7 @@ def encode_manifest(info: CheckpointInfo) -> bytes:
             }
             for name, part in info.parts.items()
         },
-        "meta": dict(info.meta),
+        "meta": _strict(info.meta),
     }
     return json.dumps({**body, "sha256": _digest(body)}, indent=1, allow_nan=False).encode() + b"\n"
 
@@ -116,7 +118,8 @@ def read_manifest(folder: Path) -> CheckpointInfo:
         for name, part in body["parts"].items()
     }
     keys = ("step", "attempt", "world_size", "time", "versions", "meta")
-    return CheckpointInfo(path=folder, parts=parts, **{key: body[key] for key in keys})
+    facts = {key: body[key] for key in keys}
+    return CheckpointInfo(path=folder, parts=parts, **{**facts, "meta": _loose(facts["meta"])})
 
 
 def verify(folder: Path) -> CheckpointInfo:
@@ -178,6 +181,22 @@ def _verify_file(path: Path, record: FileRecord) -> None:
         raise CheckpointError(f"{record.path} has {num_bytes} bytes instead of {record.bytes}")
     if digest.hexdigest() != record.sha256:
         raise CheckpointError(f"{record.path} is damaged (checksum)")
+
+
+def _strict(value: Any) -> Any:
+    """Return `value` for strict JSON: a NaN or an infinity, which a diverged run reports, becomes a marked dict."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return {_NONFINITE: str(value)}
+    if isinstance(value, Mapping):
+        return {str(key): _strict(item) for key, item in value.items()}
+    return [_strict(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def _loose(value: Any) -> Any:
+    """Undo `_strict`."""
+    if isinstance(value, dict):
+        return float(value[_NONFINITE]) if list(value) == [_NONFINITE] else {k: _loose(v) for k, v in value.items()}
+    return [_loose(item) for item in value] if isinstance(value, list) else value
 
 
 def _digest(body: Mapping[str, Any]) -> str:

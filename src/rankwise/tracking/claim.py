@@ -25,6 +25,7 @@ __all__ = ["Claim", "claim"]
 # What may lie in a directory that holds no run yet: made by the launcher, or left by a start that died.
 _EARLY = {"logs", "vitals", "lock", "running.lock", "attempt.json"}
 _FORMAT = 1
+_LOGS = re.compile(r"attempt-(\d+)")
 _log = logging.getLogger("rankwise.tracking")
 
 
@@ -65,10 +66,10 @@ def claim(
     running.acquire(wait_s=wait_s)
     try:
         if fresh and (path / "config.json").exists():
-            _move_aside(path, running)
+            aside = _move_aside(path, running)
             path.mkdir(exist_ok=True)
             running.acquire(wait_s=wait_s)
-            _keep_live_logs(path)
+            _keep_live_logs(path, aside)
         found = _take(path, config, environment, resume)
     except BaseException:
         running.release()
@@ -138,7 +139,7 @@ def _refuse_foreign(path: Path) -> None:
         raise RunDirError(f"{path / 'config.json'} is not a run's; choose another directory with --run-dir")
     foreign = sorted(entry.name for entry in path.iterdir() if entry.name not in _EARLY and not _is_ours(entry.name))
     if foreign:
-        shown = ", ".join(foreign[:5]) + (", ..." if len(foreign) > 5 else "")  # noqa: PLR2004
+        shown = ", ".join(foreign[:5]) + (", ..." if len(foreign) > 5 else "")
         raise RunDirError(
             f"{path} holds no run (no config.json) but other files: {shown}; choose an empty or new directory with "
             "--run-dir, or move these away"
@@ -150,20 +151,22 @@ def _is_ours(name: str) -> bool:
     return re.fullmatch(r"\.(attempt|config)\.json\.\d+\.tmp", name) is not None
 
 
-def _move_aside(path: Path, running: FileLock) -> None:
+def _move_aside(path: Path, running: FileLock) -> Path:
     number = 1
     while (aside := path.with_name(f"{path.name}.{number}")).exists():
         number += 1
     path.rename(aside)
     running.release()
     _log.warning("--fresh: the earlier run was moved to %s", aside)
+    return aside
 
 
-def _keep_live_logs(path: Path) -> None:
+def _keep_live_logs(path: Path, aside: Path) -> None:
     """Take the newest log folder along: the launcher of this very start is writing into it."""
     if Path(os.environ.get("RANKWISE_RUN_DIR", "/")).absolute() != path:
         return
-    asides = sorted(path.parent.glob(f"{path.name}.*/logs/attempt-*"), key=lambda folder: folder.stat().st_mtime_ns)
-    if asides:
+    numbered = [(int(name[1]), entry) for entry in aside.glob("logs/*") if (name := _LOGS.fullmatch(entry.name))]
+    if numbered:
         (path / "logs").mkdir(exist_ok=True)
-        asides[-1].rename(path / "logs" / asides[-1].name)
+        live = max(numbered)[1]
+        live.rename(path / "logs" / live.name)

@@ -67,7 +67,7 @@ def peak_memory() -> dict[str, int]:
 def format_bytes(num_bytes: float) -> str:
     """Return ``"1.2 GiB"``."""
     for unit in ("B", "KiB", "MiB"):
-        if num_bytes < 1024:  # noqa: PLR2004
+        if num_bytes < 1024:
             return f"{num_bytes:.0f} {unit}"
         num_bytes /= 1024
     return f"{num_bytes:.1f} GiB"
