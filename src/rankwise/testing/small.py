@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -46,24 +46,13 @@ class ArrayBatch:
     def __getitem__(self, field: str) -> Any:
         return self.fields[field]
 
-    def one(self) -> ArrayBatch:
-        """Return the first sample, or zeros."""
-        if len(self.ids):
-            fields = {name: value[:1].clone() for name, value in self.fields.items()}
-        else:
-            fields = {name: value.new_zeros((1, *value.shape[1:])) for name, value in self.fields.items()}
-        ids = self.ids[:1] if len(self.ids) else np.zeros(1, dtype=np.int64)
-        share = Share(
-            step=self.share.step,
-            micro=0,
-            num_micro=1,
-            rank=self.share.rank,
-            world_size=self.share.world_size,
-            positions=ids,
-            ids=ids,
-            weights=None,
-        )
-        return ArrayBatch(share=share, fields=fields, ids=ids, count=1)
+    def stand_in(self) -> ArrayBatch:
+        """Return the first sample twice, or zeros."""
+        some = len(self.ids) > 0
+        fields = {n: f[[0, 0]] if some else f.new_zeros((2, *f.shape[1:])) for n, f in self.fields.items()}
+        ids = self.ids[[0, 0]] if some else np.zeros(2, dtype=np.int64)
+        share = replace(self.share, micro=0, num_micro=1, positions=ids, ids=ids, weights=None)
+        return ArrayBatch(share=share, fields=fields, ids=ids, count=2)
 
     def release(self, event: Any = None) -> None:
         """Do nothing: the memory is the batch's own."""

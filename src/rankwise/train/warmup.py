@@ -53,12 +53,12 @@ def kept_random_state() -> Iterator[None]:
 
 
 def held_sample(batches: tuple[Batch, ...], world: World) -> Batch:
-    """Return one sample with which this rank takes part when it has none of its own. Every rank calls it once.
+    """Return what this rank takes part with when it has no sample of its own. Every rank calls it once.
 
     It is real data wherever this rank has any. When the step has fewer samples than ranks some rank has none; then
     the last rank, whose share is never empty, sends its own to all.
     """
-    mine = next((b for b in batches if len(b.ids)), batches[0]).one()
+    mine = next((b for b in batches if len(b.ids)), batches[0]).stand_in()
     if len(batches[0].share.step.ids) >= world.world_size:
         return mine
     last = world.world_size - 1

@@ -146,10 +146,11 @@ class Batch(Protocol):
         """Return a field, batch axis first."""
         ...
 
-    def one(self) -> Batch:
-        """Return a batch of one sample that owns its memory: the first one here, or zeros when this batch is empty.
+    def stand_in(self) -> Batch:
+        """Return a batch of two samples that owns its memory and can be pickled: the first one here twice, else zeros.
 
-        It stands in where a rank without samples must still take part in a forward and a backward pass.
+        It stands in where a rank without samples must still take part in a forward and a backward pass. Two, because
+        layers with batch statistics refuse a single one.
         """
         ...
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -105,12 +106,20 @@ class FeedBatch:
     def detach(self) -> FeedBatch:
         """Return a copy with memory of its own, which no loader uses again."""
         copies = {name: _copied(field) for name, field in self.fields.items()}
-        return FeedBatch(self._share, copies, num_lost=self._num_lost, give_back=lambda _event: None)
+        return FeedBatch(self._share, copies, num_lost=self._num_lost, give_back=_keep)
+
+    def stand_in(self) -> FeedBatch:
+        """Return a batch of two samples that owns its memory and can be pickled: the first one here twice, else zeros."""
+        some = len(self.ids) > 0
+        ids = self.ids[[0, 0]] if some else np.zeros(2, dtype=np.int64)
+        share = replace(self._share, micro=0, num_micro=1, positions=ids, ids=ids, weights=None)
+        fields = {name: _first_twice(field, some=some) for name, field in self.fields.items()}
+        return FeedBatch(share, fields, num_lost=0, give_back=_keep)
 
     def with_fields(self, fields: dict[str, Any]) -> FeedBatch:
         """Return this batch with other fields; it takes over the memory, and this object counts as released."""
         give_back, self._give_back, self._fields = self._give_back, None, None
-        return FeedBatch(self._share, fields, num_lost=self._num_lost, give_back=give_back or (lambda _event: None))
+        return FeedBatch(self._share, fields, num_lost=self._num_lost, give_back=give_back or _keep)
 
     def release(self, event: Any = None) -> None:
         """Give the memory back: at once, or when `event` (a CUDA event) has happened. Calling it twice is fine."""
@@ -125,6 +134,27 @@ class FeedBatch:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.release()
+
+
+def _keep(_event: Any) -> None:
+    """Give nothing back: the memory is the batch's own."""
+
+
+def _first_twice(field: Any, *, some: bool) -> Any:
+    if isinstance(field, tuple):
+        data, indices, indptr = field
+        end = int(indptr[1]) if some else 0
+        doubled = [end * row for row in range(3)]
+        bounds = indptr.new_tensor(doubled) if hasattr(indptr, "new_tensor") else np.array(doubled, dtype=indptr.dtype)
+        return (*(_twice(part[:end]) for part in (data, indices)), bounds)
+    if some:
+        return field[[0, 0]]
+    shape = (2, *field.shape[1:])
+    return field.new_zeros(shape) if hasattr(field, "new_zeros") else np.zeros(shape, dtype=field.dtype)
+
+
+def _twice(values: Any) -> Any:
+    return values.repeat(2) if hasattr(values, "new_zeros") else np.tile(values, 2)
 
 
 def _copied(field: Any) -> Any:
