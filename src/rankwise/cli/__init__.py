@@ -1,1 +1,5 @@
-"""cli (filled in below)."""
+"""The command `rankwise`: parse, call, print."""
+
+from rankwise.cli.app import main
+
+__all__ = ["main"]

@@ -1,1 +1,31 @@
-"""launch (filled in below)."""
+"""N processes, one fate: ranks on this machine, started and watched by a small supervisor that never imports torch."""
+
+from typing import TYPE_CHECKING
+
+from rankwise._lazy import door
+
+__all__ = ["Device", "Job", "Outcome", "Platform", "Target", "Wrapper", "run", "supervise", "wrapper"]
+
+if TYPE_CHECKING:
+    from rankwise.launch.calls import run
+    from rankwise.launch.job import Job
+    from rankwise.launch.outcome import Outcome
+    from rankwise.launch.platforms import Device, Platform
+    from rankwise.launch.supervisor import supervise
+    from rankwise.launch.target import Target
+    from rankwise.launch.wrapping import Wrapper, wrapper
+else:
+    __getattr__, __dir__ = door(
+        __name__,
+        {
+            "Device": "rankwise.launch.platforms",
+            "Job": "rankwise.launch.job",
+            "Outcome": "rankwise.launch.outcome",
+            "Platform": "rankwise.launch.platforms",
+            "Target": "rankwise.launch.target",
+            "Wrapper": "rankwise.launch.wrapping",
+            "run": "rankwise.launch.calls",
+            "supervise": "rankwise.launch.supervisor",
+            "wrapper": "rankwise.launch.wrapping",
+        },
+    )

@@ -1,0 +1,58 @@
+"""The command's table of contents."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from rankwise._version import __version__
+from rankwise.cli.run_command import run_command
+from rankwise.errors import RankwiseError
+
+__all__ = ["app", "main"]
+
+_EPILOG = "Learn one command with: rankwise COMMAND --help"
+
+app = typer.Typer(
+    name="rankwise",
+    help="Data-parallel training in one piece: start ranks, watch over them, say what is wrong.",
+    epilog=_EPILOG,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"rankwise {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and leave.")
+    ] = False,
+) -> None:
+    del version  # its callback has done everything
+
+
+app.command(
+    "run",
+    context_settings={"allow_interspersed_args": False},
+    no_args_is_help=True,
+    epilog="Everything after the script belongs to the script. Options of torchrun are understood.",
+)(run_command)
+
+
+def main() -> None:
+    """Run the command line; an error of rankwise becomes one message and exit code 2, without a traceback."""
+    try:
+        app(prog_name="rankwise")
+    except RankwiseError as error:
+        print(f"rankwise: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -1,0 +1,177 @@
+"""`rankwise run`: options to a job, the job to the supervisor, its outcome to an exit code."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from rankwise.cli.ranks import count_ranks, parse_env
+from rankwise.cli.torchrun_words import check_nodes, say_unneeded
+from rankwise.launch.dry_run import describe_job
+from rankwise.launch.job import Job
+from rankwise.launch.show import parse_show
+from rankwise.launch.supervisor import supervise
+from rankwise.launch.target import parse_target
+
+__all__ = ["run_command"]
+
+_TORCHRUN = "torchrun's options"
+_OUTPUT = "Output"
+_FAILURE = "When something goes wrong"
+
+
+def run_command(  # noqa: PLR0917  (typer's way: a parameter per option)
+    words: Annotated[
+        list[str], typer.Argument(metavar="SCRIPT.PY | MODULE:FUNCTION  [ARGS]...", help="What every rank runs.")
+    ],
+    nproc: Annotated[
+        str,
+        typer.Option(
+            "--nproc",
+            "--nproc-per-node",
+            "--nproc_per_node",
+            metavar="N|auto|gpu|cpu",
+            help="Number of ranks. auto: one per visible GPU, or 1; gpu: one per GPU; cpu: one per usable core.",
+        ),
+    ] = "auto",
+    module: Annotated[bool, typer.Option("-m", "--module", help="SCRIPT is a module name, as in python -m.")] = False,
+    run_dir: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Run directory: checkpoints, metrics and logs of this run.")
+    ] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Begin anew although the run directory holds a run.")] = False,
+    resume: Annotated[
+        Literal["auto", "must", "never"] | None, typer.Option(help="Continue from the newest checkpoint.")
+    ] = None,
+    env: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="Variable for the ranks; may be repeated.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be started, and start nothing.")] = False,
+    max_restarts: Annotated[
+        int,
+        typer.Option(
+            "--max-restarts",
+            "--max_restarts",
+            metavar="K",
+            min=0,
+            help="Start all ranks again, up to K times, after one has failed.",
+            rich_help_panel=_FAILURE,
+        ),
+    ] = 0,
+    hang_timeout: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            min=0,
+            help="Stop, and name the culprit, when no rank makes progress for so long; 0: never. "
+            "Default: 1800 once a rank has called rankwise.vitals.beat (the Trainer does), else never.",
+            rich_help_panel=_FAILURE,
+        ),
+    ] = None,
+    shutdown_timeout: Annotated[
+        float | None,
+        typer.Option(
+            "--shutdown-timeout",
+            "--shutdown_timeout",
+            metavar="SECONDS",
+            min=0,
+            help="Time for ranks to end when asked, before they are killed. Default: 5 after a failure, "
+            "30 after Ctrl-C or SIGTERM.",
+            rich_help_panel=_FAILURE,
+        ),
+    ] = None,
+    tee: Annotated[
+        str,
+        typer.Option(
+            "-t",
+            "--tee",
+            metavar="WHAT",
+            help="What the console shows. auto: stdout of rank 0, stderr of all; all; main: rank 0 only; none; "
+            "or torchrun's numbers (3, or 0:3,1:2).",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = "auto",
+    redirects: Annotated[
+        str,
+        typer.Option(
+            "-r",
+            "--redirects",
+            metavar="NUMBERS",
+            help="Streams that go to the log files only, in torchrun's numbers.",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = "0",
+    log_dir: Annotated[
+        Path | None,
+        typer.Option(
+            "--log-dir",
+            "--log_dir",
+            metavar="DIR",
+            help="Folder for attempt-N/rank-R.out and .err. Default: logs in the run directory, if there is one.",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = None,
+    master_addr: Annotated[
+        str, typer.Option("--master-addr", "--master_addr", metavar="ADDRESS", rich_help_panel=_TORCHRUN)
+    ] = "127.0.0.1",
+    master_port: Annotated[
+        int | None,
+        typer.Option(
+            "--master-port",
+            "--master_port",
+            metavar="PORT",
+            help="Default: a free one, held until the end.",
+            rich_help_panel=_TORCHRUN,
+        ),
+    ] = None,
+    nnodes: Annotated[str, typer.Option(metavar="1", rich_help_panel=_TORCHRUN)] = "1",
+    node_rank: Annotated[int, typer.Option("--node-rank", "--node_rank", metavar="0", rich_help_panel=_TORCHRUN)] = 0,
+    standalone: Annotated[bool, typer.Option("--standalone", hidden=True)] = False,
+    rdzv_backend: Annotated[str | None, typer.Option("--rdzv-backend", "--rdzv_backend", hidden=True)] = None,
+    rdzv_endpoint: Annotated[str | None, typer.Option("--rdzv-endpoint", "--rdzv_endpoint", hidden=True)] = None,
+    rdzv_id: Annotated[str | None, typer.Option("--rdzv-id", "--rdzv_id", hidden=True)] = None,
+    rdzv_conf: Annotated[str | None, typer.Option("--rdzv-conf", "--rdzv_conf", hidden=True)] = None,
+    monitor_interval: Annotated[
+        float | None, typer.Option("--monitor-interval", "--monitor_interval", hidden=True)
+    ] = None,
+    start_method: Annotated[str | None, typer.Option("--start-method", "--start_method", hidden=True)] = None,
+    role: Annotated[str | None, typer.Option(hidden=True)] = None,
+    local_addr: Annotated[str | None, typer.Option("--local-addr", "--local_addr", hidden=True)] = None,
+    signals_to_handle: Annotated[
+        str | None, typer.Option("--signals-to-handle", "--signals_to_handle", hidden=True)
+    ] = None,
+) -> None:
+    """Run a script, module or function on N ranks of this machine, as one."""
+    say_unneeded(
+        rdzv_backend=rdzv_backend,
+        rdzv_endpoint=rdzv_endpoint,
+        rdzv_id=rdzv_id,
+        rdzv_conf=rdzv_conf,
+        monitor_interval=monitor_interval,
+        start_method=start_method,
+        role=role,
+        local_addr=local_addr,
+        signals_to_handle=signals_to_handle,
+    )
+    check_nodes(nnodes, node_rank)
+    job = Job(
+        target=parse_target(words, as_module=module),
+        num_ranks=count_ranks(nproc),
+        max_restarts=max_restarts,
+        run_dir=run_dir,
+        fresh=fresh,
+        resume=resume,
+        hang_timeout_s=hang_timeout,
+        shutdown_timeout_s=shutdown_timeout,
+        show=parse_show(tee, redirects),
+        log_dir=log_dir,
+        master_addr=master_addr,
+        master_port=master_port,
+        env=parse_env(env or []),
+    )
+    if dry_run:
+        print(describe_job(job))
+        return
+    sys.exit(supervise(job).exitcode)

@@ -1,0 +1,271 @@
+"""One attempt: all ranks are started together, watched together, and ended together."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import time
+from functools import partial
+from pathlib import Path
+
+from rankwise import vitals
+from rankwise.launch.console import Console
+from rankwise.launch.environment import rank_environment
+from rankwise.launch.hang import CHECK_INTERVAL_S, HangWatch, blame
+from rankwise.launch.janitor import Janitor
+from rankwise.launch.job import Job
+from rankwise.launch.loop import Loop
+from rankwise.launch.ports import HeldPort
+from rankwise.launch.process import RankProcess, start_rank
+from rankwise.launch.pump import Pump
+from rankwise.launch.sessions import kill_sessions
+from rankwise.launch.verdict import Failure, RankEnd, decide, is_timeout
+from rankwise.launch.wiring import Wires, wire
+
+__all__ = ["Attempt"]
+
+SETTLE_S = 0.2  # how long to listen for an earlier failure once one is clear
+SETTLE_COLLATERAL_S = 3.0  # how long to wait for the cause when only its consequences have shown
+DRAIN_S = 0.5  # how long output may still come after the last rank has ended
+SHUTDOWN_AFTER_FAILURE_S = 5.0
+SHUTDOWN_FROM_OUTSIDE_S = 30.0
+
+
+class Attempt:
+    """Starts the ranks once and stays with them until the last has ended.
+
+    Args:
+        job: the launch.
+        number: which attempt of it, from 0.
+        run_id: name of the launch.
+        loop: entered by the caller.
+        console: where output goes.
+        janitor: cleans up if we are killed.
+        logs: existing folder for this attempt's logs, None for none.
+    """
+
+    def __init__(
+        self, job: Job, number: int, run_id: str, *, loop: Loop, console: Console, janitor: Janitor, logs: Path | None
+    ) -> None:
+        self.interrupted: int | None = None
+        self.hidden_lines: dict[int, int] = {}
+        self._job, self._number, self._run_id = job, number, run_id
+        self._loop, self._console, self._janitor, self._logs = loop, console, janitor, logs
+        self._ranks: list[RankProcess] = []
+        self._wires: list[Wires] = []
+        self._open_pumps: set[Pump] = set()
+        self._hung: Failure | None = None
+        self._stop_s: float | None = None  # when we first asked the ranks to end
+        self._kill_s: float | None = None  # when patience ends
+        self._all_ended_s: float | None = None
+        self._begun_s = time.monotonic()
+        self._next_check_s = self._begun_s + CHECK_INTERVAL_S
+
+    def run(self) -> tuple[Failure | None, list[RankEnd]]:
+        """Run the ranks to their end; return the root cause of a failure, None without one, and every rank's end."""
+        self._folder = vitals.make_folder()
+        self._janitor.add_folder(self._folder)
+        self._watch = HangWatch(self._folder, self._job.hang_timeout_s)
+        port = HeldPort(self._job.master_port)
+        try:
+            self._start(port)
+            while not self._is_over():
+                self._loop.step(self._patience())
+                self._reap()
+                self._take_signals()
+                self._judge()
+            ends = self._ends()
+        finally:
+            self._clean_up()
+            port.close()
+        return self._hung or decide(ends), ends
+
+    def _start(self, port: HeldPort) -> None:
+        job = self._job
+        port.hand_over()
+        for rank in range(job.num_ranks):
+            wires = wire(rank, job.num_ranks, job.show, self._console, self._logs)
+            self._wires.append(wires)
+            env = rank_environment(
+                job, rank=rank, attempt=self._number, port=port.number, run_id=self._run_id, vitals=self._folder
+            )
+            process = start_rank(
+                job.target, rank, env, stdin=wires.stdin, out=wires.out, err=wires.err, pumps=wires.pumps
+            )
+            wires.close_ours()
+            self._ranks.append(process)
+            self._janitor.add_rank(process.pid)
+            self._loop.watch(process.report_fd, partial(self._read_report, process))
+            for pump in wires.pumps:
+                self._open_pumps.add(pump)
+                self._loop.watch(pump.fd, partial(self._pump, pump))
+
+    def _alive(self) -> list[RankProcess]:
+        return [process for process in self._ranks if process.status is None]
+
+    def _is_over(self) -> bool:
+        if self._alive():
+            return False
+        if self._all_ended_s is None:
+            self._all_ended_s = time.monotonic()
+            kill_sessions({process.pid for process in self._ranks})
+        return not self._open_pumps or time.monotonic() > self._all_ended_s + DRAIN_S
+
+    def _patience(self) -> float | None:
+        """Seconds until something must be looked at even if nothing happens."""
+        now = time.monotonic()
+        if self._all_ended_s is not None:
+            return max(0.0, self._all_ended_s + DRAIN_S - now) + 0.001
+        if self._stop_s is not None:
+            return None if self._kill_s is None else max(0.0, self._kill_s - now) + 0.001
+        settled = self._settled_s()
+        return max(0.0, (self._next_check_s if settled is None else settled) - now) + 0.001
+
+    def _read_report(self, process: RankProcess) -> None:
+        if not process.read_report():
+            self._loop.forget(process.report_fd)
+
+    def _pump(self, pump: Pump) -> None:
+        if not pump.pump():
+            self._loop.forget(pump.fd)
+            self._open_pumps.discard(pump)
+
+    def _reap(self) -> None:
+        for process in self._ranks:
+            if process.reap():
+                process.read_report()
+
+    def _take_signals(self) -> None:
+        while self._loop.signals:
+            number = self._loop.signals.popleft()
+            if number in {signal.SIGUSR1, signal.SIGUSR2}:
+                for process in self._alive():
+                    process.send(number)
+            elif number == signal.SIGWINCH:
+                for wires in self._wires:
+                    wires.resize()
+                self._ranks[0].send(number)
+            elif number == signal.SIGTSTP:
+                self._suspend()
+            elif number != signal.SIGCHLD:
+                self.interrupt(number)
+
+    def _suspend(self) -> None:
+        """Ctrl-Z: the ranks, which have sessions of their own, stop and go on together with us."""
+        for process in self._alive():
+            process.send(signal.SIGSTOP)
+        signal.raise_signal(signal.SIGSTOP)
+        for process in self._alive():
+            process.send(signal.SIGCONT)
+        self._watch.reset()
+
+    def interrupt(self, number: int) -> None:
+        """End the ranks because of a signal from outside; the second one kills them at once."""
+        if self.interrupted is not None:
+            self._kill()
+            return
+        self.interrupted = number
+        patience = self._shutdown_s(SHUTDOWN_FROM_OUTSIDE_S)
+        name = signal.Signals(number).name
+        if self._alive():
+            self._console.say(f"{name}: asking the ranks to end, {patience:g} s to save (again to kill them at once)")
+        self._stop(number if number in {signal.SIGINT, signal.SIGTERM} else signal.SIGTERM, patience)
+
+    def _shutdown_s(self, default: float) -> float:
+        return default if self._job.shutdown_timeout_s is None else self._job.shutdown_timeout_s
+
+    def _stop(self, number: int, patience: float) -> None:
+        now = time.monotonic()
+        if self._stop_s is None:
+            self._stop_s = now
+        self._kill_s = now + patience
+        for process in self._alive():
+            process.ask_to_end(number)
+
+    def _kill(self) -> None:
+        self._kill_s = None
+        for process in self._alive():
+            process.ask_to_end(signal.SIGKILL)
+
+    def _settled_s(self) -> float | None:
+        """When what has failed so far should be acted on; None if nothing has."""
+        failed = [end for end in self._ends() if end.failed]
+        if not failed:
+            return None
+        clear = [end for end in failed if end.suspicion < 2]
+        if clear:
+            return min(end.failed_s for end in clear) + SETTLE_S
+        return min(end.failed_s for end in failed) + SETTLE_COLLATERAL_S
+
+    def _judge(self) -> None:
+        """Act on what has happened: a failure, a hang, the end of patience."""
+        now = time.monotonic()
+        if self._kill_s is not None and now >= self._kill_s:
+            self._kill()
+        if self._stop_s is not None or not self._alive():
+            return
+        settled = self._settled_s()
+        if settled is not None:
+            if now >= settled:
+                self._blame_the_quiet()
+                self._stop(signal.SIGTERM, self._shutdown_s(SHUTDOWN_AFTER_FAILURE_S))
+        elif now >= self._next_check_s:
+            self._next_check_s = now + CHECK_INTERVAL_S
+            self._check_hang(now)
+
+    def _blame_the_quiet(self) -> None:
+        """When ranks have given up waiting for another one that still lives, that one is the cause."""
+        failed = [end for end in self._ends() if end.failed]
+        reports = [end.report for end in failed if end.report is not None and is_timeout(end.report)]
+        alive = {process.rank for process in self._alive()} - {end.rank for end in failed}
+        if alive and reports and all(end.suspicion == 2 for end in failed):
+            waiting = min(reports, key=lambda report: report.time_s)
+            self._hung = blame(self._folder, alive, f"rank {waiting.rank} gave up waiting for it ({waiting.type})")
+
+    def _check_hang(self, now: float) -> None:
+        alive = {process.rank for process in self._alive()}
+        reason = self._watch.reason(alive)
+        if reason is None and self._job.timeout_s is not None and now - self._begun_s > self._job.timeout_s:
+            reason = f"not done after {self._job.timeout_s:g} s (timeout)"
+        if reason is not None:
+            self._hung = blame(self._folder, alive, reason)
+            self._stop(signal.SIGTERM, self._shutdown_s(SHUTDOWN_AFTER_FAILURE_S))
+
+    def _ends(self) -> list[RankEnd]:
+        return [
+            RankEnd(
+                rank=process.rank,
+                status=process.status,
+                ended_s=process.ended_s or time.monotonic(),
+                report=process.report,
+                sent=process.sent,
+                sent_s=self._stop_s if process.sent is not None else None,
+                crash=self._crash(process),
+            )
+            for process in self._ranks
+            if process.status is not None or process.report is not None or self._stop_s is not None
+        ]
+
+    def _crash(self, process: RankProcess) -> str:
+        if process.status is None or process.status >= 0:
+            return ""
+        path = self._folder / f"crash-{process.rank}"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def _clean_up(self) -> None:
+        """Leave nothing: no process, no descriptor, no folder."""
+        self._kill()
+        for process in self._ranks:
+            if process.status is None:
+                process.status = process.popen.wait()
+            self._loop.forget(process.report_fd)
+            process.close()
+            for pump in process.pumps:
+                self._loop.forget(pump.fd)
+                if process.report is not None and pump.stream == "err":
+                    pump.note(process.report.traceback)
+                pump.close()
+                if not pump.shown and pump.stream == "out":
+                    self.hidden_lines[process.rank] = pump.num_lines
+            self._janitor.remove_rank(process.pid)
+        shutil.rmtree(self._folder, ignore_errors=True)

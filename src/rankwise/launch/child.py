@@ -1,0 +1,70 @@
+"""A rank's process, from first to last: `python -m rankwise.launch.child PARENT FD KIND NAME ARGS`."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import sys
+from pathlib import Path
+from typing import cast, get_args
+
+from rankwise import vitals
+from rankwise.launch.invoke import invoke
+from rankwise.launch.pact import die_with_parent
+from rankwise.launch.report import make_report
+from rankwise.launch.target import Kind, Target
+
+__all__: list[str] = []
+
+INTERRUPTED = 130
+
+
+def main(argv: list[str]) -> None:
+    """Join the death pact, show signs of life, run the target, and report how it failed if it did."""
+    die_with_parent(int(argv[0]))
+    report_fd, rank, folder = int(argv[1]), int(os.environ["RANK"]), Path(os.environ["RANKWISE_VITALS"])
+    os.set_inheritable(report_fd, False)  # noqa: FBT003
+    # a crash inside C leaves its Python stacks where the supervisor finds them
+    faulthandler.enable((folder / f"crash-{rank}").open("w"))
+    vitals.start(folder, rank)
+    for stream in (sys.stdout, sys.stderr):
+        if not stream.isatty():
+            stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # lines in time, one write each
+    assert argv[2] in get_args(Kind)
+    pid = os.getpid()
+    try:
+        invoke(Target(kind=cast("Kind", argv[2]), name=argv[3], args=tuple(argv[4:])), rank)
+    except BaseException as error:
+        if os.getpid() != pid:
+            raise  # a child that the program forked: its failure is its parent's business
+        code = _exit_code(error)
+        if code != 0:
+            _send(report_fd, make_report(error, rank, code).to_json())
+        sys.exit(code)
+
+
+def _exit_code(error: BaseException) -> int:
+    """Return what Python would exit with; a text in SystemExit is printed as Python does."""
+    if isinstance(error, KeyboardInterrupt):
+        return INTERRUPTED
+    if not isinstance(error, SystemExit):
+        return 1
+    if error.code is None:
+        return 0
+    if isinstance(error.code, int):
+        return error.code & 0xFF
+    print(error.code, file=sys.stderr)  # noqa: T201
+    return 1
+
+
+def _send(fd: int, line: bytes) -> None:
+    """Write everything, or nothing if the supervisor is gone."""
+    try:
+        while line:
+            line = line[os.write(fd, line) :]
+    except BrokenPipeError:
+        pass
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,37 @@
+"""What a launch would start, as text."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from pathlib import Path
+
+from rankwise.launch.environment import rank_environment
+from rankwise.launch.job import Job
+
+__all__ = ["describe_job"]
+
+
+def describe_job(job: Job) -> str:
+    """Describe in a few lines what `supervise(job)` would start: command, ranks, variables, logs, and the fate."""
+    python = {"script": [], "module": ["-m"], "function": ["-c"], "call": []}[job.target.kind]
+    name = job.target.name
+    if job.target.kind == "function":
+        module, _, function = name.partition(":")
+        name = f"import {module}; {module}.{function}()"
+    command = shlex.join([sys.executable, *python, name, *job.target.args])
+    seconds = {None: "default", 0: "never"}.get(job.hang_timeout_s, f"{job.hang_timeout_s} s")
+    lines = [
+        f"command    {command}",
+        f"ranks      {job.num_ranks} on this machine",
+        f"restarts   up to {job.max_restarts}",
+        f"hang       {seconds}",
+        f"logs       {job.logs / 'attempt-N' if job.logs is not None else 'none'}",
+        "variables  of rank 0:",
+    ]
+    env = rank_environment(job, rank=0, attempt=0, port=job.master_port or 0, run_id="ID", vitals=Path("FOLDER"))
+    added = {name: value for name, value in env.items() if os.environ.get(name) != value}
+    if job.master_port is None:
+        added["MASTER_PORT"] = "a free one, held until the end"
+    return "\n".join([*lines, *(f"  {name}={value}" for name, value in sorted(added.items()))])

@@ -1,0 +1,56 @@
+"""The variables of a rank: torchrun's names and meanings, and a few of our own."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from rankwise.launch.cores import num_usable_cores
+from rankwise.launch.job import Job
+
+__all__ = ["rank_environment"]
+
+# what an outer launch may have left in our own environment, and must not reach these ranks
+_OURS = ("RANKWISE_RUN_DIR", "RANKWISE_FRESH", "RANKWISE_RESUME", "RANKWISE_VITALS")
+_STALE = (*_OURS, "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE")
+
+
+def rank_environment(job: Job, *, rank: int, attempt: int, port: int, run_id: str, vitals: Path) -> dict[str, str]:
+    """Return the whole environment of a rank.
+
+    `OMP_NUM_THREADS` is the cores that this process may use, shared out among the ranks, unless it is set already or
+    there is one rank only (torchrun forces 1, which leaves most of a machine idle).
+
+    Args:
+        job: the launch.
+        rank: global rank; on one machine also the local one.
+        attempt: which attempt of this launch, from 0.
+        port: where rank 0 listens.
+        run_id: name of this launch, the same for all of its attempts.
+        vitals: folder for the vitals of this attempt.
+    """
+    size = str(job.num_ranks)
+    env = {name: value for name, value in os.environ.items() if name not in _STALE}
+    env.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
+    threads = job.num_threads
+    if threads is None and job.num_ranks > 1 and "OMP_NUM_THREADS" not in env:
+        threads = max(1, num_usable_cores() // job.num_ranks)
+    if threads is not None:
+        env["OMP_NUM_THREADS"] = str(threads)
+    env |= job.env
+    env |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "ROLE_RANK": str(rank), "GROUP_RANK": "0"}
+    env |= {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "ROLE_WORLD_SIZE": size, "GROUP_WORLD_SIZE": "1"}
+    env |= {"ROLE_NAME": "default", "MASTER_ADDR": job.master_addr, "MASTER_PORT": str(port)}
+    env |= {
+        "TORCHELASTIC_RESTART_COUNT": str(attempt),
+        "TORCHELASTIC_MAX_RESTARTS": str(job.max_restarts),
+        "TORCHELASTIC_RUN_ID": run_id,
+        "RANKWISE_VITALS": str(vitals),
+    }
+    if job.run_dir is not None:
+        env["RANKWISE_RUN_DIR"] = str(job.run_dir.absolute())
+    if job.fresh and attempt == 0:
+        env["RANKWISE_FRESH"] = "1"
+    if job.resume is not None:
+        env["RANKWISE_RESUME"] = job.resume
+    return env

@@ -1,0 +1,86 @@
+"""All that one launch needs to know, validated before anything starts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from rankwise.errors import ConfigError
+from rankwise.launch.show import Show
+from rankwise.launch.target import Target
+
+__all__ = ["Job"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """One launch on this machine: what runs, how often, and what happens when something fails.
+
+    Attributes:
+        target: what every rank runs.
+        num_ranks: number of processes, >= 1.
+        max_restarts: how often all ranks are started again after a failure, >= 0.
+        run_dir: run directory, handed to the ranks as RANKWISE_RUN_DIR; logs go to its `logs/`.
+        fresh: the first attempt sees RANKWISE_FRESH=1.
+        resume: handed to the ranks as RANKWISE_RESUME; None leaves it to the script.
+        hang_timeout_s: stop when no rank has made progress for so many seconds. None: 30 minutes from the first
+            `vitals.beat`, never without one. 0: never. Given: counted from the start, also without beats.
+        timeout_s: stop when the whole attempt takes longer; None: never.
+        shutdown_timeout_s: how long ranks may take to end when asked, before they are killed. None: 5 seconds after a
+            failure, 30 when the stop came from outside (time to save).
+        show: what reaches the console.
+        log_dir: folder for `attempt-<n>/rank-<r>.out` and `.err`.
+        master_addr: where rank 0 listens, for MASTER_ADDR.
+        master_port: its port; None takes a free one, new for every attempt, held until the attempt ends.
+        env: more variables for every rank.
+        num_threads: OMP_NUM_THREADS of a rank; None: the usable cores shared out, unless the variable is set already.
+
+    Raises:
+        ConfigError: a value that cannot work.
+    """
+
+    target: Target
+    num_ranks: int = 1
+    max_restarts: int = 0
+    run_dir: Path | None = None
+    fresh: bool = False
+    resume: Literal["auto", "must", "never"] | None = None
+    hang_timeout_s: float | None = None
+    timeout_s: float | None = None
+    shutdown_timeout_s: float | None = None
+    show: Show = field(default_factory=Show)
+    log_dir: Path | None = None
+    master_addr: str = "127.0.0.1"
+    master_port: int | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    num_threads: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.num_ranks < 1:
+            raise ConfigError(f"num_ranks must be at least 1, got {self.num_ranks}")
+        if self.max_restarts < 0:
+            raise ConfigError(f"max_restarts must be at least 0, got {self.max_restarts}")
+        for name in ("hang_timeout_s", "timeout_s", "shutdown_timeout_s"):
+            value = getattr(self, name)
+            if value is not None and not value >= 0:
+                raise ConfigError(f"{name} must be at least 0 seconds, got {value}")
+        if self.resume not in {None, "auto", "must", "never"}:
+            raise ConfigError(f"resume must be auto, must or never, got {self.resume!r}")
+        if self.fresh and self.resume == "must":
+            raise ConfigError("fresh starts anew and resume='must' forbids that: give one of them")
+        if self.master_port is not None and not 0 < self.master_port < 1 << 16:
+            raise ConfigError(f"master_port must be between 1 and 65535, got {self.master_port}")
+        for name in self.env:
+            if not re.fullmatch(r"[A-Za-z_]\w*", name):
+                raise ConfigError(f"env: {name!r} is no name of an environment variable")
+        self.show.check(self.num_ranks)
+
+    @property
+    def logs(self) -> Path | None:
+        """Folder under which each attempt gets its logs, None if none were asked for."""
+        if self.log_dir is not None:
+            return self.log_dir
+        return self.run_dir / "logs" if self.run_dir is not None else None

@@ -1,0 +1,79 @@
+"""The supervisor's wait: descriptors and signals, one at a time, in one thread."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+from collections import deque
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+__all__ = ["Loop"]
+
+_HANDLED = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGCHLD", "SIGWINCH", "SIGTSTP")
+
+
+class Loop:
+    """Waits for descriptors to become readable and collects signals, without polling.
+
+    A context manager, to be entered in the main thread: it takes over the signals a supervisor cares for, and gives
+    them back. A SIGHUP that was ignored before (`nohup`) stays ignored.
+
+    Attributes:
+        signals: numbers of the signals that came and were not yet taken out, oldest first.
+    """
+
+    def __init__(self) -> None:
+        self.signals: deque[int] = deque()
+        self._selector = selectors.DefaultSelector()
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        self._wake_read, self._wake_write = os.pipe()
+        for fd in (self._wake_read, self._wake_write):
+            os.set_blocking(fd, False)
+        for name in _HANDLED:
+            number = getattr(signal, name)
+            if name == "SIGHUP" and signal.getsignal(number) is signal.SIG_IGN:
+                continue
+            self._previous[number] = signal.signal(number, self._note)
+        self._previous_wake = signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
+        self._selector.register(self._wake_read, selectors.EVENT_READ, self._drain)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        signal.set_wakeup_fd(self._previous_wake)
+        for number, handler in self._previous.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        self._selector.close()
+        os.close(self._wake_read)
+        os.close(self._wake_write)
+
+    def watch(self, fd: int, callback: Callable[[], object]) -> None:
+        """Call `callback` whenever `fd` is readable."""
+        self._selector.register(fd, selectors.EVENT_READ, callback)
+
+    def forget(self, fd: int) -> None:
+        """Watch `fd` no longer; nothing happens if it was not watched."""
+        with contextlib.suppress(KeyError):
+            self._selector.unregister(fd)
+
+    def step(self, timeout_s: float | None) -> None:
+        """Wait until something happens or the time is over, and run the callbacks."""
+        if self.signals:
+            timeout_s = 0
+        for key, _ in self._selector.select(timeout_s):
+            key.data()
+
+    def _note(self, number: int, _frame: FrameType | None) -> None:
+        self.signals.append(number)
+
+    def _drain(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while os.read(self._wake_read, 4096):
+                pass

@@ -1,0 +1,74 @@
+"""What became of a launch, and how it is told."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rankwise.launch.verdict import Failure, RankEnd, is_collateral, signal_name
+
+__all__ = ["Outcome", "describe_failure", "describe_others"]
+
+_WIDTH = 72
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """What became of a launch.
+
+    Attributes:
+        failure: the root cause; None if every rank ended well, or if the launch was stopped from outside.
+        interrupted: the signal that stopped it from outside, None if none did.
+        num_attempts: how often the ranks were started.
+        text: the failure as it was told, "" without one.
+    """
+
+    failure: Failure | None = None
+    interrupted: int | None = None
+    num_attempts: int = 1
+    text: str = ""
+
+    @property
+    def exitcode(self) -> int:
+        """What the command exits with."""
+        if self.interrupted is not None:
+            return 128 + self.interrupted
+        return self.failure.exitcode if self.failure is not None else 0
+
+
+def describe_failure(failure: Failure, num_ranks: int, others: Sequence[str]) -> str:
+    """Tell a failure: its traceback once, then one line for each other rank."""
+    host = socket.gethostname()
+    lines = [f"rank {failure.rank} of {num_ranks} on {host} {failure.headline}"]
+    if failure.detail:
+        title = f"---- rank {failure.rank} on {host} "
+        lines += [title + "-" * (_WIDTH - len(title)), failure.detail.rstrip("\n"), "-" * _WIDTH]
+    return "\n".join([*lines, *others])
+
+
+def describe_others(ends: Sequence[RankEnd], failure: Failure) -> list[str]:
+    """Tell in one line each what became of the ranks that are not the root cause."""
+    start = next((end.failed_s for end in ends if end.rank == failure.rank), None)
+    return [f"rank {end.rank}: {_fate(end, start)}" for end in ends if end.rank != failure.rank]
+
+
+def _fate(end: RankEnd, start: float | None) -> str:
+    if end.failed:
+        later = f" {abs(end.failed_s - start):.1f} s {'later' if end.failed_s >= start else 'before'}" if start else ""
+        if end.report is not None and is_collateral(end.report):
+            return f"collateral{later}: {_short(end)}"
+        return f"failed as well{later}: {_short(end)}"
+    if end.sent is not None:
+        how = f"exit {end.status}" if (end.status or 0) >= 0 else signal_name(-(end.status or 0))
+        return f"stopped by rankwise ({how})"
+    return "had finished (exit 0)"
+
+
+def _short(end: RankEnd) -> str:
+    if end.report is not None:
+        first = (end.report.message.strip().splitlines() or [""])[0]
+        text = f"{end.report.type}: {first}"
+        return text if len(text) <= 160 else text[:157] + "..."
+    status = end.status or 0
+    return f"ended by {signal_name(-status)}" if status < 0 else f"exit {status}"

@@ -1,0 +1,66 @@
+"""A port for rank 0 that nobody else can be given: bound by the supervisor, listened on by the rank."""
+
+from __future__ import annotations
+
+import socket
+import sys
+
+from rankwise.errors import LaunchError
+
+__all__ = ["HeldPort"]
+
+
+class HeldPort:
+    """A TCP port, bound (not listening) on all addresses for as long as the attempt lives.
+
+    On Linux a second socket may bind and listen on the port if both sockets set SO_REUSEADDR, as torch's store does
+    (both of its backends). The kernel hands a port that is bound this way to nobody who asks for a free one, so many
+    launches may run side by side. Other systems do not allow the second bind: there the port is let go just before
+    the ranks start.
+
+    Args:
+        port: the port to hold; None takes a free one.
+
+    Raises:
+        LaunchError: the port is in use.
+    """
+
+    def __init__(self, port: int | None = None) -> None:
+        self._socket = _bind(port or 0)
+        self.number = int(self._socket.getsockname()[1])
+
+    def hand_over(self) -> None:
+        """Let the rank bind: nothing to do on Linux, where it can while we hold the port."""
+        if sys.platform != "linux":
+            self._socket.close()
+
+    def close(self) -> None:
+        """Give the port back."""
+        self._socket.close()
+
+
+def _bind(port: int) -> socket.socket:
+    family = socket.AF_INET6 if socket.has_ipv6 else socket.AF_INET
+    try:
+        return _bind_family(family, port)
+    except OSError:
+        # no IPv6 on this machine, or the port is taken: the second attempt tells which
+        try:
+            return _bind_family(socket.AF_INET, port)
+        except OSError as error:
+            raise LaunchError(
+                f"port {port} cannot be used: {error.strerror}; leave the port out to get a free one"
+            ) from error
+
+
+def _bind_family(family: socket.AddressFamily, port: int) -> socket.socket:
+    held = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            held.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        held.bind(("", port))
+    except OSError:
+        held.close()
+        raise
+    return held

@@ -1,0 +1,141 @@
+"""One rank's process as the supervisor sees it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from rankwise.launch.pump import Pump
+from rankwise.launch.report import Report
+from rankwise.launch.sessions import kill_group
+from rankwise.launch.target import Target
+
+__all__ = ["RankProcess", "start_rank"]
+
+
+@dataclass(kw_only=True, slots=True)
+class RankProcess:
+    """A rank's process.
+
+    Attributes:
+        rank: global rank.
+        popen: the process, leader of its own session.
+        report_fd: where its report arrives.
+        pumps: its streams that pass through this process.
+        status: exit status as `subprocess` gives it (negative: signal); None while it runs.
+        ended_s: when that was seen, monotonic clock.
+        report: what it said about its own failure.
+        sent: the last signal by which we asked it to end; None if we did not.
+    """
+
+    rank: int
+    popen: subprocess.Popen[bytes]
+    report_fd: int
+    pumps: list[Pump]
+    status: int | None = None
+    ended_s: float | None = None
+    report: Report | None = None
+    sent: int | None = None
+    _report_bytes: bytearray = field(default_factory=bytearray)
+
+    @property
+    def pid(self) -> int:
+        """Its process id, also of its session and group."""
+        return self.popen.pid
+
+    def reap(self) -> bool:
+        """Note the end of the process if it has ended, and kill what it left running; return True if it just ended."""
+        if self.status is not None:
+            return False
+        if hasattr(os, "waitid"):
+            # look before reaping: until we reap, the group's number cannot become someone else's
+            if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+                return False
+            kill_group(self.pid)
+        self.status = self.popen.poll()
+        if self.status is None:
+            return False
+        if not hasattr(os, "waitid"):
+            kill_group(self.pid)
+        self.ended_s = time.monotonic()
+        return True
+
+    def send(self, number: int) -> None:
+        """Send a signal to the rank itself, not to what it started: a loader worker must outlive its last batch."""
+        if self.status is None:
+            self.popen.send_signal(number)
+
+    def ask_to_end(self, number: int) -> None:
+        """Send a signal and remember that the end is our doing."""
+        if self.status is None:
+            self.sent = number
+            if number == signal.SIGKILL:
+                kill_group(self.pid)
+            else:
+                self.send(number)
+                self.send(signal.SIGCONT)  # a stopped process could not react
+
+    def read_report(self) -> bool:
+        """Take in what the rank says about its failure; return False once nothing more can come."""
+        try:
+            data = os.read(self.report_fd, 1 << 16)
+        except BlockingIOError:
+            return True
+        if not data:
+            return False
+        self._report_bytes += data
+        if self.report is None and b"\n" in self._report_bytes:
+            self.report = Report.from_json(bytes(self._report_bytes).partition(b"\n")[0])
+        return True
+
+    def close(self) -> None:
+        """Close the report's descriptor; what moves the streams is closed by its owner."""
+        os.close(self.report_fd)
+
+
+def start_rank(
+    target: Target,
+    rank: int,
+    env: Mapping[str, str],
+    *,
+    stdin: int,
+    out: int | None,
+    err: int | None,
+    pumps: list[Pump],
+) -> RankProcess:
+    """Start a rank in a session of its own, with a fresh interpreter.
+
+    Args:
+        target: what it runs.
+        rank: global rank.
+        env: its whole environment.
+        stdin: descriptor it reads.
+        out: descriptor of its stdout, None for ours.
+        err: descriptor of its stderr, None for ours.
+        pumps: what moves its streams.
+    """
+    read_end, write_end = os.pipe()
+    os.set_blocking(read_end, False)
+    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # noqa: SLF001  (as multiprocessing does)
+    command = [sys.executable, *flags, "-P", "-m", "rankwise.launch.child", str(os.getpid()), str(write_end)]
+    try:
+        popen = subprocess.Popen(  # noqa: S603
+            [*command, target.kind, target.name, *target.args],
+            env=env,
+            stdin=stdin,
+            stdout=out,
+            stderr=err,
+            pass_fds=(write_end,),
+            start_new_session=True,
+        )
+    except BaseException:
+        os.close(read_end)
+        raise
+    finally:
+        os.close(write_end)
+    return RankProcess(rank=rank, popen=popen, report_fd=read_end, pumps=pumps)

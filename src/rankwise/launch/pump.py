@@ -1,0 +1,120 @@
+"""One stream of one rank, on its way to the console and to its log file."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import BinaryIO
+
+from rankwise.launch.console import Console
+
+__all__ = ["LogFile", "Pump"]
+
+_READ_BYTES = 1 << 16
+_ESCAPES = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[@-Z\\-_]")
+
+
+class LogFile:
+    """A rank's log file; lines that a terminal would have overwritten are kept in their last state.
+
+    Args:
+        path: file to write.
+        from_terminal: the bytes are meant for a terminal and are cleaned of its control sequences.
+        console: where a full disk is said, once.
+    """
+
+    def __init__(self, path: Path, *, from_terminal: bool, console: Console) -> None:
+        self._path, self._console, self._from_terminal = path, console, from_terminal
+        self._file: BinaryIO | None = path.open("wb", buffering=0)
+        self._partial = b""
+
+    def write(self, data: bytes) -> None:
+        """Append what the rank wrote."""
+        if self._from_terminal:
+            *lines, rest = (self._partial + data).split(b"\n")
+            self._partial = rest.rpartition(b"\r")[2] if len(rest) > _READ_BYTES else rest
+            data = b"".join(_settled(line) + b"\n" for line in lines)
+        self._write(data)
+
+    def close(self) -> None:
+        """Write what is left and close the file."""
+        if self._partial:
+            self._write(_settled(self._partial) + b"\n")
+        if self._file is not None:
+            self._file.close()
+
+    def _write(self, data: bytes) -> None:
+        if self._file is None or not data:
+            return
+        try:
+            self._file.write(data)
+        except OSError as error:
+            self._console.say(
+                f"cannot write {self._path} any more ({error.strerror}); the run goes on without this log"
+            )
+            self._file.close()
+            self._file = None
+
+
+def _settled(line: bytes) -> bytes:
+    """What a line looks like on a terminal after all its carriage returns, without colours."""
+    parts = [part for part in _ESCAPES.sub(b"", line).split(b"\r") if part]
+    return parts[-1] if parts else b""
+
+
+class Pump:
+    """Moves what one rank writes to one of its streams.
+
+    Args:
+        fd: where to read; a pipe or the master side of a pseudo-terminal. Closed by `close`.
+        stream: "out" or "err".
+        console: where lines go if `shown`.
+        shown: whether they reach the console.
+        raw: pass bytes on as they come (the rank that owns the terminal), instead of whole lines.
+        prefix: stands before every line.
+        log: file that gets everything.
+    """
+
+    def __init__(
+        self, fd: int, stream: str, console: Console, *, shown: bool, raw: bool, prefix: bytes, log: LogFile | None
+    ) -> None:
+        self.fd, self.stream, self.shown = fd, stream, shown
+        self.num_lines = 0
+        self._console, self._raw, self._prefix, self._log = console, raw, prefix, log
+        self._partial = b""
+        os.set_blocking(fd, False)
+
+    def pump(self) -> bool:
+        """Move what is there; return False at the end of the stream."""
+        try:
+            data = os.read(self.fd, _READ_BYTES)
+        except BlockingIOError:
+            return True
+        except OSError:
+            data = b""  # a pseudo-terminal whose other side is closed says EIO
+        if not data:
+            return False
+        if self._log is not None:
+            self._log.write(data)
+        self.num_lines += data.count(b"\n")
+        if self.shown and self._raw:
+            self._console.raw(self.stream, data)
+        elif self.shown:
+            *lines, self._partial = (self._partial + data).split(b"\n")
+            for line in lines:
+                self._console.line(self.stream, self._prefix + line)
+        return True
+
+    def close(self) -> None:
+        """Give out the last unfinished line, and close everything."""
+        if self._partial:
+            self._console.line(self.stream, self._prefix + self._partial)
+        if self._log is not None:
+            self._log.close()
+        os.close(self.fd)
+
+    def note(self, text: str) -> None:
+        """Append a text to the log only."""
+        if self._log is not None:
+            self._log.write(text.encode("utf-8", "backslashreplace"))

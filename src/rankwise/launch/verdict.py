@@ -1,0 +1,163 @@
+"""Which rank is the root cause: the earliest failure that is not the consequence of another one."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rankwise.launch.report import Report
+
+__all__ = ["Failure", "RankEnd", "decide", "is_collateral", "is_timeout", "signal_name"]
+
+_LOST_PEER = re.compile(
+    r"connection (was )?(closed|reset|refused|aborted)|broken pipe|closed by (the )?(remote )?peer|socket closed"
+    r"|remote process exited|ncclremoteerror|nccl communicator was aborted|connect(ion)? failure|failed to connect"
+    r"|ping failed|stop_waiting|no longer reachable|recvvalue failed|sendbytes failed",
+    re.IGNORECASE,
+)
+_TIMEOUT = re.compile(
+    r"timed out|timeout waiting|wait timeout|socket timeout|timeout after|watchdog caught collective", re.IGNORECASE
+)
+_OF_THE_NETWORK = re.compile(
+    r"gloo|nccl|tcpstore|c10d|process ?group|dist(network|store|backend)?error|socket|connection|desyncerror"
+    r"|collective|rendezvous|brokenpipe",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankEnd:
+    """How one rank of an attempt ended.
+
+    Attributes:
+        rank: global rank.
+        status: as `subprocess` gives it; None if it had to be given up.
+        ended_s: when, monotonic clock.
+        report: what it said itself.
+        sent: the last signal by which we asked it to end, None if we did not.
+        sent_s: when we first did.
+        crash: Python stacks left by a crash inside C, "" if none.
+    """
+
+    rank: int
+    status: int | None
+    ended_s: float
+    report: Report | None = None
+    sent: int | None = None
+    sent_s: float | None = None
+    crash: str = ""
+
+    @property
+    def failed_s(self) -> float:
+        """When the failure happened, as near as is known."""
+        return self.report.time_s if self.report is not None else self.ended_s
+
+    @property
+    def failed(self) -> bool:
+        """Whether it failed by itself, before we asked it to end."""
+        if self.report is None and self.status == 0:
+            return False
+        return self.sent_s is None or self.failed_s < self.sent_s
+
+    @property
+    def suspicion(self) -> int:
+        """0: a cause; 1: an abort inside C, which a lost peer brings about as well; 2: the loss of a peer."""
+        if self.report is not None:
+            return 2 if is_collateral(self.report) else 0
+        return 1 if self.status == -signal.SIGABRT else 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Failure:
+    """The root cause of a failed attempt.
+
+    Attributes:
+        rank: global rank.
+        headline: one line: what happened to it.
+        detail: traceback or stacks, "" if there are none.
+        status: its exit status; None if it hung or had finished well.
+        exitcode: what the whole launch should exit with.
+    """
+
+    rank: int
+    headline: str
+    detail: str
+    status: int | None
+    exitcode: int
+
+
+def is_collateral(report: Report) -> bool:
+    """Whether a rank failed because it lost or waited in vain for another one."""
+    if report.peers and report.rank not in report.peers:
+        return True
+    texts = [f"{report.type}: {report.message}", *report.causes]
+    return any(_OF_THE_NETWORK.search(text) and (_LOST_PEER.search(text) or _TIMEOUT.search(text)) for text in texts)
+
+
+def is_timeout(report: Report) -> bool:
+    """Whether a rank gave up waiting for another one, which may be alive."""
+    texts = [f"{report.type}: {report.message}", *report.causes]
+    return is_collateral(report) and any(_TIMEOUT.search(text) for text in texts)
+
+
+def signal_name(number: int) -> str:
+    """Return "SIGKILL" for 9, and so on."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def decide(ends: Sequence[RankEnd]) -> Failure | None:
+    """Find the root cause among the ends of all ranks; None if every rank ended well or was asked to end."""
+    failed = sorted((end for end in ends if end.failed), key=lambda end: (end.suspicion, end.failed_s))
+    if not failed:
+        return None
+    first = failed[0]
+    gone = [end for end in ends if end.status == 0 and end.ended_s < min(end.failed_s for end in failed)]
+    if first.suspicion == 2 and gone and first.report is not None and not is_timeout(first.report):
+        return _left_early(min(gone, key=lambda end: end.ended_s), first)
+    return Failure(
+        rank=first.rank,
+        headline=_headline(first),
+        detail=first.report.traceback if first.report is not None else first.crash,
+        status=first.status,
+        exitcode=_exitcode(first),
+    )
+
+
+def _left_early(gone: RankEnd, waiting: RankEnd) -> Failure:
+    assert waiting.report is not None
+    return Failure(
+        rank=gone.rank,
+        headline=f"had finished (exit 0) while rank {waiting.rank} still waited for it in a collective; "
+        f"the ranks do not call the same collectives, here is rank {waiting.rank}",
+        detail=waiting.report.traceback,
+        status=0,
+        exitcode=_exitcode(waiting),
+    )
+
+
+def _headline(end: RankEnd) -> str:
+    if end.report is not None and end.report.type == "SystemExit":
+        return f"exited with {end.report.exitcode}"
+    if end.report is not None:
+        return f"raised {end.report.type}"
+    if end.status is None or end.status >= 0:
+        return f"exited with {end.status}, without a Python exception (os._exit, or an exit inside C)"
+    name = signal_name(-end.status)
+    hint = {
+        "SIGKILL": ": from outside; if nobody did that, the kernel was out of memory (see dmesg)",
+        "SIGBUS": ": often a full /dev/shm, or a file that became shorter while it was mapped",
+    }.get(name, "")
+    return f"was ended by {name}{hint}"
+
+
+def _exitcode(end: RankEnd) -> int:
+    if end.report is not None:
+        return end.report.exitcode
+    if end.status is None:
+        return 1
+    return 128 - end.status if end.status < 0 else end.status

@@ -1,0 +1,102 @@
+"""Which descriptors a rank gets, and what moves its output."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rankwise.launch.console import Console
+from rankwise.launch.pump import LogFile, Pump
+from rankwise.launch.show import Show
+from rankwise.launch.terminal import copy_size, open_terminal
+
+__all__ = ["Wires", "wire"]
+
+_FD = {"out": 1, "err": 2}
+
+
+@dataclass(kw_only=True, slots=True)
+class Wires:
+    """The streams of one rank.
+
+    Attributes:
+        stdin: descriptor to read.
+        out: descriptor of its stdout; None: it shares ours.
+        err: descriptor of its stderr; None: it shares ours.
+        pumps: what moves the streams that do not share ours.
+        ours: descriptors to close once the rank has started.
+        terminals: master sides of pseudo-terminals, to be resized with ours.
+    """
+
+    stdin: int
+    out: int | None = None
+    err: int | None = None
+    pumps: list[Pump] = field(default_factory=list)
+    ours: list[int] = field(default_factory=list)
+    terminals: list[tuple[int, int]] = field(default_factory=list)
+
+    def close_ours(self) -> None:
+        """Close the rank's ends here, so that they end with the rank."""
+        for fd in self.ours:
+            os.close(fd)
+        self.ours.clear()
+
+    def resize(self) -> None:
+        """Tell the pseudo-terminals that ours has another size."""
+        for real, master in self.terminals:
+            copy_size(real, master)
+
+
+def wire(rank: int, num_ranks: int, show: Show, console: Console, logs: Path | None) -> Wires:
+    """Lay the streams of a rank.
+
+    Rank 0 writes as if it ran alone: it shares our stdout and stderr, or gets a terminal of the same size if they are
+    one and its output is wanted in a file too. The lines of the other ranks carry `[rank]`.
+
+    Args:
+        rank: global rank.
+        num_ranks: ranks of this launch.
+        show: what reaches the console.
+        console: where it goes.
+        logs: existing folder for log files, None for none.
+    """
+    null = os.open(os.devnull, os.O_RDWR)
+    wires = Wires(stdin=null, ours=[null])
+    if rank == 0 and _may_read_terminal():
+        wires.stdin = 0
+    for stream in ("out", "err"):
+        shown = show.shows(rank, stream)
+        if rank == 0 and shown and logs is None:
+            continue
+        log = logs / f"rank-{rank}.{stream}" if logs is not None else None
+        prefix = b"" if rank == 0 or num_ranks == 1 else f"[{rank}] ".encode()
+        _lay(wires, stream, console, shown=shown, first=rank == 0, prefix=prefix, log=log)
+    return wires
+
+
+def _lay(
+    wires: Wires, stream: str, console: Console, *, shown: bool, first: bool, prefix: bytes, log: Path | None
+) -> None:
+    """Lay one stream over a pipe, or over a pseudo-terminal for the rank that owns ours."""
+    raw = first and shown and console.is_terminal(stream)
+    if raw:
+        master, slave = open_terminal(_FD[stream])
+        wires.terminals.append((_FD[stream], master))
+    else:
+        master, slave = os.pipe()
+    wires.ours.append(slave)
+    if stream == "out":
+        wires.out = slave
+    else:
+        wires.err = slave
+    file = LogFile(log, from_terminal=raw, console=console) if log is not None else None
+    wires.pumps.append(Pump(master, stream, console, shown=shown, raw=raw, prefix=prefix, log=file))
+
+
+def _may_read_terminal() -> bool:
+    """Whether stdin is there, and is not a terminal that belongs to another job of the shell."""
+    try:
+        return not os.isatty(0) or os.tcgetpgrp(0) == os.getpgrp()
+    except OSError:
+        return False
