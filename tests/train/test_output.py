@@ -17,7 +17,7 @@ def make_batch(remainder="split", samples=5):
 
 
 def with_graph(*shape):
-    return torch.ones(*shape, requires_grad=True) * 2.0
+    return torch.ones(shape, requires_grad=True) * 2.0
 
 
 def test_the_three_forms_are_one():
@@ -26,7 +26,7 @@ def test_the_three_forms_are_one():
     losses = with_graph(5)
     for answer in (losses, losses.mean(), (losses.sum(), 5), (losses.sum(), torch.tensor(5.0)), [losses.sum(), 5.0]):
         output = read_output(answer, batch)
-        assert float(output.total) == pytest.approx(10.0)
+        assert output.total.item() == pytest.approx(10.0)
         assert float(output.weight) == 5.0
 
 
@@ -48,7 +48,7 @@ def test_padding_weighs_nothing():
     real = torch.as_tensor(batch.share.weights > 0)
     losses = torch.where(real, with_graph(8), float("nan"))
     output = read_output(losses, batch)
-    assert (float(output.total), output.weight) == (10.0, 5.0)
+    assert (output.total.item(), output.weight) == (10.0, 5.0)
 
 
 def test_a_scalar_is_refused_where_samples_are_padding():

@@ -109,7 +109,7 @@ class FeedBatch:
         return FeedBatch(self._share, copies, num_lost=self._num_lost, give_back=_keep)
 
     def stand_in(self) -> FeedBatch:
-        """Return a batch of two samples that owns its memory and can be pickled: the first one here twice, else zeros."""
+        """Return a batch of two samples that owns its memory and can be pickled: the first one twice, else zeros."""
         some = len(self.ids) > 0
         ids = self.ids[[0, 0]] if some else np.zeros(2, dtype=np.int64)
         share = replace(self._share, micro=0, num_micro=1, positions=ids, ids=ids, weights=None)
