@@ -48,15 +48,16 @@ def scalar_mean(model, batch):
     return losses_of(model, batch).mean(), {"first": batch["x"][:, 0]}
 
 
-def train(world, form, micro_batch, batch_size=10, epochs=2, norm=False, max_grad_norm=None, stop=None):
+def train(world, form, micro_batch, batch_size=10, **more):
     """Train with rankwise; return ids per step of this rank, reduced losses per step, parameters and buffers."""
+    epochs, stop = more.get("epochs", 2), more.get("stop")
     order = Order(NUM_SAMPLES, batch_size=batch_size, seed=5, chunk_samples=4)
     loader = ArrayLoader(
         make_arrays(), order, seed=5, rank=world.rank, world_size=world.world_size, micro_batch=micro_batch
     )
-    model = prepare(make_model(norm), world)
+    model = prepare(make_model(more.get("norm", False)), world)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    step = ExactStep(model, optimizer, form, world=world, max_grad_norm=max_grad_norm)
+    step = ExactStep(model, optimizer, form, world=world, max_grad_norm=more.get("max_grad_norm"))
     means, ids, values = RunningMeans(), [], []
     for epoch in range(epochs):
         loader.set_epoch(epoch)
@@ -124,9 +125,13 @@ def test_ranks_without_samples_join(form):
     assert_same(run_ranks(train, 3, form, None, 2), reference(form, 2))
 
 
+def clipped(world):
+    return train(world, per_sample, 2, max_grad_norm=0.05)
+
+
 def test_clipping_sees_the_exact_gradient():
     """The norm is that of the global mean, on all ranks."""
-    assert_same(run_ranks(train, 2, per_sample, 2, 10, 2, False, 0.05), reference(per_sample, max_grad_norm=0.05))
+    assert_same(run_ranks(clipped, 2), reference(per_sample, max_grad_norm=0.05))
 
 
 def empty_share_keeps_buffers(world):
@@ -189,12 +194,12 @@ def test_a_resumed_run_is_bit_equal_from_three_ranks_on():
 
 def changes_form(world):
     model = prepare(make_model(), world)
-    step = ExactStep(model, torch.optim.SGD(model.parameters(), lr=0.1), lambda m, b: forms[0](m, b), world=world)
+    step = ExactStep(model, torch.optim.SGD(model.parameters(), lr=0.1), lambda m, b: forms[-1](m, b), world=world)
     loader = ArrayLoader(make_arrays(), Order(NUM_SAMPLES, batch_size=10), seed=1889)
     forms = [per_sample]
     steps = iter(loader)
     step(next(steps))
-    forms[0] = weighted_pair
+    forms.append(weighted_pair)
     step(next(steps))
 
 

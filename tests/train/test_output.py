@@ -53,7 +53,7 @@ def test_padding_weighs_nothing():
 
 def test_a_scalar_is_refused_where_samples_are_padding():
     """A mean over padded samples cannot be turned into the sum over the real ones."""
-    with pytest.raises(StepError, match="3 of the 8 samples are padding or missing.*reduction='none'"):
+    with pytest.raises(StepError, match=r"3 of the 8 samples are padding or missing.*reduction='none'"):
         read_output(with_graph(8).mean(), make_batch("pad"))
 
 
