@@ -156,6 +156,7 @@ def run_command(  # noqa: PLR0917  (typer's way: a parameter per option)
         signals_to_handle=signals_to_handle,
     )
     check_nodes(nnodes, node_rank)
+    del standalone  # what this command does anyway
     job = Job(
         target=parse_target(words, as_module=module),
         num_ranks=count_ranks(nproc),

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from rankwise.launch.environment import rank_environment
+from rankwise.launch.hang import DEFAULT_TIMEOUT_S
 from rankwise.launch.job import Job
 
 __all__ = ["describe_job"]
@@ -21,12 +22,11 @@ def describe_job(job: Job) -> str:
         module, _, function = name.partition(":")
         name = f"import {module}; {module}.{function}()"
     command = shlex.join([sys.executable, *python, name, *job.target.args])
-    seconds = {None: "default", 0: "never"}.get(job.hang_timeout_s, f"{job.hang_timeout_s} s")
     lines = [
         f"command    {command}",
         f"ranks      {job.num_ranks} on this machine",
         f"restarts   up to {job.max_restarts}",
-        f"hang       {seconds}",
+        f"hang after {_patience(job.hang_timeout_s)}",
         f"logs       {job.logs / 'attempt-N' if job.logs is not None else 'none'}",
         "variables  of rank 0:",
     ]
@@ -35,3 +35,9 @@ def describe_job(job: Job) -> str:
     if job.master_port is None:
         added["MASTER_PORT"] = "a free one, held until the end"
     return "\n".join([*lines, *(f"  {name}={value}" for name, value in sorted(added.items()))])
+
+
+def _patience(seconds: float | None) -> str:
+    if seconds is None:
+        return f"{DEFAULT_TIMEOUT_S:g} s without progress, once a rank has beaten"
+    return f"{seconds:g} s without progress" if seconds else "never"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
+from contextlib import nullcontext
 from pathlib import Path
 
 from rankwise.errors import LaunchError
@@ -19,7 +20,14 @@ from rankwise.launch.verdict import Failure, RankEnd
 __all__ = ["supervise"]
 
 
-def supervise(job: Job, *, loop: Loop | None = None, console: Console | None = None) -> Outcome:
+def supervise(
+    job: Job,
+    *,
+    loop: Loop | None = None,
+    console: Console | None = None,
+    folder: Path | None = None,
+    tell_last: bool = True,
+) -> Outcome:
     """Start the ranks, watch over them, start all of them again after a failure as often as the job allows.
 
     To be called in the main thread of a process without other threads. When it returns, no rank is left. If this
@@ -29,19 +37,24 @@ def supervise(job: Job, *, loop: Loop | None = None, console: Console | None = N
         job: what to run.
         loop: an entered loop whose descriptors are served while the ranks run; None makes one.
         console: where the ranks' output and our messages go; None makes one.
+        folder: a folder of the caller, removed if this process is killed.
+        tell_last: print the failure that ends the launch; it stands in `Outcome.text` in any case.
 
     Raises:
         LaunchError: the ranks cannot be started (port in use, log folder not writable).
     """
     console = console or Console()
     janitor = Janitor()
+    if folder is not None:
+        janitor.add_folder(folder)
     try:
-        if loop is not None:
-            return _attempts(job, loop, console, janitor)
-        with Loop() as own:
-            return _attempts(job, own, console, janitor)
+        with nullcontext(loop) if loop is not None else Loop() as entered:
+            outcome = _attempts(job, entered, console, janitor)
     finally:
         janitor.dismiss()
+    if tell_last and outcome.text:
+        _tell(console, outcome.text)
+    return outcome
 
 
 def _attempts(job: Job, loop: Loop, console: Console, janitor: Janitor) -> Outcome:
@@ -52,25 +65,26 @@ def _attempts(job: Job, loop: Loop, console: Console, janitor: Janitor) -> Outco
         attempt = Attempt(job, number, run_id, loop=loop, console=console, janitor=janitor, logs=logs)
         failure, ends = attempt.run()
         _tell_hidden(console, attempt.hidden_lines, logs)
-        text = _tell_failure(console, failure, ends, logs) if failure is not None and not attempt.interrupted else ""
-        last = number >= job.max_restarts
-        if failure is None or attempt.interrupted is not None or last:
+        text = _describe(failure, ends, logs) if failure is not None else ""
+        if failure is None or attempt.interrupted is not None or number >= job.max_restarts:
             return Outcome(failure=failure, interrupted=attempt.interrupted, num_attempts=number + 1, text=text)
         number += 1
+        _tell(console, text)
         console.say(
             f"starting all ranks again, restart {number} of {job.max_restarts}, because rank {failure.rank} failed"
         )
 
 
-def _tell_failure(console: Console, failure: Failure, ends: list[RankEnd], logs: Path | None) -> str:
+def _describe(failure: Failure, ends: list[RankEnd], logs: Path | None) -> str:
     text = describe_failure(failure, len(ends), describe_others(ends, failure))
-    if logs is not None:
-        text += f"\nlogs: {logs}"
-    console.say(text.partition("\n")[0])
-    rest = text.partition("\n")[2]
+    return text if logs is None else f"{text}\nlogs: {logs}"
+
+
+def _tell(console: Console, text: str) -> None:
+    first, _, rest = text.partition("\n")
+    console.say(first)
     if rest:
         console.block(rest)
-    return text
 
 
 def _tell_hidden(console: Console, hidden: dict[int, int], logs: Path | None) -> None:

@@ -144,7 +144,8 @@ def _headline(end: RankEnd) -> str:
     if end.report is not None and end.report.type == "SystemExit":
         return f"exited with {end.report.exitcode}"
     if end.report is not None:
-        return f"raised {end.report.type}"
+        first = (end.report.message.strip().splitlines() or [""])[0]
+        return f"raised {end.report.type}: {first[:160]}" if first else f"raised {end.report.type}"
     if end.status is None or end.status >= 0:
         return f"exited with {end.status}, without a Python exception (os._exit, or an exit inside C)"
     name = signal_name(-end.status)

@@ -1,0 +1,100 @@
+"""The rank's side of `rankwise.run`: unpack the call, make it, leave its value for the caller."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pickle
+import runpy
+import sys
+import types
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rankwise.errors import LaunchError
+from rankwise.launch.packing import Reference
+
+__all__ = ["is_loading_main", "run_call", "value_path"]
+
+_loading_main = False
+
+
+def is_loading_main() -> bool:
+    """Whether this is a rank that is importing the caller's main program, which must not launch again."""
+    return _loading_main
+
+
+def value_path(folder: Path, rank: int) -> Path:
+    """Where a rank leaves its value."""
+    return folder / f"value-{rank}"
+
+
+def run_call(path: Path, rank: int) -> None:
+    """Make the call that `pack_call` wrote to `path` and leave its value beside it.
+
+    Raises:
+        LaunchError: the call cannot be read here, or its value cannot be sent back.
+    """
+    packed = pickle.loads(path.read_bytes())  # noqa: S301  (written by the caller, in a folder of this user)
+    sys.path[:] = packed["sys_path"]
+    if packed["main"] is not None:
+        _load_main(packed["main"])
+    try:
+        fn, args, kwargs = pickle.loads(packed["call"])  # noqa: S301
+    except Exception as error:
+        raise LaunchError(
+            f"rank {rank} cannot read its call of {packed['name']}: {type(error).__name__}: {error}; what is sent must "
+            "be importable here under the same name"
+        ) from error
+    if isinstance(fn, Reference):
+        fn = fn.resolve()
+    if packed["adapter"]:
+        module, _, name = packed["adapter"].partition(":")
+        value = getattr(importlib.import_module(module), name)(fn, args, kwargs, packed["context"])
+    else:
+        value = fn(*args, **kwargs)
+    _leave(value, value_path(path.parent, rank), rank, packed["name"])
+
+
+def _load_main(main: Mapping[str, str]) -> None:
+    """Import the caller's main program under another name, as multiprocessing does: its guarded part does not run."""
+    global _loading_main  # noqa: PLW0603
+    _loading_main = True
+    try:
+        module = types.ModuleType("__mp_main__")
+        if "name" in main:
+            content = runpy.run_module(main["name"], run_name="__mp_main__", alter_sys=True)
+        else:
+            sys.argv[0] = main["path"]
+            content = runpy.run_path(main["path"], run_name="__mp_main__")
+        module.__dict__.update(content)
+        sys.modules["__main__"] = sys.modules["__mp_main__"] = module
+    finally:
+        _loading_main = False
+
+
+def _leave(value: Any, path: Path, rank: int, name: str) -> None:
+    try:
+        data = _dumps(value)
+    except Exception as error:
+        raise LaunchError(
+            f"the value of {name} on rank {rank}, a {type(value).__name__}, cannot be sent back: {error}; "
+            "return numbers, arrays, tensors or containers of them"
+        ) from error
+    part = path.with_suffix(".part")
+    part.write_bytes(data)
+    os.replace(part, path)  # noqa: PTH105
+
+
+def _dumps(value: Any) -> bytes:
+    try:
+        return pickle.dumps(value)
+    except Exception:
+        try:
+            import cloudpickle
+        except ImportError:
+            cloudpickle = None
+        if cloudpickle is None:
+            raise
+        return bytes(cloudpickle.dumps(value))

@@ -1,0 +1,83 @@
+"""`rankwise.run`: a Python function on N ranks, its values by rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rankwise.errors import ConfigError, LaunchError
+from rankwise.launch.bound import is_loading_main
+from rankwise.launch.client import call_ranks
+from rankwise.launch.packing import pack_call
+from rankwise.launch.show import parse_show
+
+__all__ = ["launch_packed", "run"]
+
+
+def run(
+    fn: Callable[..., Any],
+    *args: Any,
+    num_ranks: int,
+    max_restarts: int = 0,
+    timeout: float | None = None,
+    tee: str = "auto",
+    env: Mapping[str, str] | None = None,
+    **kwargs: Any,
+) -> list[Any]:
+    """Call `fn(*args, **kwargs)` on every one of `num_ranks` new processes and return its values by rank.
+
+    The ranks are fresh interpreters on this machine, never forks of this one, watched by a small process between them
+    and this one: nothing is left running when this one ends, also by SIGKILL. `fn` finds its place with
+    `rankwise.bind()`. A function that a fresh interpreter can import is sent by name, also from the main script, whose
+    own doings must then stand under `if __name__ == "__main__":`; lambdas, closures and notebook functions are sent by
+    value if cloudpickle is installed.
+
+    Args:
+        fn: what every rank calls.
+        *args: picklable arguments, the same for all ranks.
+        num_ranks: number of processes, >= 1.
+        max_restarts: how often all ranks are started again after a failure.
+        timeout: seconds for the whole of an attempt, after which the rank that holds it up is named; None: no limit.
+        tee: what reaches stdout and stderr, as `rankwise run --tee`: "auto", "all", "main", "none".
+        env: more variables for the ranks.
+        **kwargs: picklable keyword arguments, the same for all ranks.
+
+    Returns:
+        The values of `fn`, by rank.
+
+    Raises:
+        RankFailure: a rank raised, exited, was killed or hung; with its traceback.
+        ConfigError: an argument cannot work, or cannot be sent.
+        LaunchError: the ranks could not be started, or a value could not be read back.
+    """
+    options = {
+        "num_ranks": num_ranks,
+        "max_restarts": max_restarts,
+        "timeout_s": timeout,
+        "tee": tee,
+        "env": dict(env or {}),
+        "master_addr": "127.0.0.1",
+        "master_port": None,
+    }
+    return launch_packed(lambda: pack_call(fn, args, kwargs), options)
+
+
+def launch_packed(pack: Callable[[], bytes], options: Mapping[str, Any]) -> list[Any]:
+    """Check the options, pack the call, and run it on the ranks.
+
+    Args:
+        pack: makes the packed call.
+        options: as `service` reads them.
+
+    Raises:
+        LaunchError: this is a rank that is importing the main script.
+    """
+    if is_loading_main():
+        raise LaunchError(
+            "a rank that imports the main script came to another launch: put what starts the ranks under "
+            'if __name__ == "__main__":'
+        )
+    if not isinstance(options["num_ranks"], int) or options["num_ranks"] < 1:
+        raise ConfigError(f"num_ranks must be a whole number from 1, got {options['num_ranks']!r}")
+    parse_show(options["tee"]).check(options["num_ranks"])
+    return call_ranks(options, pack())

@@ -1,0 +1,145 @@
+"""The caller's side of `rankwise.run`: start the supervisor's process, listen to it, take the values."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from multiprocessing.connection import Connection, wait
+from typing import IO, Any
+
+from rankwise import errors
+from rankwise.errors import LaunchError, RankFailure
+
+__all__ = ["call_ranks"]
+
+_FAREWELL_S = 60.0
+
+
+def call_ranks(options: Mapping[str, Any], call: bytes) -> list[Any]:
+    """Run a packed call on ranks and return their values.
+
+    Args:
+        options: as `service` reads them.
+        call: as `pack_call` makes it.
+
+    Raises:
+        RankFailure: a rank failed.
+        LaunchError: no ranks could be started, or a value cannot be read.
+    """
+    link, far_link = multiprocessing.Pipe()
+    with link:
+        process = _start_service(far_link)
+        streams = _streams(process)
+        try:
+            link.send_bytes(json.dumps(options).encode())
+            link.send_bytes(call)
+            answer = _listen(link, streams)
+            values = [] if _raise_failure(answer) else [link.recv_bytes() for _ in range(options["num_ranks"])]
+        except KeyboardInterrupt:
+            process.send_signal(signal.SIGINT)
+            _listen(link, streams)
+            raise
+        except (EOFError, OSError) as error:
+            raise LaunchError(f"the supervisor of the ranks ended with {process.wait()}, its ranks with it") from error
+        finally:
+            link.close()
+            _end(process, streams)
+    return [_loads(rank, value) for rank, value in enumerate(values)]
+
+
+def _start_service(far_link: Connection[Any, Any]) -> subprocess.Popen[bytes]:
+    """Start it in a session of its own: Ctrl-C comes to us, and we pass it on."""
+    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # noqa: SLF001
+    out, err = (subprocess.PIPE if sink is not None else None for sink in _sinks())
+    with far_link:
+        return subprocess.Popen(  # noqa: S603
+            [sys.executable, *flags, "-P", "-m", "rankwise.launch.service", str(far_link.fileno())],
+            pass_fds=(far_link.fileno(),),
+            start_new_session=True,
+            stdout=out,
+            stderr=err,
+        )
+
+
+def _sinks() -> tuple[IO[str] | None, IO[str] | None]:
+    """Return our stdout and stderr where they are not the real ones (notebook, test), which the ranks cannot share."""
+    return (
+        None if _is_real(sys.stdout, 1) else sys.stdout,
+        None if _is_real(sys.stderr, 2) else sys.stderr,
+    )
+
+
+def _streams(process: subprocess.Popen[bytes]) -> dict[int, IO[str]]:
+    """Return what we copy: descriptor to read, and where it goes."""
+    pairs = zip((process.stdout, process.stderr), _sinks(), strict=True)
+    return {pipe.fileno(): sink for pipe, sink in pairs if pipe is not None and sink is not None}
+
+
+def _is_real(stream: Any, fd: int) -> bool:
+    try:
+        return bool(stream is None or stream.fileno() == fd)
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def _listen(link: Connection[Any, Any], streams: dict[int, IO[str]]) -> dict[str, Any]:
+    """Copy the ranks' output to our stdout and stderr until the answer comes."""
+    while True:
+        for ready in wait([link, *streams]):
+            if ready is link:
+                return json.loads(link.recv_bytes())  # type: ignore[no-any-return]
+            assert isinstance(ready, int)
+            if not _copy(ready, streams[ready]):
+                del streams[ready]
+
+
+def _copy(fd: int, sink: IO[str]) -> bool:
+    data = os.read(fd, 1 << 16)
+    sink.write(data.decode("utf-8", "replace"))
+    sink.flush()
+    return bool(data)
+
+
+def _end(process: subprocess.Popen[bytes], streams: dict[int, IO[str]]) -> None:
+    """Take the last output and wait for the supervisor, which ends once our end of the link is closed."""
+    for fd, sink in streams.items():
+        while _copy(fd, sink):
+            pass
+    for pipe in (process.stdout, process.stderr):
+        if pipe is not None:
+            pipe.close()
+    try:
+        process.wait(_FAREWELL_S)
+    except BaseException:
+        process.kill()
+        process.wait()
+        raise
+
+
+def _raise_failure(answer: Mapping[str, Any]) -> bool:
+    if "error" in answer:
+        raise getattr(errors, answer["kind"], LaunchError)(answer["error"])
+    if answer["interrupted"] == signal.SIGINT:
+        raise KeyboardInterrupt
+    if answer["interrupted"] is not None:
+        raise LaunchError(f"the ranks were stopped by {signal.Signals(answer['interrupted']).name}")
+    failure = answer["failure"]
+    if failure is not None:
+        raise RankFailure(answer["text"], rank=failure["rank"], exitcode=failure["status"], traceback=failure["detail"])
+    if answer["missing"]:
+        rank = answer["missing"][0]
+        raise RankFailure(f"rank {rank} exited with 0 before it returned a value (sys.exit?)", rank=rank, exitcode=0)
+    return False
+
+
+def _loads(rank: int, value: bytes) -> Any:
+    try:
+        return pickle.loads(value)  # noqa: S301  (from our own ranks)
+    except Exception as error:
+        raise LaunchError(f"the value of rank {rank} cannot be read here: {type(error).__name__}: {error}") from error

@@ -1,0 +1,187 @@
+"""A call on its way to fresh interpreters: the function by reference if they can import it, by value otherwise."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pickle
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rankwise.errors import ConfigError
+
+__all__ = ["Reference", "pack_call"]
+
+_MAIN = "__main__"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reference:
+    """A function by name.
+
+    Attributes:
+        module: dotted name of its module.
+        qualname: its path inside.
+        depth: how many decorators to undo (`__wrapped__`): the name of a decorated function means the decorated one.
+    """
+
+    module: str
+    qualname: str
+    depth: int = 0
+
+    def resolve(self) -> Callable[..., Any]:
+        """Import the function."""
+        found: Any = importlib.import_module(self.module)
+        for part in self.qualname.split("."):
+            found = getattr(found, part)
+        for _ in range(self.depth):
+            found = found.__wrapped__
+        return found  # type: ignore[no-any-return]
+
+
+@dataclass(kw_only=True, slots=True)
+class _Packer:
+    """How to pickle for ranks that can, or cannot, import what this process has."""
+
+    name: str
+    main: Mapping[str, str] | None  # how to import our main program again
+    by_value: Any = None  # a module that a fresh interpreter cannot import
+
+    def dumps(self, value: Any) -> bytes:
+        """Pickle; with cloudpickle where the standard pickler, or a fresh interpreter, would not do."""
+        if self.by_value is None:
+            try:
+                data = pickle.dumps(value)
+            except Exception:  # noqa: BLE001  (whatever it is, cloudpickle gets its turn)
+                return self._cloudpickle(value)
+            if self.main is not None or _MAIN.encode() not in data:
+                return data
+        return self._cloudpickle(value)
+
+    def _cloudpickle(self, value: Any) -> bytes:
+        try:
+            import cloudpickle
+        except ImportError:
+            raise ConfigError(
+                f"{self.name} cannot be imported by a fresh interpreter (it is a lambda, a closure, or lives in a "
+                "notebook): put it into a module, or pip install cloudpickle, which sends it by value"
+            ) from None
+        if self.by_value is None:
+            return bytes(cloudpickle.dumps(value))
+        cloudpickle.register_pickle_by_value(self.by_value)
+        try:
+            return bytes(cloudpickle.dumps(value))
+        finally:
+            cloudpickle.unregister_pickle_by_value(self.by_value)
+
+
+def pack_call(
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], *, adapter: str = "", context: Any = None
+) -> bytes:
+    """Pickle a call for fresh interpreters, which `bound.run_call` makes.
+
+    Args:
+        fn: what to call.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+        adapter: `module:function` that gets (fn, args, kwargs, context) instead; "" calls `fn` itself.
+        context: for the adapter; picklable.
+
+    Raises:
+        ConfigError: the function or an argument cannot be sent; the message says which.
+    """
+    name = getattr(fn, "__qualname__", repr(fn))
+    reference = _reference(fn)
+    packer = _Packer(name=name, main=_describe_main())
+    if reference is None and getattr(fn, "__module__", _MAIN) not in {_MAIN, "builtins"}:
+        packer.by_value = _unreachable(sys.modules.get(fn.__module__))
+    call = _dump_parts(packer, reference or fn, args, kwargs)
+    uses_main = _MAIN.encode() in call and packer.main is not None
+    return pickle.dumps(
+        {
+            "main": packer.main if uses_main else None,
+            "sys_path": [os.path.abspath(entry) for entry in sys.path],  # noqa: PTH100  (as sys.path has it)
+            "call": call,
+            "name": name,
+            "adapter": adapter,
+            "context": context,
+        }
+    )
+
+
+def _dump_parts(packer: _Packer, fn: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
+    try:
+        return packer.dumps((fn, args, dict(kwargs)))
+    except ConfigError:
+        raise
+    except Exception as error:
+        named = [("the function", fn), *((f"argument {i}", arg) for i, arg in enumerate(args))]
+        named += [(f"argument {key}=", value) for key, value in kwargs.items()]
+        for what, value in named:
+            _check_part(packer, what, value, error)
+        raise
+
+
+def _check_part(packer: _Packer, what: str, value: Any, error: Exception) -> None:
+    try:
+        packer.dumps(value)
+    except Exception as problem:  # noqa: BLE001
+        raise ConfigError(
+            f"{what} of {packer.name}, a {type(value).__name__}, cannot be sent to the ranks: {problem}; "
+            "let each rank make it itself"
+        ) from error
+
+
+def _reference(fn: Callable[..., Any]) -> Reference | None:
+    """Refer to a function by name, if a fresh interpreter will find it there; None otherwise."""
+    module, qualname = getattr(fn, "__module__", None), getattr(fn, "__qualname__", None)
+    if not module or not qualname or "<" in qualname or module not in sys.modules:
+        return None
+    if (_describe_main() is None) if module == _MAIN else (_unreachable(sys.modules[module]) is not None):
+        return None
+    found: Any = sys.modules[module]
+    for part in qualname.split("."):
+        found = getattr(found, part, None)
+    depth = 0
+    while found is not None and found is not fn:
+        found, depth = getattr(found, "__wrapped__", None), depth + 1
+    return None if found is None else Reference(module=module, qualname=qualname, depth=depth)
+
+
+def _describe_main() -> dict[str, str] | None:
+    """How a fresh interpreter can import our main program again, None if it cannot (notebook, prompt, -c)."""
+    main = sys.modules.get(_MAIN)
+    spec = getattr(main, "__spec__", None)
+    if spec is not None:
+        return {"name": str(spec.name)}
+    path = getattr(main, "__file__", None)
+    if path is None or not Path(path).is_file():
+        return None
+    return {"path": os.path.abspath(path)}  # noqa: PTH100
+
+
+def _unreachable(module: Any) -> Any:
+    """Return the module if a fresh interpreter with our sys.path would not find it under its name, None if it would."""
+    if module is None:
+        return None
+    search: Any = None
+    name = ""
+    spec: Any = None
+    for part in module.__name__.split("."):
+        name = f"{name}.{part}" if name else part
+        spec = _find(name, search)
+        if spec is None:
+            return module
+        search = spec.submodule_search_locations
+    return None if spec.origin == getattr(module.__spec__, "origin", None) else module
+
+
+def _find(name: str, search: Any) -> Any:
+    for finder in sys.meta_path:
+        spec = finder.find_spec(name, search) if hasattr(finder, "find_spec") else None
+        if spec is not None:
+            return spec
+    return None

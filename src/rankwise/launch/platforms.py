@@ -1,0 +1,163 @@
+"""`Platform`: where a task runs and how its ranks meet, with ddpw's fields and defaults."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from enum import Enum
+from typing import Any
+
+from rankwise.errors import ConfigError
+from rankwise.launch.cores import num_visible_gpus
+
+__all__ = ["Device", "Platform"]
+
+
+class Device(Enum):
+    """What a rank computes on, or who starts it."""
+
+    CPU = "cpu"
+    GPU = "gpu"
+    SLURM = "slurm"
+    MPS = "mps"
+
+    @staticmethod
+    def from_str(device: str) -> Device:
+        """Return the device of that name, in any case.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        try:
+            return Device(device.lower())
+        except ValueError:
+            names = ", ".join(member.value for member in Device)
+            raise ConfigError(f"device must be one of {names}, got {device!r}") from None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Platform:
+    """Where a task runs and how its ranks meet.
+
+    Attributes:
+        name: name of the job.
+        device: "cpu", "gpu", "mps" or "slurm", or a `Device`.
+        partition: Slurm only.
+        n_nodes: Slurm only.
+        n_gpus_per_node: number of ranks, also on CPU, where `num_ranks` says it better.
+        n_cpus_per_node: Slurm only; divisible by `n_gpus_per_node`.
+        mem_per_node: GB, Slurm only.
+        spawn_method: ranks are always fresh interpreters ("spawn"); "fork" and "forkserver" are accepted, and said
+            once to make no difference.
+        ipc_protocol: "tcp"; "file" is accepted, and said once to make no difference.
+        master_addr: where rank 0 listens.
+        master_port: its port; None takes a free one and holds it until the end.
+        ipc_groups: [] is one group of all ranks; None is no group at all; a list of lists of global ranks is one group
+            for each, every rank in exactly one.
+        backend: torch's name of the backend; None: NCCL on GPUs, gloo elsewhere.
+        seed: seeds `random`, NumPy and torch alike on every rank.
+        timeout_min: Slurm only.
+        slurm_additional_parameters: Slurm only.
+        console_logs: Slurm only.
+        verbose: let every rank say where it stands, not only the parent.
+        upon_finish: called without arguments in the parent, after every rank has ended well.
+        num_ranks: number of ranks; None takes `n_gpus_per_node`.
+        ipc_timeout_s: how long ranks wait for each other.
+
+    Raises:
+        ConfigError: a value that cannot work.
+    """
+
+    name: str = "ddpw"
+    device: Device | str = Device.GPU
+    partition: str = "general"
+    n_nodes: int = 1
+    n_gpus_per_node: int = 1
+    n_cpus_per_node: int = 1
+    mem_per_node: int = 32
+    spawn_method: str | None = "spawn"
+    ipc_protocol: str = "tcp"
+    master_addr: str = "localhost"
+    master_port: int | str | None = None
+    ipc_groups: list[list[int]] | None = field(default_factory=list)
+    backend: str | None = None
+    seed: int = 1889
+    timeout_min: int = 2880
+    slurm_additional_parameters: dict[str, Any] | None = None
+    console_logs: str = "./.output/logs"
+    verbose: bool | None = True
+    upon_finish: Callable[[], Any] | None = None
+    num_ranks: int | None = None
+    ipc_timeout_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.device, str):
+            object.__setattr__(self, "device", Device.from_str(self.device))
+        self._check_counts()
+        if self.spawn_method not in {None, "spawn", "fork", "forkserver"}:
+            raise ConfigError(f"spawn_method must be spawn, fork, forkserver or None, got {self.spawn_method!r}")
+        if self.ipc_protocol not in {"tcp", "file"}:
+            raise ConfigError(f"ipc_protocol must be tcp or file, got {self.ipc_protocol!r}")
+        if self.master_port is not None and not (
+            str(self.master_port).isdigit() and 0 < int(self.master_port) < 1 << 16
+        ):
+            raise ConfigError(f"master_port must be between 1 and 65535, got {self.master_port!r}")
+        if self.ipc_groups:
+            self._check_groups(self.ipc_groups)
+
+    def _check_counts(self) -> None:
+        for name in ("n_nodes", "n_gpus_per_node", "n_cpus_per_node", "mem_per_node", "timeout_min"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.num_ranks is not None and self.num_ranks < 1:
+            raise ConfigError(f"num_ranks must be at least 1, got {self.num_ranks}")
+        if self.num_ranks is not None and self.n_gpus_per_node not in {1, self.num_ranks}:
+            raise ConfigError(f"num_ranks={self.num_ranks} and n_gpus_per_node={self.n_gpus_per_node} differ: give one")
+        if self.device is Device.SLURM and self.n_cpus_per_node % self.n_gpus_per_node:
+            raise ConfigError(
+                f"n_cpus_per_node={self.n_cpus_per_node} cannot be split evenly among n_gpus_per_node="
+                f"{self.n_gpus_per_node} tasks"
+            )
+
+    def _check_groups(self, groups: list[list[int]]) -> None:
+        named = sorted(rank for group in groups for rank in group)
+        if named != list(range(self.world_size)):
+            raise ConfigError(
+                f"ipc_groups must name each of the ranks 0 to {self.world_size - 1} exactly once, got {groups}"
+            )
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks on all nodes."""
+        return self.n_nodes * (self.num_ranks or self.n_gpus_per_node)
+
+    @property
+    def requires_ipc(self) -> bool:
+        """Whether ranks have others to talk to: more than one rank, and `ipc_groups` is not None."""
+        return self.world_size > 1 and self.ipc_groups is not None
+
+    def check_machine(self) -> None:
+        """Refuse what this machine does not have.
+
+        Raises:
+            ConfigError: fewer GPUs than ranks, several nodes, Slurm, or MPS elsewhere than on macOS or with several ranks.
+        """
+        if self.device is Device.SLURM or self.n_nodes > 1:
+            raise ConfigError(
+                "device='slurm' and n_nodes > 1 come with the backends for several machines, which are not there yet; "
+                "today, inside a Slurm job, `srun python train.py` with rankwise.bind() in it runs on all its nodes"
+            )
+        gpus = num_visible_gpus() if self.device is Device.GPU else 0
+        if self.device is Device.GPU and gpus < self.world_size:
+            raise ConfigError(
+                f"device='gpu' with {self.world_size} rank(s) needs as many GPUs, {gpus} are visible here (driver, "
+                "CUDA_VISIBLE_DEVICES); device='cpu' runs anywhere"
+            )
+        if self.device is Device.MPS and (self.world_size > 1 or sys.platform != "darwin"):
+            raise ConfigError(f"device='mps' is one rank on macOS, wanted {self.world_size} rank(s) on {sys.platform}")
+
+    def print(self) -> None:
+        """Print every field, and the number of ranks, one to a line."""
+        lines = [f"{item.name:28} {getattr(self, item.name)}" for item in fields(self)]
+        print("\n".join([*lines, f"{'world_size':28} {self.world_size}"]))  # noqa: T201

@@ -1,0 +1,81 @@
+"""The supervisor's process under `rankwise.run`: `python -m rankwise.launch.service FD`.
+
+It is separate from the caller, so that what the caller has loaded (torch, CUDA, threads) does not matter, and so that
+the ranks end when the caller is killed: the connection between the two breaks.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from multiprocessing.connection import Connection
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from rankwise.errors import RankwiseError
+from rankwise.launch.bound import value_path
+from rankwise.launch.job import Job
+from rankwise.launch.loop import Loop
+from rankwise.launch.outcome import Outcome
+from rankwise.launch.show import parse_show
+from rankwise.launch.supervisor import supervise
+from rankwise.launch.target import Target
+
+__all__: list[str] = []
+
+
+def main(fd: int) -> None:
+    """Receive options and call, run the ranks, send back how it went and the values by rank."""
+    link: Connection[Any, Any] = Connection(fd)
+    options = json.loads(link.recv_bytes())
+    with TemporaryDirectory(prefix="rankwise-") as name, Loop() as loop:
+        folder = Path(name)
+        (folder / "call").write_bytes(link.recv_bytes())
+        loop.watch(fd, lambda: _caller_is_gone(loop, fd))
+        try:
+            outcome = supervise(_job(options, folder), loop=loop, folder=folder, tell_last=False)
+        except RankwiseError as error:
+            link.send_bytes(json.dumps({"error": str(error), "kind": type(error).__name__}).encode())
+            return
+        try:
+            _answer(link, outcome, folder, options["num_ranks"])
+        except OSError:
+            sys.exit(1)  # nobody is there to hear it
+
+
+def _caller_is_gone(loop: Loop, fd: int) -> None:
+    """The caller sends nothing while the ranks run: when there is something to read, it is the end."""
+    loop.forget(fd)
+    loop.signals.append(signal.SIGTERM)
+
+
+def _job(options: dict[str, Any], folder: Path) -> Job:
+    return Job(
+        target=Target(kind="call", name=str(folder / "call")),
+        num_ranks=options["num_ranks"],
+        max_restarts=options["max_restarts"],
+        timeout_s=options["timeout_s"],
+        show=parse_show(options["tee"]),
+        env=options["env"],
+        master_addr=options["master_addr"],
+        master_port=options["master_port"],
+    )
+
+
+def _answer(link: Connection[Any, Any], outcome: Outcome, folder: Path, num_ranks: int) -> None:
+    failure = outcome.failure
+    answer: dict[str, Any] = {"interrupted": outcome.interrupted, "text": outcome.text, "failure": None}
+    if failure is not None:
+        answer["failure"] = {"rank": failure.rank, "status": failure.status, "detail": failure.detail}
+    missing = [rank for rank in range(num_ranks) if not value_path(folder, rank).exists()]
+    answer["missing"] = missing
+    link.send_bytes(json.dumps(answer).encode())
+    if failure is None and outcome.interrupted is None and not missing:
+        for rank in range(num_ranks):
+            link.send_bytes(value_path(folder, rank).read_bytes())
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

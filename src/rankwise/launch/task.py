@@ -1,0 +1,69 @@
+"""The rank's side of `Wrapper`: bind, make the groups, call the task with what ddpw's tasks are given."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Any
+
+from rankwise.launch.platforms import Device, Platform
+
+__all__ = ["run_task"]
+
+_DEVICES = {Device.CPU: "cpu", Device.GPU: "cuda", Device.MPS: "mps"}
+
+
+def run_task(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], platform: Platform) -> Any:
+    """Call a task on this rank; every rank of the platform calls it.
+
+    Args:
+        fn: the task.
+        args: its arguments.
+        kwargs: its keyword arguments, before ours are added.
+        platform: as given to `Wrapper`.
+    """
+    rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
+    given = {**kwargs, "global_rank": rank, "local_rank": local_rank, "platform": platform}
+    if platform.ipc_groups is None:
+        _prepare_alone(platform, local_rank)
+        return fn(*args, **given, group=None)
+    from rankwise.world import bind
+
+    assert isinstance(platform.device, Device)
+    with bind(
+        device=_DEVICES[platform.device],
+        backend=platform.backend,
+        seed=platform.seed,
+        timeout=platform.ipc_timeout_s,
+        always_group=True,
+    ) as world:
+        if platform.verbose:
+            print(f"rankwise: rank {rank} of {world.world_size} on {world.device}, {world.backend}", flush=True)  # noqa: T201
+        return fn(*args, **given, group=_group_of(rank, platform))
+
+
+def _group_of(rank: int, platform: Platform) -> Any:
+    """Make every group, as all ranks must, and return the one of this rank."""
+    import torch.distributed as dist
+
+    mine = dist.group.WORLD
+    for ranks in platform.ipc_groups or []:
+        group = dist.new_group(ranks, timeout=timedelta(seconds=platform.ipc_timeout_s))
+        if rank in ranks:
+            mine = group
+    return mine
+
+
+def _prepare_alone(platform: Platform, local_rank: int) -> None:
+    """Seeds and device of a rank that talks to nobody."""
+    import random
+
+    import numpy as np
+    import torch
+
+    random.seed(platform.seed)
+    np.random.seed(platform.seed)  # noqa: NPY002  (libraries draw from the global generator)
+    torch.manual_seed(platform.seed)
+    if platform.device is Device.GPU:
+        torch.cuda.set_device(local_rank)
