@@ -92,7 +92,8 @@ class StoredArray:
         """Return where the bytes of a chunk lie; None for a store that is not a local folder.
 
         Raises:
-            DataError: a shard's index is damaged, or points past the end of the file.
+            DataError: a shard's index is damaged or points past the end of the file, a file cannot be looked at, or
+                the array as a whole has gone.
         """
         return None if self._presence is None else self._presence.find(chunk)
 
@@ -102,7 +103,7 @@ class StoredArray:
             return
         try:
             advise(self._presence.find(chunk).ranges)
-        except (DataError, OSError):
+        except DataError:
             return  # reading the chunk says it, with its samples
 
     def read_chunk(self, chunk: int) -> tuple[NDArray, StoreStats]:
@@ -178,7 +179,8 @@ class StoredArray:
             first, stop = self.grid.rows(chunk)
             raise DataError(
                 f"chunk {chunk} (rows {first} to {stop - 1}) of the array {self.place} could not be read or decoded: "
-                f"{type(error).__name__}: {error}. Its bytes are damaged or unreadable; copy or write the store again"
+                f"{type(error).__name__}: {str(error).rstrip('.')}. Its bytes are damaged or unreadable; copy or write "
+                "the store again"
             ) from error
 
     def _hash(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,25 +71,34 @@ class Presence:
         """Return where a chunk lies.
 
         Raises:
-            DataError: a shard's index is damaged, or points past the end of the file.
+            DataError: a shard's index is damaged or points past the end of the file, a file cannot be looked at, or
+                the array as a whole has gone.
         """
         ranges: list[ByteRange] = []
         num_missing = 0
         first = ""
         for coords in self._grid.file_coords(chunk):
             first = first or self._key(coords)
-            pieces, missing = self._file(chunk, coords)
+            try:
+                pieces, missing = self._file(chunk, coords)
+            except OSError as error:
+                raise DataError(f"a file of the array cannot be read: {error}") from error
             ranges += pieces
             num_missing += missing
+        if num_missing and not self._is_there():
+            raise DataError(
+                f"the array {self._root} has gone since it was opened (moved, deleted or unmounted): bring it back"
+            )
         return Found(ranges=tuple(ranges), num_missing=num_missing, where=first)
+
+    def _is_there(self) -> bool:
+        """Missing files are the fill value only while the array itself exists."""
+        return any((self._root / name).exists() for name in ("zarr.json", ".zarray"))
 
     def _file(self, chunk: int, coords: tuple[int, ...]) -> tuple[list[ByteRange], int]:
         path = self._root / self._key(coords)
         if self._layout is None:
-            try:
-                return [ByteRange(path=path, offset=0, length=path.stat().st_size)], 0
-            except FileNotFoundError:
-                return [], 1
+            return _whole_file(path)
         index = self._index(path, self._layout)[self._grid.inside(chunk, coords)].reshape(-1, 2)
         if (index[:, 0] == OUTSIDE).any():
             raise DataError(
@@ -100,6 +110,17 @@ class Presence:
 
     def _index(self, path: Path, layout: IndexLayout) -> IntArray:
         return self._indexes.get(path, lambda: read_index(path, layout))[0]
+
+
+def _whole_file(path: Path) -> tuple[list[ByteRange], int]:
+    """The range of a file that is one inner chunk, and whether it is missing."""
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return [], 1
+    if not stat.S_ISREG(status.st_mode):
+        raise DataError(f"{path} should be a chunk and is no regular file")  # zarr-python would take it for missing
+    return [ByteRange(path=path, offset=0, length=status.st_size)], 0
 
 
 def advise(ranges: tuple[ByteRange, ...]) -> None:

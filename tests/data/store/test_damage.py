@@ -1,0 +1,127 @@
+"""Damaged files on a real disk: found, named, and never taken for data."""
+
+import numpy as np
+import pytest
+import zarr
+from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, GzipCodec, ShardingCodec, ZstdCodec
+
+from rankwise.data.store import ChunkCache, open_array
+from rankwise.errors import DataError
+
+DATA = np.random.default_rng(0).integers(1, 50, (32, 8, 8)).astype("uint16")  # no zeros: the fill value shows
+LAYOUTS = {
+    "sharded-zstd": {"chunks": (4, 8, 8), "shards": (16, 8, 8), "compressors": [ZstdCodec()]},
+    "sharded-raw": {"chunks": (4, 8, 8), "shards": (16, 8, 8), "compressors": None},
+    "sharded-crc": {"chunks": (4, 8, 8), "shards": (16, 8, 8), "compressors": [ZstdCodec(), Crc32cCodec()]},
+    "sharded-gzip": {"chunks": (4, 8, 8), "shards": (16, 8, 8), "compressors": [GzipCodec()]},
+    "index-at-start": {
+        "chunks": (16, 8, 8),
+        "serializer": ShardingCodec(chunk_shape=(4, 8, 8), codecs=[BytesCodec(), ZstdCodec()], index_location="start"),
+        "compressors": None,
+    },
+    "zstd": {"chunks": (4, 8, 8), "compressors": [ZstdCodec()]},
+    "blosc": {"chunks": (4, 8, 8), "compressors": [BloscCodec(cname="zstd")]},
+    "raw": {"chunks": (4, 8, 8), "compressors": None},
+    "version-2": {"chunks": (4, 8, 8), "zarr_format": 2},
+}
+
+
+def written(path, layout):
+    array = zarr.create_array(path, shape=DATA.shape, dtype=DATA.dtype, **LAYOUTS[layout])
+    array[...] = DATA
+    return path
+
+
+def last_file(path):
+    return max(file for file in path.rglob("*") if file.is_file() and "zarr" not in file.name and file.name[0] != ".")
+
+
+def outcome(path):
+    """For each chunk: 'good', 'fill' or the error; anything else is data that was never written."""
+    stored = open_array(path, cache=ChunkCache(0))
+    found = []
+    for chunk in range(stored.grid.num_chunks):
+        try:
+            decoded, _ = stored.read_chunk(chunk)
+        except DataError as error:
+            found.append(str(error))
+        else:
+            first, stop = stored.grid.rows(chunk)
+            found.append("good" if (decoded == DATA[first:stop]).all() else "fill" if not decoded.any() else "wrong")
+    return found, stored.stats.fill_chunks
+
+
+@pytest.mark.parametrize("layout", sorted(LAYOUTS))
+@pytest.mark.parametrize("left", [0.0, 0.5, 0.9])
+def test_a_cut_file_is_an_error(tmp_path, layout, left):
+    """A truncated shard or chunk is a DataError, never the fill value and never garbage; other chunks stay readable."""
+    file = last_file(written(tmp_path / "a", layout))
+    file.write_bytes(file.read_bytes()[: int(file.stat().st_size * left)])
+    found, num_filled = outcome(tmp_path / "a")
+    assert found[:3] == ["good"] * 3
+    assert found[-1] not in ("good", "fill", "wrong")
+    assert not {"fill", "wrong"} & set(found)
+    assert num_filled == 0
+    assert str(tmp_path / "a") in found[-1]
+
+
+@pytest.mark.parametrize("layout", sorted(LAYOUTS))
+def test_a_missing_file_is_the_fill_value_and_counted(tmp_path, layout):
+    """Zarr leaves out what was never written: such chunks read as the fill value, and the statistics say how many."""
+    file = last_file(written(tmp_path / "a", layout))
+    file.unlink()
+    found, num_filled = outcome(tmp_path / "a")
+    assert set(found) == {"good", "fill"}
+    assert num_filled == found.count("fill")
+
+
+@pytest.mark.parametrize("layout", ["sharded-crc", "sharded-gzip"])
+def test_a_flipped_bit_is_an_error_where_the_codec_checks(tmp_path, layout):
+    """Codecs with a checksum turn any flipped bit of a chunk into an error that names store, array and chunk."""
+    file = last_file(written(tmp_path / "a", layout))
+    good = file.read_bytes()
+    index = 4 * 16 + 4  # the shard's index, checked by its own test
+    for place in np.random.default_rng(1).integers(20, len(good) - index, 12).tolist():
+        flipped = bytearray(good)
+        flipped[place] ^= 1 << place % 8
+        file.write_bytes(bytes(flipped))
+        found, _ = outcome(tmp_path / "a")
+        bad = [text for text in found if text != "good"]
+        assert len(bad) == 1, place
+        assert "wrong" not in bad
+        assert f"array {tmp_path / 'a'}" in bad[0]
+        assert "chunk" in bad[0]
+
+
+@pytest.mark.parametrize("layout", ["sharded-zstd", "index-at-start"])
+def test_any_flipped_bit_of_a_shard_index_is_an_error(tmp_path, layout):
+    """The index has a CRC-32C: a damaged one names the file, and is not followed anywhere."""
+    file = last_file(written(tmp_path / "a", layout))
+    good = file.read_bytes()
+    begin = 0 if layout == "index-at-start" else len(good) - 68
+    for place in range(begin, begin + 68, 7):
+        flipped = bytearray(good)
+        flipped[place] ^= 4
+        file.write_bytes(bytes(flipped))
+        found, _ = outcome(tmp_path / "a")
+        assert all("checksum" in text and str(file) in text for text in found[4:]), place
+
+
+@pytest.mark.parametrize("layout", ["zstd", "sharded-zstd"])
+def test_something_else_in_the_place_of_a_file_is_an_error(tmp_path, layout):
+    """A folder where a file belongs is not taken for a chunk that was never written."""
+    file = last_file(written(tmp_path / "a", layout))
+    file.unlink()
+    file.mkdir()
+    found, num_filled = outcome(tmp_path / "a")
+    assert str(file) in found[-1]
+    assert (num_filled, "fill" in found) == (0, False)
+
+
+@pytest.mark.parametrize("layout", ["zstd", "sharded-zstd"])
+def test_an_array_that_went_away_is_an_error(tmp_path, layout):
+    """When a mount disappears, missing files are not taken for fill values."""
+    stored = open_array(written(tmp_path / "a", layout), cache=ChunkCache(0))
+    (tmp_path / "a").rename(tmp_path / "elsewhere")
+    with pytest.raises(DataError, match="has gone since it was opened"):
+        stored.read_chunk(0)
