@@ -67,9 +67,11 @@ def extreme(value: Any, weight: Any, *, largest: bool) -> tuple[Any, Any]:
     else:
         seen = (weight != 0).any()
         value = xp.where(weight != 0, value, xp.full_like(value, _identity(xp, value, largest=largest)))
+    if xp is np:
+        best = (value.max() if largest else value.min()).item()
+        return (int(best) if isinstance(best, int) else float(best)), seen
     best = _exact(xp, value)
-    best = (best.max() if largest else best.min()) if xp is np else (best.amax() if largest else best.amin())
-    return (best.item() if xp is np else best), seen
+    return (best.amax() if largest else best.amin()), seen
 
 
 def _plain(value: Any, what: str) -> Any:
