@@ -1,0 +1,46 @@
+"""Threads per rank."""
+
+import pytest
+
+from rankwise.errors import ConfigError
+from rankwise.world.threads import choose_threads, cpu_mask, usable_cores
+
+
+@pytest.mark.parametrize(
+    ("requested", "environ", "cores", "sharers", "threads"),
+    [
+        (3, {"OMP_NUM_THREADS": "7"}, 8, 2, 3),
+        (None, {"OMP_NUM_THREADS": "7"}, 8, 2, 7),
+        (None, {"OMP_NUM_THREADS": "4,2"}, 8, 2, 4),
+        (None, {}, 8, 2, 4),
+        (None, {}, 8, 3, 2),
+        (None, {}, 2, 5, 1),
+        (None, {"OMP_NUM_THREADS": ""}, 6, 1, 6),
+    ],
+)
+def test_the_choice(requested, environ, cores, sharers, threads):
+    """The caller's wish, else OMP_NUM_THREADS, else an equal part of the shared cores, never less than one."""
+    assert choose_threads(requested, environ=environ, cores=cores, sharers=sharers) == threads
+
+
+def test_nonsense_is_refused():
+    """Zero threads and OMP_NUM_THREADS=lots are errors that say so."""
+    with pytest.raises(ConfigError, match="threads is a number of at least 1, got 0"):
+        choose_threads(0, environ={}, cores=4, sharers=1)
+    with pytest.raises(ConfigError, match="OMP_NUM_THREADS is a number of at least 1, it is 'lots'"):
+        choose_threads(None, environ={"OMP_NUM_THREADS": "lots"}, cores=4, sharers=1)
+
+
+@pytest.mark.parametrize(
+    ("text", "cores"), [("max 100000", 16), ("250000 100000", 2), ("50000 100000", 1), ("odd", 16)]
+)
+def test_a_containers_quota_counts(tmp_path, text, cores):
+    """A container that may use 2.5 of 16 cores gets 2."""
+    (tmp_path / "cpu.max").write_text(text)
+    assert usable_cores(16, quota=tmp_path / "cpu.max") == cores
+
+
+def test_this_process_has_cores():
+    """The mask is what the system says, and not empty."""
+    assert len(cpu_mask()) >= 1
+    assert 1 <= usable_cores(len(cpu_mask())) <= len(cpu_mask())
