@@ -6,6 +6,7 @@ Axes used in the shapes: ``count`` = samples of a global batch, ``B`` = samples 
 from __future__ import annotations
 
 import json
+import operator
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -52,18 +53,31 @@ class OrderState:
         """Return the state that `to_json` wrote.
 
         Raises:
-            ConfigError: a field is missing or unknown, or a value is out of range.
+            ConfigError: a field is missing or unknown, or a value is of another type or out of range.
         """
         wanted = ("version", "seed", "epoch", "position", "recipe")
         if sorted(state) != sorted(wanted):
             raise ConfigError(f"an order state has the fields {', '.join(wanted)}; got {json.dumps(sorted(state))}")
         return cls(
-            version=int(state["version"]),
-            seed=int(state["seed"]),
-            epoch=int(state["epoch"]),
-            position=int(state["position"]),
-            recipe=str(state["recipe"]),
+            version=_whole(state, "version"),
+            seed=_whole(state, "seed"),
+            epoch=_whole(state, "epoch"),
+            position=_whole(state, "position"),
+            recipe=_text(state, "recipe"),
         )
+
+
+def _whole(state: Mapping[str, Any], name: str) -> int:
+    try:
+        return operator.index(state[name])
+    except TypeError:
+        raise ConfigError(f"an order state wants a whole number for {name}, got {state[name]!r}") from None
+
+
+def _text(state: Mapping[str, Any], name: str) -> str:
+    if not isinstance(state[name], str):
+        raise ConfigError(f"an order state wants text for {name}, got {state[name]!r}")
+    return str(state[name])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

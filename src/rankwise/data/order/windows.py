@@ -1,7 +1,7 @@
 """Inside a lane: the order of its pieces, and the order of samples inside a window of pieces.
 
-The pieces of a lane are permuted into slots; `window` consecutive slots form a window, whose samples are permuted among
-themselves. So a sample is found by two permutations and some counting, and a reader that keeps a window of chunks
+The pieces of a lane lie shuffled in its slots; `window` consecutive slots form a window, whose samples are permuted
+among themselves. So a sample is found by two permutations and some counting, and a reader that keeps a window of chunks
 per lane decodes each chunk once.
 """
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from rankwise.data.contract import IntArray
 from rankwise.data.order.bijection import permute
-from rankwise.data.order.lanes import Grid, LaneColumns
+from rankwise.data.order.lanes import Grid, LaneColumns, piece_in_slot
 from rankwise.data.order.mixing import mix_words
 
 __all__ = ["lane_samples"]
@@ -26,12 +26,16 @@ def lane_samples(grid: Grid, columns: LaneColumns, index: IntArray) -> IntArray:
         index: int64, place inside the lane, from 0.
     """
     place = _mix_window(grid, columns, index) if grid.window * grid.chunk_samples > 1 else index
+    if grid.chunk_samples == 1:
+        return _on_ring(grid, columns.start + permute(place, columns.length, columns.piece_key))
     slot, slot_start = _locate(grid, columns, place, slots=1)
-    piece = permute(slot, columns.pieces, columns.piece_key)
+    piece = piece_in_slot(columns, slot)
     offset = place - slot_start + piece * grid.chunk_samples - _missing(columns, columns.short_piece, piece)
-    sample = columns.start + offset
-    sample -= grid.num_samples * (sample >= grid.num_samples)
-    return sample
+    return _on_ring(grid, columns.start + offset)
+
+
+def _on_ring(grid: Grid, sample: IntArray) -> IntArray:
+    return sample - grid.num_samples * (sample >= grid.num_samples)
 
 
 def _mix_window(grid: Grid, columns: LaneColumns, index: IntArray) -> IntArray:

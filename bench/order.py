@@ -1,0 +1,139 @@
+"""Order generation: `rankwise.data.order` against ``torch.utils.data.DistributedSampler``, as one of 8 ranks.
+
+    python bench/order.py [--sizes 1e6 1e8 1e9] [--repeats 3] [--emit 4e6] [--quick]
+
+Every measurement runs in a fresh process, after the imports, and reports for one rank
+- first: CPU time until the first index (making the sampler included),
+- ns per index: CPU time of all that was done, divided by the indices that this rank emitted,
+- memory: how much the process grew at its peak.
+torch's sampler walks its whole epoch (its list is built before the first index, whatever is then used). Ours stops after
+`--emit` indices: its cost per index is the same all along. torch is left out above 1e8, and runs once from 1e8 on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import time
+
+WORLD, RANK, BATCH = 8, 3, 4096
+TOOLS = {"torch": "torch DistributedSampler", "rows": "rankwise, chunk 64, window 16", "flat": "rankwise, chunk 1"}
+
+
+class Sized:
+    """Stands in for a dataset: only its length is asked for."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+
+def torch_indices(size: int):
+    from torch.utils.data import DistributedSampler
+
+    return lambda: iter(DistributedSampler(Sized(size), num_replicas=WORLD, rank=RANK, shuffle=True))
+
+
+def rankwise_indices(size: int, chunk: int):
+    from rankwise.data.order import BatchSampler, Order
+
+    def start():
+        order = Order(size, batch_size=BATCH, chunk_samples=chunk, remainder="drop")
+        sampler = BatchSampler(order, rank=RANK, world_size=WORLD)
+        return (index for ids in sampler for index in ids)
+
+    return start
+
+
+def child(tool: str, size: int, emit: int) -> dict[str, float]:
+    """Measure one sampler in this process."""
+    make = torch_indices(size) if tool == "torch" else rankwise_indices(size, 64 if tool == "rows" else 1)
+    before_kib = resident_kib()
+    begun = time.process_time()
+    indices = make()
+    next(indices)
+    first_s = time.process_time() - begun
+    emitted = 1
+    most = size if tool == "torch" else emit
+    for _ in indices:
+        emitted += 1
+        if emitted >= most:
+            break
+    spent_s = time.process_time() - begun
+    peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return {
+        "first_ms": first_s * 1e3,
+        "ns_per_index": spent_s / emitted * 1e9,
+        "memory_mb": max(0, peak_kib - before_kib) / 1024,
+        "emitted": emitted,
+    }
+
+
+def resident_kib() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize() // 1024
+
+
+def measure(tool: str, size: int, emit: int) -> dict[str, float]:
+    command = [sys.executable, __file__, "--child", tool, str(size), str(emit)]
+    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def show(tool: str, size: int, runs: list[dict[str, float]]) -> dict[str, float]:
+    columns = {}
+    for name in ("first_ms", "ns_per_index", "memory_mb"):
+        values = [run[name] for run in runs]
+        columns[name] = (statistics.median(values), min(values), max(values))
+    cells = " | ".join(f"{mid:.3g} ({low:.3g} to {high:.3g})" for mid, low, high in columns.values())
+    print(f"| {TOOLS[tool]} | {size:.0e} | {cells} | {runs[0]['emitted']:.3g} | {len(runs)} |", flush=True)
+    return {name: values[0] for name, values in columns.items()}
+
+
+def hardware() -> str:
+    model = platform.processor()
+    with open("/proc/cpuinfo") as file:
+        model = next((line.split(":")[1].strip() for line in file if line.startswith("model name")), model)
+    load = " ".join(f"{value:.1f}" for value in os.getloadavg())
+    return f"{model}, {os.cpu_count()} cores, load {load}; Python {platform.python_version()}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", nargs="+", type=float, default=[1e6, 1e8, 1e9])
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--emit", type=float, default=4e6)
+    parser.add_argument("--quick", action="store_true", help="1e5 and 1e6, two repeats")
+    options = parser.parse_args()
+    sizes = [1e5, 1e6] if options.quick else options.sizes
+    repeats = 2 if options.quick else options.repeats
+    print(f"{hardware()}; rank {RANK} of {WORLD}, global batch {BATCH}; medians (least to most)")
+    print("| sampler | samples | first index, CPU ms | CPU ns per index | memory, MB | indices | runs |")
+    print("|---|---|---|---|---|---|---|")
+    for size in map(int, sizes):
+        tools = [tool for tool in TOOLS if tool != "torch" or size <= 10**8]
+        runs: dict[str, list[dict[str, float]]] = {tool: [] for tool in tools}
+        for repeat in range(repeats):
+            for tool in tools:
+                if tool != "torch" or size < 10**8 or repeat == 0:
+                    runs[tool].append(measure(tool, size, int(options.emit)))
+        medians = {tool: show(tool, size, runs[tool]) for tool in tools}
+        if "torch" in medians:
+            for tool in ("rows", "flat"):
+                first, each = (medians["torch"][name] / medians[tool][name] for name in ("first_ms", "ns_per_index"))
+                print(f"  torch / {TOOLS[tool]} at {size:.0e}: first index {first:.3g}x, CPU per index {each:.2f}x")
+    print(f"load at the end: {os.getloadavg()[0]:.1f}")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--child"]:
+        print(json.dumps(child(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))))
+    else:
+        main()

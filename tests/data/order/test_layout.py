@@ -1,0 +1,70 @@
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from rankwise.data.contract import FieldSpec
+from rankwise.data.order.layout import Facts, choose_lanes, choose_window, whole
+from rankwise.errors import ConfigError
+
+
+def source(**fields):
+    return SimpleNamespace(num_samples=1000, chunk_samples=16, fingerprint="f", fields=fields)
+
+
+def test_a_source_tells_its_grid():
+    """A source's chunk bytes are summed over its dense fields; a ragged field makes them unknown."""
+    image = FieldSpec(shape=(4, 4), dtype=np.dtype("uint16"))
+    label = FieldSpec(shape=(), dtype=np.dtype("int64"))
+    facts = Facts.of(source(image=image, label=label))
+    assert facts == Facts(num_samples=1000, chunk_samples=16, chunk_bytes=16 * (32 + 8), fingerprint="f")
+    rows = FieldSpec(shape=(50,), dtype=np.dtype("float32"), ragged=True)
+    assert Facts.of(source(image=image, rows=rows)).chunk_bytes is None
+    assert Facts.of(source()).chunk_bytes is None
+
+
+def test_numbers_and_sized_things_count():
+    """A number, a NumPy number, a list or a dataset with a method of that name: their samples are counted."""
+    for samples in (7, np.int64(7), [0] * 7, "seven77"):
+        assert Facts.of(samples) == Facts(num_samples=7)
+
+    class Dataset:
+        def __len__(self):
+            return 5
+
+        def num_samples(self):
+            raise AssertionError
+
+    assert Facts.of(Dataset()).num_samples == 5
+
+
+@pytest.mark.parametrize("samples", [0, -3, [], 2.5, None, source, 1 << 61])
+def test_no_samples_is_an_error(samples):
+    """Empty data, or what cannot be counted, is refused."""
+    with pytest.raises(ConfigError, match="Order wants"):
+        Facts.of(samples)
+
+
+def test_lanes_and_window_follow_metadata():
+    """Lanes: min(64, batch, chunks). Window: 128 MiB over all lanes, at least 1, at most all chunks, 16 if unknown."""
+    assert choose_lanes(batch_size=1000, num_chunks=1000) == 64
+    assert choose_lanes(batch_size=10, num_chunks=1000) == 10
+    assert choose_lanes(batch_size=1000, num_chunks=7) == 7
+    common = {"lanes": 64, "chunk_samples": 16, "num_chunks": 10_000}
+    assert choose_window(chunk_bytes=1 << 20, **common) == 2
+    assert choose_window(chunk_bytes=1 << 18, **common) == 8
+    assert choose_window(chunk_bytes=1 << 40, **common) == 1
+    assert choose_window(chunk_bytes=1, **common) == 10_000
+    assert choose_window(chunk_bytes=None, **common) == 16
+    assert choose_window(chunk_bytes=None, lanes=64, chunk_samples=1, num_chunks=10_000) == 1
+
+
+def test_whole_numbers_only():
+    """Fractions and out-of-range numbers are refused with their name."""
+    assert whole("n", np.int32(3)) == 3
+    with pytest.raises(ConfigError, match="n >= 1, got 0"):
+        whole("n", 0)
+    with pytest.raises(ConfigError, match="n <= 5, got 6"):
+        whole("n", 6, most=5)
+    with pytest.raises(ConfigError, match="whole number for n"):
+        whole("n", 1.0)
