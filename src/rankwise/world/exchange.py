@@ -44,7 +44,10 @@ class _Failure:
 
     error: Exception
     structure: str = ""
-    payload_bytes: int = 0
+
+    @property
+    def payload_bytes(self) -> int:
+        return len(self.payload())
 
     def payload(self) -> bytes:
         return f"{type(self.error).__name__}: {self.error}".encode()

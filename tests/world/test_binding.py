@@ -1,0 +1,231 @@
+"""bind in real processes, started with nothing but environment variables."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+
+import rankwise
+from rankwise.errors import ConfigError, WorldError
+from rankwise.world import World
+
+CLEAN = {
+    key: value
+    for key, value in os.environ.items()
+    if not key.startswith(("SLURM", "OMPI", "PMI", "RANK", "TORCHELASTIC", "MASTER", "WORLD", "LOCAL", "OMP"))
+}
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class Ranks:
+    """A script in one process per environment; their output and exit codes."""
+
+    def __init__(self, tmp_path, script, environments):
+        path = tmp_path / "script.py"
+        path.write_text(textwrap.dedent(script))
+        self.processes = [
+            subprocess.Popen(
+                [sys.executable, str(path)],
+                env=CLEAN | variables,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for variables in environments
+        ]
+
+    def end(self):
+        try:
+            found = [(*process.communicate(timeout=90), process.returncode) for process in self.processes]
+        finally:
+            for process in self.processes:
+                process.kill()
+                process.wait()
+        return found
+
+
+def torchrun(num_ranks, port=None):
+    port = port or free_port()
+    common = {"WORLD_SIZE": str(num_ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    return [common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(num_ranks)]
+
+
+def slurm(num_ranks):
+    common = {
+        "SLURM_JOB_ID": str(free_port()),
+        "SLURM_STEP_ID": "0",
+        "SLURM_STEP_NUM_TASKS": str(num_ranks),
+        "SLURM_STEP_NODELIST": "localhost",
+        "SLURM_STEP_NUM_NODES": "1",
+        "SLURM_NODEID": "0",
+        "SLURM_STEP_TASKS_PER_NODE": str(num_ranks),
+    }
+    return [common | {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)} for rank in range(num_ranks)]
+
+
+PEACE = """
+    import json, random, numpy, os, torch, rankwise
+    import torch.distributed as dist
+    answers = {}
+    for turn in range(2):
+        with rankwise.bind(timeout=30, seed=5, device="cpu") as world:
+            answers["place"] = [world.rank, world.local_rank, world.local_world_size, world.node_rank, world.num_nodes]
+            answers["threads"] = [world.threads, torch.get_num_threads(), len(os.sched_getaffinity(0))]
+            answers["sum"] = world.all_reduce({"rank": world.rank, "x": torch.ones(3)}, "max")["rank"]
+            answers["draws"] = [random.random(), float(numpy.random.rand()), float(torch.rand(1))]
+            answers["timeout"] = world.channel.timeout.total_seconds()
+            answers["backend"] = world.backend
+            try:
+                with rankwise.bind():
+                    pass
+            except RuntimeError as error:
+                answers["second"] = str(error)
+        assert not dist.is_initialized()
+        os.environ["MASTER_PORT"] = os.environ["SECOND_PORT"]
+    print(json.dumps(answers))
+"""
+
+
+@pytest.mark.parametrize("family", [torchrun, slurm])
+def test_two_ranks_find_each_other(tmp_path, family):
+    """From the launcher's variables alone: place, threads, seeds, group; twice in one process; nothing on stderr."""
+    second = {"SECOND_PORT": str(free_port())}
+    found = Ranks(tmp_path, PEACE, [variables | second for variables in family(2)]).end()
+    answers = []
+    for out, err, code in found:
+        assert (err, code) == ("", 0)
+        answers.append(json.loads(out))
+    for rank, answer in enumerate(answers):
+        assert answer["place"] == [rank, rank, 2, 0, 1]
+        threads, set_threads, cores = answer["threads"]
+        assert 1 <= threads == set_threads <= max(1, cores // 2)
+        assert answer["sum"] == 1
+        assert answer["timeout"] == 30
+        assert answer["backend"] == "gloo"
+        assert "this process is bound already" in answer["second"]
+    assert answers[0]["draws"] == answers[1]["draws"]
+
+
+CRASH = """
+    import sys, time, rankwise
+    with rankwise.bind(timeout=300, device="cpu") as world:
+        world.barrier()
+        if world.rank == 1:
+            raise KeyError("the lost key")
+        began = time.monotonic()
+        try:
+            world.all_reduce(1)
+        finally:
+            print(round(time.monotonic() - began))
+"""
+
+
+def test_an_exception_on_one_rank_ends_the_others_within_seconds(tmp_path):
+    """Rank 1 leaves with its own error alone; rank 0 does not wait for the timeout, and says what it lost and where."""
+    (out, lost, lost_code), (_, own, own_code) = Ranks(tmp_path, CRASH, torchrun(2)).end()
+    assert own_code == 1
+    assert own.rstrip().endswith("KeyError: 'the lost key'")
+    assert "terminate" not in own + lost
+    assert lost_code == 1
+    assert int(out) < 60
+    last = lost.rstrip().splitlines()[-1]
+    assert last.startswith("rankwise.errors.WorldError: rank 0 lost the other ranks in all_reduce(sum) at")
+    assert "script.py:9 (call 2 of this group)" in last
+
+
+APART = """
+    import os, rankwise
+    for turn, port in enumerate(os.environ["PORTS"].split()):
+        os.environ["MASTER_PORT"] = port
+        wishes = [{"device": "cuda:99" if os.environ["RANK"] == "1" else "cpu"}, {"timeout": 2.0, "device": "cpu"}][turn]
+        if turn == 1 and os.environ["RANK"] == "1":
+            break
+        try:
+            with rankwise.bind(**wishes):
+                print("bound")
+        except RuntimeError as error:
+            print(error)
+"""
+
+
+def test_ranks_that_cannot_start_tell_the_others(tmp_path):
+    """A rank without its device stops both at once, with its reason; a rank that does not come is named in time."""
+    ports = {"PORTS": f"{free_port()} {free_port()}"}
+    began = time.monotonic()
+    (main, _, _), (other, _, _) = Ranks(tmp_path, APART, [variables | ports for variables in torchrun(2)]).end()
+    assert time.monotonic() - began < 90  # the default timeout is 600 s
+    assert "device='cuda:99'" in main.splitlines()[0]
+    assert "rank 1 (host " in main.splitlines()[0]
+    assert other.startswith("device='cuda:99'")
+    assert "1 of 2 ranks did not arrive in time: 1." in main
+
+
+def test_one_rank_needs_nothing(monkeypatch):
+    """Under plain python there is no group, the seeds are set, and the block may be entered again."""
+    import torch
+
+    for name in set(os.environ) - set(CLEAN):
+        monkeypatch.delenv(name)
+    draws = []
+    for _ in range(2):
+        with rankwise.bind(seed=3, device="cpu", threads=2) as world:
+            assert (world.world_size, world.threads, world.backend) == (1, 2, "none")
+            assert not torch.distributed.is_initialized()
+            draws.append(torch.rand(1).item())
+    assert draws[0] == draws[1]
+
+
+def test_a_group_of_one_on_request(monkeypatch):
+    """A launcher's wrapper hands a group to its task, for one rank too; an exception leaves no group behind."""
+    import torch.distributed as dist
+
+    for name in set(os.environ) - set(CLEAN):
+        monkeypatch.delenv(name)
+    with rankwise.bind(device="cpu", always_group=True) as world:
+        assert dist.get_world_size() == 1
+        assert world.all_reduce([1, 2.0]) == [1, 2.0]
+        assert World.current() is world
+    with pytest.raises(KeyError), rankwise.bind(device="cpu", always_group=True):
+        raise KeyError
+    assert not dist.is_initialized()
+    assert World.current() is not world
+
+
+@pytest.mark.parametrize(
+    ("wishes", "error", "message"),
+    [
+        ({"seed": -1}, ConfigError, "seed is a whole number from 0"),
+        ({"timeout": 0}, ConfigError, "timeout is positive"),
+        ({"threads": 0}, ConfigError, "threads is a number of at least 1"),
+        ({"device": "tpu"}, ConfigError, 'device is "auto"'),
+        ({"device": "cuda:99"}, WorldError, "cuda:99"),
+    ],
+)
+def test_arguments_are_checked(monkeypatch, wishes, error, message):
+    """Every wrong argument says what is possible, before anything is set up."""
+    for name in set(os.environ) - set(CLEAN):
+        monkeypatch.delenv(name)
+    with pytest.raises(error, match=message), rankwise.bind(**wishes):
+        pass
+
+
+def test_an_allocation_without_a_step_is_said_once(monkeypatch, caplog):
+    """Inside a batch script plain python is one rank, and one warning says how to get more."""
+    for name in set(os.environ) - set(CLEAN):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("SLURM_JOB_ID", "77")
+    monkeypatch.setenv("SLURM_NTASKS", "4")
+    for _ in range(2):
+        with rankwise.bind(device="cpu") as world:
+            assert world.world_size == 1
+    assert len([record for record in caplog.records if "Slurm allocation of 4 tasks" in record.message]) == 1

@@ -1,0 +1,87 @@
+"""broadcast, gather and all_gather on real ranks."""
+
+import numpy as np
+import pytest
+import torch
+
+from rankwise.testing import run_ranks
+from rankwise.world import World
+
+
+def ragged(rank, size):
+    return {
+        "ids": torch.arange(size * rank),
+        "rows": np.full((rank + 1, size, 2), rank, np.float16),
+        "who": [rank, rank + 0.5, rank == 1, complex(rank)],
+        "half": torch.full((3,), float(rank), dtype=torch.bfloat16),
+        "flags": torch.ones(rank, dtype=torch.bool),
+        "view": torch.arange(6.0).reshape(2, 3).T[:, rank % 2],
+        "deep": (torch.tensor(float(rank)), {"none": None, "u": np.uint64(2**63 + rank)}),
+    }
+
+
+def same(one, two):
+    assert type(one) is type(two)
+    if isinstance(one, dict):
+        assert list(one) == list(two)
+        for key in one:
+            same(one[key], two[key])
+    elif isinstance(one, (list, tuple)):
+        for left, right in zip(one, two, strict=True):
+            same(left, right)
+    elif isinstance(one, (torch.Tensor, np.ndarray)):
+        assert one.dtype == two.dtype
+        assert one.shape == two.shape
+        assert bool((one == two).all())
+    else:
+        assert one == two
+
+
+def gathers(world, size):
+    mine = ragged(world.rank, size)
+    return world.all_gather(mine), world.gather(mine, dst=1), world.gather(mine)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+@pytest.mark.parametrize("size", [0, 1, 900])
+def test_first_axes_may_differ(num_ranks, size):
+    """Every rank's tree arrives exactly, empty and ragged parts too, in the frame or behind it; None off the root."""
+    wanted = [ragged(rank, size) for rank in range(num_ranks)]
+    for rank, (everywhere, to_one, to_main) in enumerate(run_ranks(gathers, num_ranks, size)):
+        same(everywhere, wanted)
+        same(to_one, wanted if rank == 1 else None)
+        same(to_main, wanted if rank == 0 else None)
+    same(World.single().all_gather(wanted[0]), wanted[:1])
+
+
+def many_ragged(world):
+    return world.all_gather([torch.arange(world.rank + i % 3) for i in range(200)])
+
+
+def test_more_ragged_leaves_than_a_frame_holds():
+    """With 200 ragged leaves the lengths themselves take another message."""
+    for found in run_ranks(many_ragged, 2):
+        same(found, [[torch.arange(rank + i % 3) for i in range(200)] for rank in range(2)])
+
+
+def broadcasts(world, size):
+    mine = {"x": torch.full((size, 2), float(world.rank)), "n": world.rank, "a": np.full(size, world.rank, np.int8)}
+    return world.broadcast(mine, src=1), world.broadcast(mine), float(mine["x"].sum())
+
+
+@pytest.mark.parametrize("size", [0, 3, 2000])
+def test_broadcast_hands_out_one_ranks_tree(size):
+    """All ranks get rank 1's (rank 0's) values; their own tree is left alone."""
+    for rank, (from_one, from_main, mine) in enumerate(run_ranks(broadcasts, 3, size)):
+        for src, found in ((1, from_one), (0, from_main)):
+            same(found, {"x": torch.full((size, 2), float(src)), "n": src, "a": np.full(size, src, np.int8)})
+        assert mine == rank * size * 2
+
+
+def test_one_rank_gets_copies():
+    """A world of one returns new memory, as several ranks do."""
+    mine = torch.ones(3)
+    world = World.single()
+    for found in (world.broadcast(mine), world.gather(mine)[0], world.all_gather(mine)[0]):
+        found.add_(1)
+    assert torch.equal(mine, torch.ones(3))
