@@ -1,6 +1,7 @@
-"""For tests: real gloo ranks, reused across the cases of a file, and small data. Only tests import it."""
+"""For tests only: real gloo ranks, reused across the cases of a file; faults on demand; small data."""
 
+from rankwise.testing.faults import Fault
 from rankwise.testing.ranks import RanksFailedError, close_pools, run_ranks
 from rankwise.testing.small import ArrayBatch, ArrayLoader
 
-__all__ = ["ArrayBatch", "ArrayLoader", "RanksFailedError", "close_pools", "run_ranks"]
+__all__ = ["ArrayBatch", "ArrayLoader", "Fault", "RanksFailedError", "close_pools", "run_ranks"]

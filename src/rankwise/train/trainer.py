@@ -70,6 +70,10 @@ class Trainer:
         ddp: options for DistributedDataParallel, when `model` is a plain module.
         counted: see `ExactStep`.
         **options: the fields of `TrainOptions`.
+
+    Attributes:
+        world, model, optimizer, scheduler, options, hooks: as given; `model` is the prepared one.
+        session: the open run during and after `fit`: its directory, attempt, and how far it is. For hooks.
     """
 
     def __init__(
@@ -105,6 +109,7 @@ class Trainer:
         self._config = dict(config or {})
         self._choice = RunChoice(path=run, resume=resume, tensorboard=tensorboard, keep=self.options.keep)
         self._show_progress = progress
+        self.session: Session | None = None
         self._counted = counted
 
     def fit(self, train: BatchLoader, *, val: BatchLoader | None = None, epochs: int = 1) -> FitResult:
@@ -135,6 +140,7 @@ class Trainer:
                     parts={**parts, "recent_means": recent, "epoch_means": whole},
                 )
             )
+            self.session = session
             if session.finished is not None:
                 return self._found_finished(session, epochs)
             session.restore()

@@ -1,0 +1,65 @@
+"""Faults on demand: a rank, all ranks or the supervisor die or hang at a chosen step of a chosen attempt."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import dataclass
+from typing import Literal, Self
+
+from rankwise.errors import ConfigError
+
+__all__ = ["Fault"]
+
+_VARIABLE = "RANKWISE_TEST_FAULT"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """One fault, written as ``what:who@step``, for example ``kill:1@7``, ``kill:all@3``, ``hang:0@5``.
+
+    Attributes:
+        what: "kill" (SIGKILL), "raise" (a RuntimeError) or "hang" (sleeps for ever).
+        who: a rank, "all" ranks, or the "supervisor" (the parent process, for "kill" only).
+        step: optimizer steps completed when it strikes.
+        attempt: the attempt of the run in which it strikes.
+    """
+
+    what: Literal["kill", "raise", "hang"]
+    who: str
+    step: int
+    attempt: int = 1
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Return the fault that `text` describes.
+
+        Raises:
+            ConfigError: it describes none.
+        """
+        what, _, rest = text.partition(":")
+        who, _, step = rest.partition("@")
+        if what not in ("kill", "raise", "hang") or not step.isdigit() or not who:
+            raise ConfigError(f"a fault is written as kill|raise|hang:RANK|all|supervisor@STEP, got {text!r}")
+        return cls(what=what, who=who, step=int(step))  # type: ignore[arg-type]
+
+    @classmethod
+    def from_environment(cls) -> Self | None:
+        """Return the fault of RANKWISE_TEST_FAULT, None if there is none."""
+        text = os.environ.get(_VARIABLE)
+        return cls.parse(text) if text else None
+
+    def strike(self, *, rank: int, step: int, attempt: int) -> None:
+        """Do it, if it is time and this rank's turn; call it after each completed step."""
+        if step != self.step or attempt != self.attempt or self.who not in (str(rank), "all", "supervisor"):
+            return
+        if self.what == "raise":
+            raise RuntimeError(f"a fault on demand in rank {rank} after step {step}")
+        if self.what == "kill":
+            # only one rank kills the supervisor; the others train on until its death reaches them
+            if self.who != "supervisor" or rank == 0:
+                os.kill(os.getppid() if self.who == "supervisor" else os.getpid(), signal.SIGKILL)
+            return
+        while True:
+            time.sleep(3600)
