@@ -6,8 +6,8 @@ Every measurement runs in a fresh process, after the imports, and reports for on
 - first: CPU time until the first index (making the sampler included),
 - ns per index: CPU time of all that was done, divided by the indices that this rank emitted,
 - memory: how much the process grew at its peak.
-torch's sampler walks its whole epoch (its list is built before the first index, whatever is then used). Ours stops after
-`--emit` indices: its cost per index is the same all along. torch is left out above 1e8, and runs once from 1e8 on.
+torch's sampler walks its whole epoch (its list is built before the first index, whatever is then used). Ours stops
+after `--emit` indices: its cost per index is the same all along. torch is left out above 1e8, and runs once at 1e8.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import statistics
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 WORLD, RANK, BATCH = 8, 3, 4096
 TOOLS = {"torch": "torch DistributedSampler", "rows": "rankwise, chunk 64, window 16", "flat": "rankwise, chunk 1"}
@@ -78,8 +79,8 @@ def child(tool: str, size: int, emit: int) -> dict[str, float]:
 
 
 def resident_kib() -> int:
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * resource.getpagesize() // 1024
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize() // 1024
 
 
 def measure(tool: str, size: int, emit: int) -> dict[str, float]:
@@ -98,9 +99,8 @@ def show(tool: str, size: int, runs: list[dict[str, float]]) -> dict[str, float]
 
 
 def hardware() -> str:
-    model = platform.processor()
-    with open("/proc/cpuinfo") as file:
-        model = next((line.split(":")[1].strip() for line in file if line.startswith("model name")), model)
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
     load = " ".join(f"{value:.1f}" for value in os.getloadavg())
     return f"{model}, {os.cpu_count()} cores, load {load}; Python {platform.python_version()}"
 

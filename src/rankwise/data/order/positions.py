@@ -8,6 +8,7 @@ import numpy as np
 
 from rankwise.data.contract import IntArray
 from rankwise.data.order.lanes import Grid, lane_columns
+from rankwise.data.order.rows import rows_of_samples
 from rankwise.data.order.windows import lane_samples
 
 __all__ = ["run_of_samples", "samples_at"]
@@ -47,7 +48,7 @@ def _block(grid: Grid, seed: int, epoch: int, number: int) -> IntArray:
     rows = _block_size(grid) // grid.lanes
     low = number * rows
     whole = min(low + rows, grid.num_samples // grid.lanes)
-    block = lane_samples(grid, columns, np.arange(low, whole, dtype=np.int64)[:, None]).ravel()
+    block = rows_of_samples(grid, columns, low, whole).ravel()
     left = grid.num_samples - whole * grid.lanes
     if whole < low + rows and left:
         place = np.full(left, whole, dtype=np.int64)
