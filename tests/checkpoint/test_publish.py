@@ -1,0 +1,139 @@
+"""A checkpoint appears whole or not at all; old ones go in order."""
+
+import contextlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from rankwise.checkpoint import Checkpointer
+from rankwise.errors import CheckpointError, ConfigError, FencedError
+from rankwise.world import World
+
+
+def names(folder):
+    return sorted(entry.name for entry in folder.iterdir())
+
+
+def saver(folder, **options):
+    return Checkpointer(folder, world=World.single(), **options)
+
+
+def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(tmp_path):
+    """SIGKILL before and after every fsync, rename and removal of a save: the old or the new one is found, and no rest.
+
+    Both for a new step and for one that replaces the same step; found whole and without a warning.
+    """
+    command = [sys.executable, str(Path(__file__).with_name("kill_saves.py")), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    for new_step in (1, 2):
+        kills = [line for line in lines if line["new_step"] == new_step]
+        assert len(kills) > 12
+        assert [line["status"] for line in kills] == [-9] * (len(kills) - 1) + [0]
+        values = [line["value"] for line in kills]
+        # first the old one, from some moment on the new one, and never anything else
+        assert values == sorted(values)
+        assert (values[0], values[-1]) == (1, 2)
+        for line in kills:
+            assert line["consistent"]
+            assert line["left"] == ["step-0000000009"]
+            assert line["step"] == (new_step if line["value"] == 2 else 1)
+
+
+def test_the_last_ones_stay(tmp_path):
+    """`keep` counts the newest; multiples of `keep_every` stay for ever."""
+    checkpointer = saver(tmp_path, keep=2, keep_every=4)
+    for step in range(1, 11):
+        checkpointer.save(step, {"x": {"value": step}})
+    assert names(tmp_path) == [f"step-{step:010d}" for step in (4, 8, 9, 10)]
+
+
+def test_all_stay_if_asked(tmp_path):
+    """keep=None removes nothing."""
+    checkpointer = saver(tmp_path, keep=None)
+    for step in range(5):
+        checkpointer.save(step, {})
+    assert len(names(tmp_path)) == 5
+
+
+def test_a_later_attempt_is_newer(tmp_path):
+    """An attempt that went back to an earlier step leaves the later steps of the earlier one behind."""
+    saver(tmp_path, keep=None, attempt=1).save(150, {})
+    second = saver(tmp_path, keep=2, attempt=2)
+    second.save(100, {})
+    assert second.newest().step == 100
+    second.save(110, {})
+    assert names(tmp_path) == ["step-0000000100", "step-0000000110"]
+
+
+def test_an_upper_step_can_be_asked_for(tmp_path):
+    """newest(step) looks no further than that step."""
+    checkpointer = saver(tmp_path)
+    for step in (10, 20, 30):
+        checkpointer.save(step, {})
+    assert checkpointer.newest(29).step == 20
+    assert checkpointer.newest(9) is None
+
+
+def test_a_fence_that_refuses_publishes_nothing(tmp_path):
+    """A left-over of an older attempt finds its publish refused; the folder is as it was."""
+    saver(tmp_path).save(1, {"x": {"value": 1}})
+    calls = []
+
+    @contextlib.contextmanager
+    def fence():
+        calls.append(1)
+        if len(calls) > 1:
+            raise FencedError("attempt 2 owns the run")
+        yield
+
+    with pytest.raises(FencedError, match="attempt 2 owns the run"):
+        saver(tmp_path, fence=fence).save(2, {"x": {"value": 2}})
+    assert len(calls) == 2
+    assert names(tmp_path) == ["step-0000000001"]
+
+
+def test_reading_removes_nothing(tmp_path):
+    """Whoever only looks (an evaluation beside the training) leaves half-written checkpoints alone."""
+    (tmp_path / ".tmp-step-0000000001-attempt-1").mkdir()
+    assert saver(tmp_path).newest() is None
+    assert names(tmp_path) == [".tmp-step-0000000001-attempt-1"]
+    saver(tmp_path).save(2, {})
+    assert names(tmp_path) == ["step-0000000002"]
+
+
+def test_a_full_disk_leaves_the_previous_one(tmp_path):
+    """On a file system of 1 MiB a save that does not fit is refused, cleaned up, and the next one fits again."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("this machine does not let the test mount a tmpfs")
+    try:
+        checkpointer = saver(disk, keep=1)
+        checkpointer.save(1, {"x": {"value": torch.zeros(10_000)}})
+        with pytest.raises(CheckpointError, match=r"rank 0: \[Errno 28\] No space left on device; check free space"):
+            checkpointer.save(2, {"x": {"value": torch.zeros(1_000_000)}})
+        assert names(disk) == ["step-0000000001"]
+        assert checkpointer.newest().step == 1
+        checkpointer.save(3, {"x": {"value": torch.zeros(10_000)}})
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [((-1, {}), "an int >= 0; got -1"), ((True, {}), "got True"), ((1, {"a/b": {}}), "a part's name .* got 'a/b'")],
+)
+def test_wrong_arguments_are_refused(tmp_path, arguments, message):
+    """Before anything is written."""
+    with pytest.raises(ConfigError, match=message):
+        saver(tmp_path).save(*arguments)
+    with pytest.raises(ConfigError, match="at least 1"):
+        saver(tmp_path, keep=0)
+    assert names(tmp_path) == []
