@@ -119,6 +119,7 @@ def test_travels_to_another_process(tmp_path):
     np.testing.assert_array_equal(arrived.read_chunk(2)[0], data[8:])
 
 
+@pytest.mark.filterwarnings("ignore:Combining a `sharding_indexed` codec")
 def test_exotic_layouts_still_read(tmp_path):
     """A transpose before sharding, which the index reader does not know, goes through zarr-python and is right."""
     data = numbers((12, 6), "i4")
