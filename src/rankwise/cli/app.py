@@ -43,7 +43,8 @@ def _options(
 
 app.command(
     "run",
-    context_settings={"allow_interspersed_args": False},
+    # --max_restarts is --max-restarts, as for torchrun
+    context_settings={"allow_interspersed_args": False, "token_normalize_func": lambda word: word.replace("_", "-")},
     no_args_is_help=True,
     epilog="Everything after the script belongs to the script. Options of torchrun are understood.",
 )(run_command)

@@ -25,14 +25,14 @@ _FAILURE = "When something goes wrong"
 
 def run_command(  # noqa: PLR0917  (typer's way: a parameter per option)
     words: Annotated[
-        list[str], typer.Argument(metavar="SCRIPT.PY | MODULE:FUNCTION  [ARGS]...", help="What every rank runs.")
+        list[str],
+        typer.Argument(metavar="TARGET", help="A script, a module (-m) or module:function, then its arguments."),
     ],
     nproc: Annotated[
         str,
         typer.Option(
             "--nproc",
             "--nproc-per-node",
-            "--nproc_per_node",
             metavar="N|auto|gpu|cpu",
             help="Number of ranks. auto: one per visible GPU, or 1; gpu: one per GPU; cpu: one per usable core.",
         ),
@@ -53,7 +53,6 @@ def run_command(  # noqa: PLR0917  (typer's way: a parameter per option)
         int,
         typer.Option(
             "--max-restarts",
-            "--max_restarts",
             metavar="K",
             min=0,
             help="Start all ranks again, up to K times, after one has failed.",
@@ -74,7 +73,6 @@ def run_command(  # noqa: PLR0917  (typer's way: a parameter per option)
         float | None,
         typer.Option(
             "--shutdown-timeout",
-            "--shutdown_timeout",
             metavar="SECONDS",
             min=0,
             help="Time for ranks to end when asked, before they are killed. Default: 5 after a failure, "
@@ -107,41 +105,35 @@ def run_command(  # noqa: PLR0917  (typer's way: a parameter per option)
         Path | None,
         typer.Option(
             "--log-dir",
-            "--log_dir",
             metavar="DIR",
             help="Folder for attempt-N/rank-R.out and .err. Default: logs in the run directory, if there is one.",
             rich_help_panel=_OUTPUT,
         ),
     ] = None,
     master_addr: Annotated[
-        str, typer.Option("--master-addr", "--master_addr", metavar="ADDRESS", rich_help_panel=_TORCHRUN)
+        str, typer.Option("--master-addr", metavar="ADDRESS", rich_help_panel=_TORCHRUN)
     ] = "127.0.0.1",
     master_port: Annotated[
         int | None,
         typer.Option(
             "--master-port",
-            "--master_port",
             metavar="PORT",
             help="Default: a free one, held until the end.",
             rich_help_panel=_TORCHRUN,
         ),
     ] = None,
     nnodes: Annotated[str, typer.Option(metavar="1", rich_help_panel=_TORCHRUN)] = "1",
-    node_rank: Annotated[int, typer.Option("--node-rank", "--node_rank", metavar="0", rich_help_panel=_TORCHRUN)] = 0,
+    node_rank: Annotated[int, typer.Option("--node-rank", metavar="0", rich_help_panel=_TORCHRUN)] = 0,
     standalone: Annotated[bool, typer.Option("--standalone", hidden=True)] = False,
-    rdzv_backend: Annotated[str | None, typer.Option("--rdzv-backend", "--rdzv_backend", hidden=True)] = None,
-    rdzv_endpoint: Annotated[str | None, typer.Option("--rdzv-endpoint", "--rdzv_endpoint", hidden=True)] = None,
-    rdzv_id: Annotated[str | None, typer.Option("--rdzv-id", "--rdzv_id", hidden=True)] = None,
-    rdzv_conf: Annotated[str | None, typer.Option("--rdzv-conf", "--rdzv_conf", hidden=True)] = None,
-    monitor_interval: Annotated[
-        float | None, typer.Option("--monitor-interval", "--monitor_interval", hidden=True)
-    ] = None,
-    start_method: Annotated[str | None, typer.Option("--start-method", "--start_method", hidden=True)] = None,
+    rdzv_backend: Annotated[str | None, typer.Option("--rdzv-backend", hidden=True)] = None,
+    rdzv_endpoint: Annotated[str | None, typer.Option("--rdzv-endpoint", hidden=True)] = None,
+    rdzv_id: Annotated[str | None, typer.Option("--rdzv-id", hidden=True)] = None,
+    rdzv_conf: Annotated[str | None, typer.Option("--rdzv-conf", hidden=True)] = None,
+    monitor_interval: Annotated[float | None, typer.Option("--monitor-interval", hidden=True)] = None,
+    start_method: Annotated[str | None, typer.Option("--start-method", hidden=True)] = None,
     role: Annotated[str | None, typer.Option(hidden=True)] = None,
-    local_addr: Annotated[str | None, typer.Option("--local-addr", "--local_addr", hidden=True)] = None,
-    signals_to_handle: Annotated[
-        str | None, typer.Option("--signals-to-handle", "--signals_to_handle", hidden=True)
-    ] = None,
+    local_addr: Annotated[str | None, typer.Option("--local-addr", hidden=True)] = None,
+    signals_to_handle: Annotated[str | None, typer.Option("--signals-to-handle", hidden=True)] = None,
 ) -> None:
     """Run a script, module or function on N ranks of this machine, as one."""
     say_unneeded(

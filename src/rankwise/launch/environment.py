@@ -10,8 +10,9 @@ from rankwise.launch.job import Job
 
 __all__ = ["rank_environment"]
 
-# what an outer launch may have left in our own environment, and must not reach these ranks
-_OURS = ("RANKWISE_RUN_DIR", "RANKWISE_FRESH", "RANKWISE_RESUME", "RANKWISE_VITALS")
+# what an outer launch has left in our own environment and must not reach these ranks; RANKWISE_RUN_DIR and
+# RANKWISE_RESUME are the user's, and stay
+_OURS = ("RANKWISE_FRESH", "RANKWISE_VITALS")
 _STALE = (*_OURS, "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE")
 
 

@@ -20,6 +20,12 @@ DEFAULT_TIMEOUT_S = 1800.0  # from the first beat on; what gloo waits for a peer
 CHECK_INTERVAL_S = 1.0
 _STALE_S = 10.0  # a heartbeat comes twice a second; a busy machine may delay it
 _COLLECTIVE = ("torch/distributed/", "rankwise/world/")
+_OURS = (
+    "rankwise/vitals/recorder.py",
+    "rankwise/launch/invoke.py",
+    "rankwise/launch/child.py",
+    "rankwise/launch/bound.py",
+)
 _FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)')
 
 
@@ -74,12 +80,15 @@ def blame(folder: Path, alive: Collection[int], reason: str) -> Failure:
     if not found:
         return Failure(rank=min(alive), headline=f"hangs: {reason}; it never began", detail="", status=None, exitcode=1)
     culprit, why = _choose(found, stacks)
-    text = stacks[culprit.rank]
-    place = _place(text)
-    headline = f"hangs ({culprit.place}{', at ' + place if place else ''}): {reason}; {why}"
-    lines = [text.rstrip("\n")] if text else []
-    lines += [f"rank {v.rank}: {v.place}{', at ' + _place(stacks[v.rank]) if stacks[v.rank] else ''}" for v in found]
-    return Failure(rank=culprit.rank, headline=headline, detail="\n".join(lines), status=None, exitcode=1)
+    places = {v.rank: ", at ".join(filter(None, (v.place, _place(stacks[v.rank])))) for v in found}
+    return Failure(
+        rank=culprit.rank,
+        headline=f"hangs ({places[culprit.rank]}): {reason}; {why}",
+        detail=_tidy(stacks[culprit.rank]),
+        status=None,
+        exitcode=1,
+        places=places,
+    )
 
 
 def _choose(found: Sequence[Vital], stacks: dict[int, str]) -> tuple[Vital, str]:
@@ -119,6 +128,18 @@ def _main_frames(stacks: str) -> list[re.Match[str]]:
     """Frames of the main thread, innermost first; faulthandler writes the oldest thread last."""
     block = re.split(r"^(?:Current thread|Thread) 0x.*$", stacks, flags=re.MULTILINE)[-1]
     return [match for match in map(_FRAME.match, block.splitlines()) if match]
+
+
+def _tidy(stacks: str) -> str:
+    """Leave out our own heartbeat thread, and what is above the user's program in the main one."""
+    blocks = re.split(r"\n\s*\n", stacks.strip())
+    theirs = [block for block in blocks if _OURS[0] not in block]
+    kept = [line for block in theirs for line in [*block.splitlines(), ""] if not _is_ours(line)]
+    return "\n".join(kept).rstrip()
+
+
+def _is_ours(line: str) -> bool:
+    return "<frozen runpy>" in line or any(part in line for part in _OURS)
 
 
 def _waits(stacks: str) -> bool:

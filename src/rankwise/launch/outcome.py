@@ -50,7 +50,12 @@ def describe_failure(failure: Failure, num_ranks: int, others: Sequence[str]) ->
 def describe_others(ends: Sequence[RankEnd], failure: Failure) -> list[str]:
     """Tell in one line each what became of the ranks that are not the root cause."""
     start = next((end.failed_s for end in ends if end.rank == failure.rank), None)
-    return [f"rank {end.rank}: {_fate(end, start)}" for end in ends if end.rank != failure.rank]
+    lines = []
+    for end in ends:
+        place = failure.places.get(end.rank)
+        if end.rank != failure.rank:
+            lines.append(f"rank {end.rank}: {_fate(end, start)}{'; was at ' + place if place else ''}")
+    return lines
 
 
 def _fate(end: RankEnd, start: float | None) -> str:

@@ -99,9 +99,8 @@ class Platform:
             raise ConfigError(f"spawn_method must be spawn, fork, forkserver or None, got {self.spawn_method!r}")
         if self.ipc_protocol not in {"tcp", "file"}:
             raise ConfigError(f"ipc_protocol must be tcp or file, got {self.ipc_protocol!r}")
-        if self.master_port is not None and not (
-            str(self.master_port).isdigit() and 0 < int(self.master_port) < 1 << 16
-        ):
+        port = self.master_port
+        if port is not None and not (str(port).isdigit() and 0 < int(port) < 1 << 16):
             raise ConfigError(f"master_port must be between 1 and 65535, got {self.master_port!r}")
         if self.ipc_groups:
             self._check_groups(self.ipc_groups)
@@ -141,7 +140,7 @@ class Platform:
         """Refuse what this machine does not have.
 
         Raises:
-            ConfigError: fewer GPUs than ranks, several nodes, Slurm, or MPS elsewhere than on macOS or with several ranks.
+            ConfigError: fewer GPUs than ranks, several nodes, Slurm, or MPS with several ranks or off macOS.
         """
         if self.device is Device.SLURM or self.n_nodes > 1:
             raise ConfigError(

@@ -68,7 +68,7 @@ class RankProcess:
     def send(self, number: int) -> None:
         """Send a signal to the rank itself, not to what it started: a loader worker must outlive its last batch."""
         if self.status is None:
-            self.popen.send_signal(number)
+            os.kill(self.pid, number)  # not Popen.send_signal, which reaps behind our back
 
     def ask_to_end(self, number: int) -> None:
         """Send a signal and remember that the end is our doing."""

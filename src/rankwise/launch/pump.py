@@ -87,24 +87,34 @@ class Pump:
 
     def pump(self) -> bool:
         """Move what is there; return False at the end of the stream."""
+        data = self._read()
+        if data:
+            self._move(data)
+        return data != b""
+
+    def _read(self) -> bytes | None:
+        """Return what is there, None if nothing is there yet."""
         try:
-            data = os.read(self.fd, _READ_BYTES)
+            return os.read(self.fd, _READ_BYTES)
         except BlockingIOError:
-            return True
+            return None
         except OSError:
-            data = b""  # a pseudo-terminal whose other side is closed says EIO
-        if not data:
-            return False
+            return b""  # a pseudo-terminal whose other side is closed says EIO
+
+    def _move(self, data: bytes) -> None:
         if self._log is not None:
             self._log.write(data)
         self.num_lines += data.count(b"\n")
         if self.shown and self._raw:
             self._console.raw(self.stream, data)
+        elif self.shown and not self._prefix:
+            end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1  # a progress bar ends its states by going back
+            self._console.raw(self.stream, self._partial + data[:end] if end else b"")
+            self._partial = data[end:] if end else self._partial + data
         elif self.shown:
             *lines, self._partial = (self._partial + data).split(b"\n")
             for line in lines:
                 self._console.line(self.stream, self._prefix + line)
-        return True
 
     def close(self) -> None:
         """Give out the last unfinished line, and close everything."""

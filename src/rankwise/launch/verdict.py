@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from rankwise.launch.report import Report
 
@@ -79,6 +79,7 @@ class Failure:
         detail: traceback or stacks, "" if there are none.
         status: its exit status; None if it hung or had finished well.
         exitcode: what the whole launch should exit with.
+        places: where each rank was, of a hang.
     """
 
     rank: int
@@ -86,6 +87,7 @@ class Failure:
     detail: str
     status: int | None
     exitcode: int
+    places: Mapping[int, str] = field(default_factory=dict)
 
 
 def is_collateral(report: Report) -> bool:

@@ -51,8 +51,8 @@ class Wires:
 def wire(rank: int, num_ranks: int, show: Show, console: Console, logs: Path | None) -> Wires:
     """Lay the streams of a rank.
 
-    Rank 0 writes as if it ran alone: it shares our stdout and stderr, or gets a terminal of the same size if they are
-    one and its output is wanted in a file too. The lines of the other ranks carry `[rank]`.
+    Rank 0 writes as if it ran alone: it shares our terminal, or gets one of the same size if its output is wanted in a
+    file too. What is not a terminal gets whole lines of all ranks; those of the others carry `[rank]`.
 
     Args:
         rank: global rank.
@@ -67,7 +67,7 @@ def wire(rank: int, num_ranks: int, show: Show, console: Console, logs: Path | N
         wires.stdin = 0
     for stream in ("out", "err"):
         shown = show.shows(rank, stream)
-        if rank == 0 and shown and logs is None:
+        if rank == 0 and shown and logs is None and (num_ranks == 1 or console.is_terminal(stream)):
             continue
         log = logs / f"rank-{rank}.{stream}" if logs is not None else None
         prefix = b"" if rank == 0 or num_ranks == 1 else f"[{rank}] ".encode()

@@ -1,0 +1,181 @@
+"""Ranks, what they started, and their supervisor die with each other."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+# each rank starts a helper that would outlive it, and one in a process group of its own
+FAMILY = """
+    import os, pathlib, signal, subprocess, sys, time
+    rank = os.environ["RANK"]
+    helper = [sys.executable, "-S", "-c", "import time; time.sleep(1000)"]
+    first = subprocess.Popen(helper)
+    second = subprocess.Popen(helper, process_group=0)
+    for name, pid in (("rank", os.getpid()), ("helper", first.pid), ("second", second.pid),
+                      ("vitals", os.environ["RANKWISE_VITALS"])):
+        pathlib.Path(f"{name}-{rank}.tmp").write_text(str(pid))
+        os.rename(f"{name}-{rank}.tmp", f"{name}-{rank}")
+    EXTRA
+    time.sleep(1000)
+"""
+NAMES = [f"{name}-{rank}" for name in ("rank", "helper", "second") for rank in (0, 1)]
+
+
+def start_family(launcher, *options, extra="pass", nproc=2):
+    process = launcher.start("--nproc", nproc, *options, launcher.script(FAMILY.replace("EXTRA", extra)))
+    return process, launcher.pids(*NAMES)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_the_supervisor_leaves_nothing(launcher, is_alive, wait_until, number):
+    """Ctrl-C, a scheduler's SIGTERM, a closed terminal: ranks and all they started end; exit code 128 + signal."""
+    process, pids = start_family(launcher)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    assert f"{number.name}: asking the ranks to end" in err
+    assert "Traceback" not in err
+    wait_until(lambda: not any(map(is_alive, pids)))
+    assert not Path(launcher.text("vitals-0")).exists()
+
+
+def test_kill_9_of_the_supervisor_leaves_nothing(launcher, is_alive, wait_until):
+    """When the supervisor itself is killed, no rank, no process of a rank and no folder stays behind."""
+    process, pids = start_family(launcher)
+    assert all(map(is_alive, pids))
+    process.kill()
+    process.wait()
+    wait_until(lambda: not any(map(is_alive, pids)))
+    wait_until(lambda: not Path(launcher.text("vitals-0")).exists())
+
+
+def test_ranks_die_with_the_supervisor_also_without_janitor(launcher, is_alive, wait_until):
+    """Supervisor and janitor killed together: the parent-death signal still ends the ranks."""
+    process, pids = start_family(launcher)
+    children = subprocess.run(
+        ["ps", "-o", "pid=", "--ppid", str(process.pid)], capture_output=True, text=True, check=False
+    )
+    ranks = pids[:2]
+    janitors = [int(pid) for pid in children.stdout.split() if int(pid) not in ranks]
+    assert len(janitors) == 1
+    os.kill(janitors[0], signal.SIGKILL)
+    process.kill()
+    process.wait()
+    wait_until(lambda: not any(map(is_alive, ranks)))
+    for pid in pids[2:]:  # nobody was left to end these
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_a_failing_rank_takes_the_helpers_of_all_along(launcher, is_alive, wait_until):
+    """After a failure nothing that any rank has started is left, also in other process groups."""
+    extra = "\n    ".join(
+        ["while rank == '0' and not os.path.exists('go'): time.sleep(0.01)", "if rank == '0': os._exit(5)"]
+    )
+    process, pids = start_family(launcher, extra=extra)
+    (launcher.folder / "go").touch()
+    process.communicate(timeout=60)
+    assert process.returncode == 5
+    wait_until(lambda: not any(map(is_alive, pids)))
+
+
+def test_ranks_may_save_when_asked_to_end(launcher):
+    """SIGTERM reaches the ranks' own handlers, which may take their time."""
+    script = launcher.script("""
+        import os, pathlib, signal, sys, time
+        def save(*_):
+            time.sleep(0.3)
+            pathlib.Path("saved-" + os.environ["RANK"]).touch()
+            sys.exit(0)
+        signal.signal(signal.SIGTERM, save)
+        pathlib.Path("ready-" + os.environ["RANK"]).write_text("1")
+        time.sleep(1000)
+    """)
+    process = launcher.start("--nproc", 2, script)
+    launcher.pids("ready-0", "ready-1")
+    process.terminate()
+    process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert (launcher.folder / "saved-0").exists()
+    assert (launcher.folder / "saved-1").exists()
+
+
+DEAF = "signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.signal(signal.SIGINT, signal.SIG_IGN)"
+
+
+def test_a_deaf_rank_is_killed_after_the_grace(launcher, is_alive, wait_until):
+    """A rank that ignores SIGTERM does not hold up the end for longer than --shutdown-timeout."""
+    process, pids = start_family(launcher, "--shutdown-timeout", "0.3", extra=DEAF)
+    process.terminate()
+    process.communicate(timeout=30)
+    assert process.returncode == 128 + signal.SIGTERM
+    wait_until(lambda: not any(map(is_alive, pids)))
+
+
+def test_the_second_ctrl_c_kills_at_once(launcher, is_alive, wait_until):
+    """Deaf ranks with half a minute of grace end at once at the second Ctrl-C."""
+    extra = f"{DEAF}; pathlib.Path('deaf-' + rank).write_text('1')"
+    process, pids = start_family(launcher, extra=extra)
+    launcher.pids("deaf-0", "deaf-1")
+    process.send_signal(signal.SIGINT)
+    while "asking the ranks to end" not in process.stderr.readline():
+        pass
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=20)  # the grace is 30 s
+    assert process.returncode == 128 + signal.SIGINT
+    wait_until(lambda: not any(map(is_alive, pids)))
+
+
+def test_user_signals_are_passed_on(launcher):
+    """SIGUSR1 to the supervisor (a scheduler's warning) reaches every rank, and the launch goes on."""
+    script = launcher.script("""
+        import os, pathlib, signal, sys
+        signal.signal(signal.SIGUSR1, lambda *_: print("warned", os.environ["RANK"], flush=True))
+        pathlib.Path("ready-" + os.environ["RANK"]).write_text("1")
+        signal.pause()
+    """)
+    process = launcher.start("--nproc", 2, "--tee", "all", script)
+    launcher.pids("ready-0", "ready-1")
+    process.send_signal(signal.SIGUSR1)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert sorted(out.splitlines()) == ["[1] warned 1", "warned 0"]
+
+
+def test_a_failed_rank_that_cannot_end(launcher):
+    """A rank that raised but is held by a thread of its own is not waited for longer than the grace."""
+    script = launcher.script("""
+        import threading, time
+        threading.Thread(target=time.sleep, args=(1000,)).start()
+        raise ValueError("held by a thread")
+    """)
+    done = launcher.run("--nproc", 2, "--shutdown-timeout", "0.5", script)
+    assert done.returncode == 1
+    assert "held by a thread" in done.stderr
+
+
+def test_the_supervisor_waits_without_polling(launcher):
+    """While nothing happens, supervisor and heartbeats use next to no CPU: under 5 % over two seconds."""
+    process, pids = start_family(launcher)
+    before = cpu_ticks(process.pid, *pids)
+    try:
+        process.wait(2.0)
+    except subprocess.TimeoutExpired:
+        pass
+    assert cpu_ticks(process.pid, *pids) - before <= 0.05 * 2.0 * os.sysconf("SC_CLK_TCK") + 2
+    process.kill()
+
+
+def cpu_ticks(*pids):
+    return sum(sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13])) for pid in pids)
+
+
+def test_no_torch_in_the_supervisor_nor_in_ranks_that_do_not_want_it(launcher):
+    """Neither the command nor a rank's preamble imports torch or NumPy."""
+    script = launcher.script("import sys; assert not {'torch', 'numpy'} & set(sys.modules), sorted(sys.modules)")
+    assert launcher.run("--nproc", 1, script).returncode == 0
+    program = "import sys, rankwise.cli, rankwise.launch.supervisor; assert not {'torch', 'numpy'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True)

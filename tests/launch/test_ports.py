@@ -1,0 +1,79 @@
+"""A held port can be listened on by the rank, and is given to nobody else."""
+
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from rankwise.errors import LaunchError
+from rankwise.launch.ports import HeldPort
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="other systems let the port go")
+
+STORE = """
+import datetime as dt, sys
+import torch.distributed as dist
+wait = dt.timedelta(seconds=20)
+for libuv in (False, True):
+    store = dist.TCPStore("127.0.0.1", int(sys.argv[1 + libuv]), 1, True, wait, use_libuv=libuv)
+    store.set("key", "value")
+    assert dist.TCPStore("localhost", int(sys.argv[1 + libuv]), 1, False, wait).get("key") == b"value"
+"""
+
+
+@linux
+def test_torch_listens_on_a_held_port():
+    """Both backends of torch's store bind and listen on the port while it is held."""
+    held = [HeldPort(), HeldPort()]
+    ports = [str(port.number) for port in held]
+    subprocess.run([sys.executable, "-c", STORE, *ports], check=True, timeout=120)
+    for port in held:
+        port.close()
+
+
+@linux
+def test_a_held_port_is_given_to_nobody():
+    """Many who ask the kernel for a free port, also with SO_REUSEADDR, never get the held one."""
+    held = HeldPort()
+    taken = []
+    for family in (socket.AF_INET, socket.AF_INET6):
+        for _ in range(2000):
+            other = socket.socket(family)
+            other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            other.bind(("", 0))
+            taken.append(other)
+    assert held.number not in {other.getsockname()[1] for other in taken}
+    for other in taken:
+        other.close()
+    held.close()
+
+
+def test_a_port_in_use_is_an_error():
+    """A wanted port that another program listens on is refused, with the mend."""
+    with socket.socket() as other:
+        other.bind(("", 0))
+        other.listen()
+        with pytest.raises(LaunchError, match="leave the port out"):
+            HeldPort(other.getsockname()[1])
+
+
+@linux
+def test_20_launches_at_once(launcher):
+    """20 launches side by side, each with a rank that listens on its MASTER_PORT: all end well, all ports differ."""
+    script = launcher.script("""
+        import os, pathlib, socket, time
+        port = int(os.environ["MASTER_PORT"])
+        server = socket.create_server(("", port))
+        name = pathlib.Path("port-" + os.environ["TORCHELASTIC_RUN_ID"])
+        name.write_text(str(port))
+        deadline = time.monotonic() + 60
+        while len(list(pathlib.Path().glob("port-*"))) < 20:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    """)
+    processes = [launcher.start("--nproc", 1, script) for _ in range(20)]
+    results = [(process.communicate(timeout=100), process.returncode) for process in processes]
+    assert [code for _, code in results] == [0] * 20, results
+    ports = {path.read_text() for path in launcher.folder.glob("port-*")}
+    assert len(ports) == 20

@@ -1,0 +1,119 @@
+"""The watcher's side of vitals."""
+
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from rankwise import vitals
+
+BEATER = """
+import sys, time
+from rankwise import vitals
+vitals.start(sys.argv[1], 0)
+step = 0
+while True:
+    step += 1
+    vitals.beat(epoch=step, step=step, phase="p" + str(step))
+"""
+SLEEPER = """
+import sys, time
+from rankwise import vitals
+vitals.start(sys.argv[1], 0)
+def stuck_here():
+    time.sleep(1000)
+stuck_here()
+"""
+GIL_HOLDER = """
+import ctypes, sys
+from rankwise import vitals
+vitals.start(sys.argv[1], 0)
+def holds_the_lock():
+    while True:
+        ctypes.PyDLL(None).sleep(1000)
+holds_the_lock()
+"""
+
+
+@pytest.fixture
+def start(tmp_path):
+    processes = []
+
+    def begin(program):
+        processes.append(subprocess.Popen([sys.executable, "-c", program, str(tmp_path)]))
+        deadline = time.monotonic() + 30
+        while not vitals.read(tmp_path):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        return processes[-1], tmp_path
+
+    yield begin
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+def test_reads_are_never_torn(start):
+    """While a rank beats as fast as it can, every reading shows one beat, not parts of two."""
+    process, folder = start(BEATER)
+    seen = set()
+    deadline = time.monotonic() + 20
+    while len(seen) < 50 and time.monotonic() < deadline:
+        (vital,) = vitals.read(folder)
+        if vital.num_beats:
+            assert (vital.epoch, vital.phase) == (vital.step, f"p{vital.step}")
+            seen.add(vital.step)
+    assert len(seen) == 50
+    assert process.poll() is None
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        value = condition()
+        if value:
+            return value
+        time.sleep(0.02)
+    return condition()
+
+
+@pytest.mark.parametrize(("program", "function"), [(SLEEPER, "stuck_here"), (GIL_HOLDER, "holds_the_lock")])
+def test_stacks_of_a_blocked_rank(start, program, function):
+    """A rank that sleeps, or sits in C code with the interpreter lock held, still says where it is, repeatedly."""
+    process, folder = start(program)
+    (vital,) = vitals.read(folder)
+    assert wait_for(lambda: function in vitals.request_stacks(vital, 5.0))
+    assert function in vitals.request_stacks(vital, 5.0)
+    assert process.poll() is None, "asking must not end the rank"
+
+
+def test_a_stopped_rank_answers_nothing(start):
+    """A process under SIGSTOP gives no stacks, and asking it ends with the timeout."""
+    process, folder = start(SLEEPER)
+    process.send_signal(signal.SIGSTOP)
+    assert vitals.request_stacks(vitals.read(folder)[0], 0.2) == ""
+
+
+def test_a_dead_rank_answers_nothing(start):
+    """The files of a rank outlive it; its last words can still be read, its stacks cannot."""
+    process, folder = start(SLEEPER)
+    process.kill()
+    process.wait()
+    (vital,) = vitals.read(folder)
+    assert vitals.request_stacks(vital, 0.2) == ""
+
+
+def test_half_made_and_foreign_files_are_left_out(tmp_path):
+    """A rank that is just beginning, and files of others, do not disturb."""
+    (tmp_path / "rank-0").write_bytes(b"")
+    (tmp_path / "rank-1").write_bytes(b"x" * 5000)
+    (tmp_path / "notes").write_text("hello")
+    assert vitals.read(tmp_path) == []
+
+
+def test_a_missing_folder_is_an_error(tmp_path):
+    """Reading where nothing is is an error, not an empty answer."""
+    with pytest.raises(FileNotFoundError):
+        vitals.read(tmp_path / "none")
