@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 __all__ = ["Counters", "StoreStats"]
 
@@ -27,7 +27,13 @@ class StoreStats:
     decoded_bytes: int = 0
 
     def __add__(self, other: StoreStats) -> StoreStats:
-        return StoreStats(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
+        return StoreStats(
+            chunks_decoded=self.chunks_decoded + other.chunks_decoded,
+            cache_hits=self.cache_hits + other.cache_hits,
+            fill_chunks=self.fill_chunks + other.fill_chunks,
+            read_bytes=self.read_bytes + other.read_bytes,
+            decoded_bytes=self.decoded_bytes + other.decoded_bytes,
+        )
 
 
 class Counters:
