@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -58,7 +59,12 @@ def call_place() -> str:
     frame = sys._getframe(1)  # noqa: SLF001  (a traceback object would cost 100 times as much, at every call)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_HERE):
         frame = frame.f_back
-    return f"{'/'.join(PurePath(frame.f_code.co_filename).parts[-2:])}:{frame.f_lineno}"
+    return f"{_short(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
+@functools.cache
+def _short(path: str) -> str:
+    return "/".join(PurePath(path).parts[-2:])
 
 
 OfferT = TypeVar("OfferT", bound=Offer)
