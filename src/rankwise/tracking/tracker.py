@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -83,6 +84,7 @@ class Tracker:
             return
         numbers = {name: _number(name, value) for name, value in values.items()}
         _check_names([*numbers, *tags])
+        _check_tags(tags)
         if not self._started:
             self.start_attempt(None)
         for sink in self._sinks:
@@ -129,6 +131,14 @@ def _number(name: str, value: Any) -> float | int:
     raise ConfigError(
         f"the value of {name!r} is no number but {value!r}; text belongs into tags: log(step, {{...}}, tag=...)"
     )
+
+
+def _check_tags(tags: Mapping[str, Any]) -> None:
+    for name, value in tags.items():
+        if not (
+            value is None or isinstance(value, (bool, int, str)) or (isinstance(value, float) and math.isfinite(value))
+        ):
+            raise ConfigError(f"the tag {name!r} is {value!r}; tags are strings, finite numbers, bools or None")
 
 
 def _check_names(names: Sequence[str]) -> None:

@@ -1,0 +1,133 @@
+"""Progress: one live line on a terminal, plain lines elsewhere, silence off the main rank."""
+
+import io
+import os
+import pty
+import re
+from types import SimpleNamespace
+
+import pytest
+
+from rankwise.errors import ConfigError
+from rankwise.tracking import Progress
+from rankwise.tracking.meter import Meter, format_bytes, format_seconds, peak_memory
+
+MAIN, OTHER = SimpleNamespace(is_main=True), SimpleNamespace(is_main=False)
+
+
+class Clock:
+    now_s = 100.0
+
+    def __call__(self):
+        return self.now_s
+
+
+def run(progress, clock, first, last):
+    for step in range(first, last + 1):
+        clock.now_s += 1.0
+        progress.update(step, epoch=step // 50, loss=1 / step, samples=64, wait_s=0.25)
+
+
+def test_plain_lines_where_there_is_no_terminal():
+    """One line at once, one every ten seconds, one at the end; each tells all there is to know."""
+    clock, out = Clock(), io.StringIO()
+    with Progress(MAIN, total_steps=100, epochs=2, file=out, clock=clock) as progress:
+        run(progress, clock, 1, 25)
+        progress.say("epoch 1: accuracy 0.5")
+    lines = out.getvalue().splitlines()
+    assert [re.search(r"step (\d+)/100", line)[1] for line in lines if "step" in line] == ["1", "11", "21", "25"]
+    assert "epoch 1: accuracy 0.5" in lines
+    assert lines[1].startswith("epoch 1/2  step 11/100  loss 0.09091  64 samples/s  ram ")
+    assert lines[1].endswith("data wait 25%  left 1:29")
+    assert "\x1b" not in out.getvalue()
+
+
+def test_a_resumed_run_has_its_own_rate():
+    """The steps of earlier attempts do not count into the time left."""
+    clock, out = Clock(), io.StringIO()
+    with Progress(MAIN, total_steps=1010, file=out, clock=clock) as progress:
+        run(progress, clock, 1001, 1002)
+    assert out.getvalue().splitlines()[-1].endswith("left 0:08")
+
+
+def test_a_slow_down_shows():
+    """The rate looks at the recent past, not at the whole run."""
+    meter = Meter(0.0)
+    for step in range(1000):
+        meter.add(step * 0.01, samples=10, wait_s=0.0, step=step)
+    for step in range(100):
+        meter.add(10.0 + step, samples=10, wait_s=0.9, step=1000 + step)
+    assert meter.samples_per_s == pytest.approx(10.0)
+    assert meter.wait_share == pytest.approx(0.9)
+
+
+def test_other_ranks_are_silent_and_read_nothing():
+    """Off the main rank nothing is printed, and no loss is read from a device."""
+
+    class Poison:
+        def __float__(self):
+            raise AssertionError
+
+    out = io.StringIO()
+    with Progress(OTHER, total_steps=3, file=out) as progress:
+        progress.update(1, loss=Poison(), samples=3)
+        progress.say("hello")
+    assert out.getvalue() == ""
+
+
+def test_the_loss_is_read_only_when_a_line_is_drawn():
+    """A tensor on a device is not waited for at every step."""
+    reads = []
+
+    class Loss:
+        def __float__(self):
+            reads.append(1)
+            return 0.5
+
+    clock = Clock()
+    with Progress(MAIN, file=io.StringIO(), clock=clock) as progress:
+        for step in range(1, 101):
+            clock.now_s += 0.01
+            progress.update(step, loss=Loss())
+    assert len(reads) == 2
+
+
+def test_one_live_line_on_a_terminal(monkeypatch):
+    """On a terminal the line is redrawn in place, and what is said appears above it."""
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "150")
+    main, side = pty.openpty()
+    clock = Clock()
+    with os.fdopen(side, "w") as terminal:
+        with Progress(MAIN, total_steps=60, epochs=2, file=terminal, clock=clock) as progress:
+            run(progress, clock, 1, 30)
+            progress.say("checkpoint [saved] at step 30")
+            run(progress, clock, 31, 60)
+        os.set_blocking(main, False)
+        seen = b""
+        try:
+            while block := os.read(main, 1 << 16):
+                seen += block
+        except BlockingIOError:
+            pass
+    os.close(main)
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", seen.decode())
+    assert "checkpoint [saved] at step 30" in text
+    assert "epoch 2/2" in text
+    assert "step 60/60" in text
+    assert "data wait 25%" in text
+    # redrawn in place: sixty updates, yet no more new lines than what was said and the end
+    assert seen.count(b"\n") <= 4
+
+
+def test_numbers_are_shown_for_people():
+    """Bytes and seconds in the units that one thinks in."""
+    assert [format_bytes(n) for n in (10, 2048, 5 << 20, 3 << 30)] == ["10 B", "2 KiB", "5 MiB", "3.0 GiB"]
+    assert [format_seconds(s) for s in (None, 5, 65, 3723.4)] == ["?", "0:05", "1:05", "1:02:03"]
+    assert peak_memory()["ram"] > 1 << 20
+
+
+def test_wrong_totals_are_refused():
+    """Before anything is shown."""
+    with pytest.raises(ConfigError, match="total_steps >= 0"):
+        Progress(MAIN, total_steps=-1)

@@ -1,0 +1,139 @@
+"""The main rank writes the numbers; nobody else does."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from rankwise.errors import ConfigError
+from rankwise.testing import run_ranks
+from rankwise.tracking import RunDir, Sink, Tracker, read_metrics
+from rankwise.world import World
+
+
+def opened(path):
+    return RunDir.open(path, config={}, world=World.single())
+
+
+class ListSink:
+    def __init__(self):
+        self.calls = []
+
+    def start(self, attempt, restored_step):
+        self.calls.append(("start", attempt, restored_step))
+
+    def log(self, step, values, tags):
+        self.calls.append(("log", step, dict(values), dict(tags)))
+
+    def close(self):
+        self.calls.append(("close",))
+
+
+def test_lines_carry_step_epoch_attempt_and_time(tmp_path):
+    """A resumed run goes on where its checkpoint was, in the same file."""
+    for restored in (None, 1):
+        with opened(tmp_path) as run, Tracker(run, world=World.single()) as tracker:
+            tracker.start_attempt(restored)
+            for step in (1, 2) if restored is None else (2, 3):
+                tracker.log(step, {"loss": torch.tensor(0.5), "n": np.int64(3)}, epoch=0)
+                # on its way to the disk at once, not at the end
+                assert read_metrics(tmp_path)[-1]["step"] == step
+    lines = read_metrics(tmp_path)
+    assert [(line["step"], line["attempt"]) for line in lines] == [(1, 1), (2, 2), (3, 2)]
+    assert list(lines[0]) == ["step", "epoch", "attempt", "time", "loss", "n"]
+    assert (lines[0]["epoch"], lines[0]["loss"], lines[0]["n"]) == (0, 0.5, 3)
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 6
+
+
+def test_an_attempt_that_says_nothing_starts_from_nothing(tmp_path):
+    """Without start_attempt, what earlier attempts logged is superseded."""
+    for _ in range(2):
+        with Tracker(tmp_path, world=World.single()) as tracker:
+            tracker.log(5, {"loss": 1.0})
+    assert [line["attempt"] for line in read_metrics(tmp_path)] == [2]
+
+
+def test_own_sinks_get_everything(tmp_path):
+    """Any object with start, log and close is a sink; it is closed once."""
+    sink = ListSink()
+    assert isinstance(sink, Sink)
+    with Tracker(tmp_path, world=World.single(), sinks=["jsonl", sink]) as tracker:
+        tracker.log(3, {"loss": float("inf")}, epoch=1, phase="val")
+    tracker.close()
+    assert sink.calls == [
+        ("start", 1, None),
+        ("log", 3, {"loss": float("inf")}, {"epoch": 1, "phase": "val"}),
+        ("close",),
+    ]
+    assert read_metrics(tmp_path)[0]["phase"] == "val"
+    with pytest.raises(ConfigError, match="a sink is 'jsonl' or an object"):
+        Tracker(tmp_path, world=World.single(), sinks=["json"])
+
+
+@pytest.mark.parametrize(
+    ("values", "tags", "message"),
+    [
+        ({"loss": "high"}, {}, "'loss' is no number but 'high'; text belongs into tags"),
+        ({"loss": torch.ones(2)}, {}, "'loss' is not one number"),
+        ({"loss": None}, {}, "is no number but None"),
+        ({"step": 1}, {}, "a metrics line uses itself.* step"),
+        ({"loss": 1}, {"loss": "x"}, "stand twice: loss"),
+        ({"loss": 1}, {"time": 3}, "time"),
+        ({"loss": 1}, {"where": {1}}, "tag 'where'"),
+    ],
+)
+def test_what_is_no_number_is_refused(tmp_path, values, tags, message):
+    """And nothing is written of that line."""
+    with Tracker(tmp_path, world=World.single()) as tracker:
+        with pytest.raises(ConfigError, match=message):
+            tracker.log(1, values, **tags)
+        assert read_metrics(tmp_path) == []
+
+
+def log_on_ranks(world, path):
+    with RunDir.open(path, config={}, world=world) as run, Tracker(run, world=world) as tracker:
+        tracker.start_attempt(None)
+        tracker.log(1, {"rank": world.rank})
+        if world.rank == 1:  # no collective: one rank may log alone
+            tracker.log(2, {"rank": world.rank})
+        world.barrier()
+    return len(path.joinpath("metrics.jsonl").read_text().splitlines())
+
+
+def test_only_the_main_rank_writes(tmp_path):
+    """Each line once, whichever ranks call log."""
+    assert run_ranks(log_on_ranks, 2, tmp_path / "run") == [2, 2]
+    (line,) = read_metrics(tmp_path / "run")
+    assert line["rank"] == 0
+
+
+def test_tensorboard_sees_the_surviving_lineage(tmp_path):
+    """Scalars arrive; a resumed attempt purges the steps that no longer count."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for restored, steps in ((None, (1, 2, 3)), (1, (2,))):
+        with opened(tmp_path) as run, Tracker(run, world=World.single(), tensorboard=True) as tracker:
+            tracker.start_attempt(restored)
+            for step in steps:
+                tracker.log(step, {"loss": step / 10 + run.attempt}, epoch=0)
+                tracker.log(step, {"loss": 5.0}, phase="val")
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [(event.step, round(event.value, 4)) for event in events.Scalars("loss")] == [(1, 1.1), (2, 2.2)]
+    assert [event.step for event in events.Scalars("val/loss")] == [1, 2]
+
+
+def test_a_missing_tensorboard_is_said_with_its_extra(tmp_path, monkeypatch):
+    """The error names the extra."""
+    monkeypatch.setitem(__import__("sys").modules, "torch.utils.tensorboard", None)
+    with pytest.raises(ImportError, match=r"rankwise\[train,tensorboard\]"):
+        Tracker(tmp_path, world=World.single(), tensorboard=True)
+
+
+def test_lines_are_plain_json(tmp_path):
+    """Any reader of JSON lines can take them."""
+    with Tracker(tmp_path, world=World.single()) as tracker:
+        tracker.log(1, {"loss": 0.25})
+    for text in (tmp_path / "metrics.jsonl").read_text().splitlines():
+        json.loads(text, parse_constant=pytest.fail)
