@@ -78,11 +78,11 @@ class SampleError(DataError):
     """One sample could not be read.
 
     Attributes:
-        sample: index of the sample in its source.
+        sample: index of the sample in its source; -1 if unknown.
         place: where its bytes lie (store, array, chunk), for the message.
     """
 
-    def __init__(self, message: str, *, sample: int, place: str = "") -> None:
+    def __init__(self, message: str, *, sample: int = -1, place: str = "") -> None:
         super().__init__(message)
         self.sample = sample
         self.place = place

@@ -155,6 +155,7 @@ class StoredColumn:
         self.place = array.place
         self.num_rows = len(array)
         self.chunk_rows = array.grid.chunk_rows
+        self.row_bytes = array.row_bytes
         self.spec = FieldSpec(shape=array.shape[1:], dtype=array.dtype)
         self.fingerprint = array.fingerprint
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from rankwise.data.contract import Order, Source
 from rankwise.data.feed import BatchTransform, FeedLoader, Transform
+from rankwise.data.samples.advice import warn_small_cache
 from rankwise.data.samples.place import find_place
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ class SampleLoader(FeedLoader):
         fields: Sequence[str] | None = None,
     ) -> None:
         place = find_place(world, device)
+        warn_small_cache(source, order, rank=place.rank, world_size=place.world_size)
         super().__init__(
             source,
             order,

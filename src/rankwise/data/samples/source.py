@@ -160,6 +160,11 @@ class ArraySource:
             total = total + column.stats
         return total
 
+    def decoded_bytes(self, num_samples: int) -> int:
+        """Return the bytes that so many samples take in the cache: those of the Zarr fields, decoded."""
+        stored = [column for column in self._columns.values() if isinstance(column, StoredColumn)]
+        return num_samples * sum(column.row_bytes for column in stored)
+
     def select(self, fields: Sequence[str]) -> ArraySource:
         """Return a source of some of the fields, over the same arrays, cache and statistics.
 

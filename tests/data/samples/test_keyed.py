@@ -1,0 +1,51 @@
+"""Keys and seeds of samples inside a dataset."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from rankwise.data.samples import sample_key
+from rankwise.data.samples.keyed import KeyedDataset
+from rankwise.errors import ConfigError
+
+
+class Draws:
+    def __len__(self):
+        return 5
+
+    def __getitem__(self, index):
+        if index == 4:
+            raise ValueError("bad sample")
+        return index, sample_key(), random.random(), np.random.random(), float(torch.rand(()))  # noqa: NPY002
+
+
+@pytest.mark.parametrize("key", [0, 5, -1, 2**63 - 1, -(2**63)])
+def test_a_key_decides_every_generator(key):
+    """Any int64 is a key; equal keys draw equally whatever else was fetched before, others differ."""
+    dataset = KeyedDataset(Draws(), reseed=True)
+    alone = dataset[2, key]
+    together = dataset.__getitems__([(0, 17), (2, key), (3, key + 1 if key < 0 else key - 1)])
+    assert alone == together[1]
+    assert alone[:2] == (2, key)
+    assert all(alone[k] != together[2][k] for k in (2, 3, 4))
+
+
+def test_generators_are_given_back_also_after_an_error():
+    """An exception in the dataset leaves neither generators nor the key behind."""
+    before = random.getstate()
+    with pytest.raises(ValueError, match="bad sample"):
+        KeyedDataset(Draws(), reseed=True)[4, 1]
+    assert random.getstate() == before
+    with pytest.raises(ConfigError, match="only inside a dataset"):
+        sample_key()
+
+
+def test_without_reseeding_the_key_is_still_told():
+    """reseed=False fetches with the generators as they are; the key is there."""
+    dataset = KeyedDataset(Draws(), reseed=False)
+    random.seed(1)
+    first, second = dataset[1, 9], dataset[1, 9]
+    assert first[:2] == second[:2] == (1, 9)
+    assert first[2] != second[2]

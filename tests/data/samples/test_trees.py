@@ -1,0 +1,46 @@
+"""Collated batches as trees."""
+
+from collections import OrderedDict, namedtuple
+
+import numpy as np
+import pytest
+import torch
+
+from rankwise.data.samples.trees import map_tree, move_tree, no_rows
+from rankwise.errors import ConfigError
+
+Pair = namedtuple("Pair", "a b")  # noqa: PYI024
+
+
+def test_containers_keep_their_kind():
+    """Dicts, lists, tuples and named tuples are rebuilt as what they were."""
+    tree = OrderedDict(x=[1, (2, 3)], y=Pair(4, 5))
+    doubled = map_tree(lambda leaf: 2 * leaf, tree)
+    assert doubled == OrderedDict(x=[2, (4, 6)], y=Pair(8, 10))
+    assert type(doubled) is OrderedDict
+    assert type(doubled["y"]) is Pair
+
+
+def test_moving_leaves_what_has_no_device():
+    """Tensors move, texts and arrays stay as they are."""
+    moved = move_tree({"x": torch.ones(2), "y": "text", "z": np.ones(1)}, "meta", non_blocking=False)
+    assert moved["x"].device.type == "meta"
+    assert moved["y"] == "text"
+    assert isinstance(moved["z"], np.ndarray)
+
+
+def test_no_rows_keep_shapes_and_kinds():
+    """Zero samples of a batch have its structure, with an empty batch axis."""
+    cut = no_rows({"x": torch.ones(3, 2), "n": np.ones((3, 4)), "t": ["a", "b"], "p": Pair(torch.ones(3), None)})
+    assert cut["x"].shape == (0, 2)
+    assert cut["n"].shape == (0, 4)
+    assert cut["t"] == []
+    assert cut["p"].a.shape == (0,)
+    assert cut["p"].b is None
+
+
+@pytest.mark.parametrize("leaf", [3, torch.tensor(1.0), "text"])
+def test_what_has_no_batch_axis_is_refused(leaf):
+    """A number, a tensor without axes or a single text cannot be cut; the message says how to go on."""
+    with pytest.raises(ConfigError, match="zero samples cannot be cut"):
+        no_rows({"x": leaf})
