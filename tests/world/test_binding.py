@@ -13,6 +13,7 @@ import pytest
 import rankwise
 from rankwise.errors import ConfigError, WorldError
 from rankwise.world import World
+from rankwise.world.devices import visible_devices
 
 CLEAN = {
     key: value
@@ -143,6 +144,35 @@ def test_an_exception_on_one_rank_ends_the_others_within_seconds(tmp_path):
     assert "script.py:9 (call 2 of this group)" in last
 
 
+LATE = """
+    import pathlib, sys, time, rankwise
+    flag = pathlib.Path(__file__).with_name("gave-up")
+    with rankwise.bind(timeout=2, device="cpu") as world:
+        world.barrier()
+        if world.rank == 0:
+            for _ in range(2):
+                try:
+                    world.all_reduce(1)
+                except RuntimeError as error:
+                    print(error)
+            flag.touch()
+        else:
+            deadline = time.monotonic() + 60
+            while not flag.exists() and time.monotonic() < deadline:
+                time.sleep(0.05)
+"""
+
+
+def test_a_rank_that_is_late_is_not_waited_for_beyond_the_timeout(tmp_path):
+    """After the timeout the call raises with rank, call and line; further calls refuse at once; the exit is clean."""
+    (out, err, code), (_, other_err, other_code) = Ranks(tmp_path, LATE, torchrun(2)).end()
+    first, second = out.splitlines()
+    assert "rank 0 lost the other ranks in all_reduce(sum) at" in first
+    assert "more than 2 s late" in first
+    assert "the group cannot be used any more" in second
+    assert (code, other_code, err, other_err) == (0, 0, "", "")
+
+
 APART = """
     import os, rankwise
     for turn, port in enumerate(os.environ["PORTS"].split()):
@@ -184,6 +214,23 @@ def test_one_rank_needs_nothing(monkeypatch):
             assert not torch.distributed.is_initialized()
             draws.append(torch.rand(1).item())
     assert draws[0] == draws[1]
+
+
+@pytest.mark.skipif(not visible_devices().num_cuda, reason="needs a CUDA device, torch sees none here")
+def test_a_cuda_rank(monkeypatch):
+    """On a GPU: the device is current, NCCL and gloo stand side by side, tensors of both kinds reduce in one call."""
+    import torch
+
+    for name in set(os.environ) - set(CLEAN):
+        monkeypatch.delenv(name)
+    with rankwise.bind(device="cuda", always_group=True) as world:
+        assert world.device == torch.device("cuda", torch.cuda.current_device())
+        assert world.backend == "cpu:gloo,cuda:nccl"
+        for size in (3, 3000):
+            found = world.all_reduce({"gpu": torch.ones(size, device=world.device), "cpu": torch.ones(size)})
+            assert found["gpu"].device == world.device
+            assert found["cpu"].device.type == "cpu"
+            assert world.all_gather(found)[0]["gpu"].sum() == size
 
 
 def test_a_group_of_one_on_request(monkeypatch):

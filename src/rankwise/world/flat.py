@@ -31,7 +31,7 @@ def flat_of(leaf: Leaf) -> torch.Tensor:
     if leaf.kind == "int" and not _INT64[0] <= leaf.value <= _INT64[1]:
         raise ConfigError(f"{leaf.path} is {leaf.value}, which does not fit 64 bits: send it as float or as an object")
     if leaf.kind not in ("array", "scalar"):
-        return torch.tensor([leaf.value], dtype=getattr(torch, leaf.dtype))
+        return torch.tensor([leaf.value], dtype=getattr(torch, leaf.dtype), device="cpu")
     array = np.asarray(leaf.value, dtype=leaf.dtype).reshape(-1)  # a dtype by name is in native byte order
     array = np.ascontiguousarray(array)
     return torch.from_numpy(array if array.flags.writeable else array.copy())

@@ -54,7 +54,7 @@ def encode(leaf: Leaf, op: str) -> torch.Tensor:
     if op in ("min", "max"):
         return _encode_order(flat, dtype, op)
     if leaf.kind == "int":
-        return torch.tensor(divmod(leaf.value, _LOW))
+        return torch.tensor(divmod(leaf.value, _LOW), device="cpu")
     if dtype in _ADD_VIEW:
         return flat.view(getattr(torch, _ADD_VIEW[dtype]))
     return flat.to(getattr(torch, _ADD[dtype])) if dtype in _ADD else flat
