@@ -194,9 +194,13 @@ def test_a_resumed_run_is_bit_equal_from_three_ranks_on():
 
 def changes_form(world):
     model = prepare(make_model(), world)
-    step = ExactStep(model, torch.optim.SGD(model.parameters(), lr=0.1), lambda m, b: forms[-1](m, b), world=world)
-    loader = ArrayLoader(make_arrays(), Order(NUM_SAMPLES, batch_size=10), seed=1889)
     forms = [per_sample]
+
+    def fickle(model, batch):
+        return forms[-1](model, batch)
+
+    step = ExactStep(model, torch.optim.SGD(model.parameters(), lr=0.1), fickle, world=world)
+    loader = ArrayLoader(make_arrays(), Order(NUM_SAMPLES, batch_size=10), seed=1889)
     steps = iter(loader)
     step(next(steps))
     forms.append(weighted_pair)
