@@ -10,6 +10,7 @@ import pytest
 
 from rankwise.errors import ConfigError
 from rankwise.tracking import Progress
+from rankwise.tracking.live import fitted
 from rankwise.tracking.meter import Meter, format_bytes, format_seconds, peak_memory
 
 MAIN, OTHER = SimpleNamespace(is_main=True), SimpleNamespace(is_main=False)
@@ -38,7 +39,7 @@ def test_plain_lines_where_there_is_no_terminal():
     assert [re.search(r"step (\d+)/100", line)[1] for line in lines if "step" in line] == ["1", "11", "21", "25"]
     assert "epoch 1: accuracy 0.5" in lines
     assert lines[1].startswith("epoch 1/2  step 11/100  loss 0.09091  64 samples/s  ram ")
-    assert lines[1].endswith("data wait 25%  left 1:29")
+    assert lines[1].endswith("wait 25%  left 1:29")
     assert "\x1b" not in out.getvalue()
 
 
@@ -115,9 +116,24 @@ def test_one_live_line_on_a_terminal(monkeypatch):
     assert "checkpoint [saved] at step 30" in text
     assert "epoch 2/2" in text
     assert "step 60/60" in text
-    assert "data wait 25%" in text
+    assert "wait 25%" in text
     # redrawn in place: sixty updates, yet no more new lines than what was said and the end
     assert seen.count(b"\n") <= 4
+
+
+def test_a_narrow_terminal_keeps_what_matters():
+    """The bar goes first, then memory; step and loss stay longest; the line never exceeds its width."""
+    tail = [(0, "step 1/9"), (1, "loss 0.5"), (2, "10 samples/s"), (5, "ram 9 GiB"), (4, "wait 3%")]
+    whole = "step 1/9  loss 0.5  10 samples/s  ram 9 GiB  wait 3%"
+    assert fitted("epoch 1", tail, 200) == (whole, 20)
+    assert fitted("epoch 1", tail, len("epoch 1" + whole) + 8) == (whole, 6)
+    assert fitted("epoch 1", tail, len("epoch 1" + whole) + 1) == (whole, 0)
+    assert fitted("epoch 1", tail, len("epoch 1" + whole)) == (whole.replace("  ", " "), 0)
+    assert fitted("epoch 1", tail, len("epoch 1" + whole) - 4) == ("step 1/9  loss 0.5  10 samples/s  wait 3%", 0)
+    assert fitted("epoch 1", tail, 26)[0] == "step 1/9  loss 0.5"
+    for width in range(8, 90):
+        text, bar = fitted("epoch 1", tail, width)
+        assert len("epoch 1") + len(text) + 1 + (bar + 1 if bar else 0) <= width
 
 
 def test_numbers_are_shown_for_people():

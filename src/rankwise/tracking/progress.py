@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from rankwise.errors import ConfigError
+from rankwise.tracking.live import LiveLine
 from rankwise.tracking.meter import Meter, format_bytes, format_seconds, peak_memory
 
 if TYPE_CHECKING:
@@ -58,13 +59,12 @@ class Progress:
         self._every_s = plain_every_s
         self._drawn_s: float | None = None
         self._now: dict[str, Any] = {"step": None, "epoch": None, "loss": None}
-        self._live: Any = None
+        self._live: LiveLine | None = None
 
     def __enter__(self) -> Self:
         self._meter = Meter(self._clock())
         if self._active and self._file.isatty():
-            self._live = _live_line(self._file, self._total_steps)
-            self._live.start()
+            self._live = LiveLine(self._file)
             self._every_s = _LIVE_EVERY_S
         return self
 
@@ -74,7 +74,7 @@ class Progress:
         if self._active and self._now["step"] is not None and not self._is_drawn():
             self._draw()
         if self._live is not None:
-            self._live.stop()
+            self._live.close()
             self._live = None
 
     def update(
@@ -106,7 +106,7 @@ class Progress:
         if not self._active:
             return
         if self._live is not None:
-            self._live.console.print(text, markup=False, highlight=False)
+            self._live.say(text)
         else:
             self._file.write(text + "\n")
             self._file.flush()
@@ -118,41 +118,24 @@ class Progress:
         self._drawn_s = self._clock()
         self._drawn_step = self._now["step"]
         if self._live is None:
-            self.say("  ".join(self._fields()))
+            self.say("  ".join(text for _, text in self._fields()))
             return
-        task = self._live.task_ids[0]
-        head, *tail = self._fields()
-        self._live.update(task, completed=self._now["step"], description=head, tail="  ".join(tail))
-        self._live.refresh()
+        (_, head), *tail = self._fields()
+        share = min(1.0, self._now["step"] / self._total_steps) if self._total_steps else None
+        self._live.draw(head, tail, share)
 
-    def _fields(self) -> list[str]:
+    def _fields(self) -> list[tuple[int, str]]:
+        """Return (rank, text) in the order of reading; what has a high rank goes first where room is short."""
         step, epoch, loss = self._now["step"], self._now["epoch"], self._now["loss"]
-        fields = []
+        fields: list[tuple[int, str]] = []
         if epoch is not None:
-            fields.append(f"epoch {epoch + 1}" + (f"/{self._epochs}" if self._epochs is not None else ""))
-        fields.append(f"step {step}" + (f"/{self._total_steps}" if self._total_steps is not None else ""))
+            fields.append((0, f"epoch {epoch + 1}" + (f"/{self._epochs}" if self._epochs is not None else "")))
+        fields.append((0, f"step {step}" + (f"/{self._total_steps}" if self._total_steps is not None else "")))
         if loss is not None:
-            fields.append(f"loss {float(loss):.4g}")
-        fields.append(f"{self._meter.samples_per_s:,.0f} samples/s")
-        fields.extend(f"{name} {format_bytes(peak)}" for name, peak in peak_memory().items())
-        fields.append(f"data wait {self._meter.wait_share:.0%}")
+            fields.append((1, f"loss {float(loss):.4g}"))
+        fields.append((2, f"{self._meter.samples_per_s:,.0f} samples/s"))
+        fields.extend((5, f"{name} {format_bytes(peak)}") for name, peak in peak_memory().items())
+        fields.append((4, f"wait {self._meter.wait_share:.0%}"))
         if self._total_steps is not None:
-            fields.append(f"left {format_seconds(self._meter.eta_s(self._total_steps))}")
+            fields.append((3, f"left {format_seconds(self._meter.eta_s(self._total_steps))}"))
         return fields
-
-
-def _live_line(file: TextIO, total_steps: int | None) -> Any:
-    from rich import progress
-    from rich.console import Console
-    from rich.table import Column
-
-    live = progress.Progress(
-        progress.TextColumn("{task.description}", markup=False),
-        progress.BarColumn(bar_width=20),
-        progress.TextColumn("{task.fields[tail]}", markup=False, table_column=Column(no_wrap=True)),
-        console=Console(file=file),
-        # drawn by update alone: no thread that would draw while the script forks or prints
-        auto_refresh=False,
-    )
-    live.add_task("starting", total=total_steps, tail="")
-    return live

@@ -1,0 +1,71 @@
+"""The line that is redrawn in place on a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TextIO
+
+__all__ = ["LiveLine", "fitted"]
+
+_BAR = range(6, 21)
+
+
+class LiveLine:
+    """One line at the bottom of a terminal: head, bar, tail; as much of it as fits.
+
+    Drawn by `draw` alone: there is no thread that would draw while the script forks or prints.
+
+    Args:
+        file: the terminal.
+    """
+
+    def __init__(self, file: TextIO) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self._console = Console(file=file)
+        self._live = Live(console=self._console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
+        self._live.start()
+
+    def draw(self, head: str, tail: Sequence[tuple[int, str]], share: float | None) -> None:
+        """Replace the line.
+
+        Args:
+            head: what stands before the bar.
+            tail: (rank, text) of what stands behind it; where the terminal is narrow, high ranks go first.
+            share: how far the bar is, 0 to 1; None for no bar.
+        """
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        # the last column stays free: some terminals wrap after it
+        text, bar_width = fitted(head, tail, self._console.width - 1)
+        line = Table.grid(padding=(0, 1))
+        cells = [Text(head, no_wrap=True, overflow="crop"), Text(text, no_wrap=True, overflow="crop")]
+        if share is not None and bar_width:
+            cells.insert(1, ProgressBar(total=1.0, completed=share, width=bar_width))  # type: ignore[arg-type]
+        line.add_row(*cells)
+        self._live.update(line, refresh=True)
+
+    def say(self, text: str) -> None:
+        """Print a line above."""
+        self._console.print(text, markup=False, highlight=False)
+
+    def close(self) -> None:
+        """Leave the line where it is and go on below it."""
+        self._live.stop()
+
+
+def fitted(head: str, tail: Sequence[tuple[int, str]], width: int) -> tuple[str, int]:
+    """Return the tail and the width of the bar (0 for none) that fit into `width` columns beside `head`."""
+    kept = list(tail)
+    while True:
+        for between in ("  ", " "):
+            text = between.join(part for _, part in kept)
+            room = width - len(head) - len(text) - 2
+            if room >= _BAR.start:
+                return text, min(room, _BAR[-1])
+            if room >= -1 or not kept:
+                return text, 0
+        kept.remove(max(kept))
