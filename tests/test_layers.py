@@ -103,3 +103,14 @@ def test_an_upward_import_is_caught(tmp_path):
     found = violations(file, "rankwise.world.planted")
     assert len(found) == 2
     assert "train (level 4)" in found[0]
+
+
+def test_no_name_shares_a_module_name():
+    """`rankwise.launch` cannot be both a room and a function: importing one would hide the other."""
+    shared = []
+    for door in (p for p in FILES if p.name == "__init__.py"):
+        inside = {p.stem for p in door.parent.iterdir()}
+        for node in ast.walk(ast.parse(door.read_text())):
+            if isinstance(node, ast.ImportFrom):
+                shared += [f"{door}: {alias.name}" for alias in node.names if (alias.asname or alias.name) in inside]
+    assert shared == []

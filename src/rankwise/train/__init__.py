@@ -4,10 +4,10 @@ from rankwise.train.exact import ExactStep, StepReport
 from rankwise.train.hooks import Hooks
 from rankwise.train.options import TrainOptions
 from rankwise.train.output import StepOutput, read_output
-from rankwise.train.prepare import prepare, unwrapped
 from rankwise.train.trainer import FitResult, Trainer
 from rankwise.train.validation import evaluate
 from rankwise.train.window import Window
+from rankwise.train.wrapping import prepare, unwrapped
 
 __all__ = [
     "ExactStep",

@@ -15,8 +15,8 @@ from rankwise.data.contract import BatchLoader, Stateful
 from rankwise.errors import ConfigError
 from rankwise.tracking import RunDir, Tracker, default_run_dir
 from rankwise.train.parts import Progressed, seed_training
-from rankwise.train.prepare import unwrapped
 from rankwise.train.record import environment_record
+from rankwise.train.wrapping import unwrapped
 from rankwise.world import World
 
 if TYPE_CHECKING:

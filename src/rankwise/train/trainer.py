@@ -18,10 +18,10 @@ from rankwise.train.hooks import Hooks
 from rankwise.train.loop import Loop
 from rankwise.train.options import TrainOptions
 from rankwise.train.parts import RunningMeans
-from rankwise.train.prepare import prepare, unwrapped
 from rankwise.train.record import run_record
 from rankwise.train.session import Resume, RunChoice, Session, training_parts
 from rankwise.train.validation import evaluate
+from rankwise.train.wrapping import prepare, unwrapped
 from rankwise.world import World
 
 if TYPE_CHECKING:

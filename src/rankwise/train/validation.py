@@ -8,7 +8,7 @@ from rankwise import vitals
 from rankwise.data.contract import BatchLoader
 from rankwise.train.output import read_output
 from rankwise.train.parts import RunningMeans
-from rankwise.train.prepare import unwrapped
+from rankwise.train.wrapping import unwrapped
 from rankwise.world import World
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import numpy as np
 
 from rankwise.data.contract import Batch
 from rankwise.train.output import read_output
-from rankwise.train.prepare import unwrapped
+from rankwise.train.wrapping import unwrapped
 from rankwise.world import World
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ Everything here is frozen, slotted and keyword-only, and needs numpy and the sta
 A name changes only together with a page in ``docs/decisions``.
 """
 
+from rankwise.data.contract.cutting import num_micro_batches, sample_keys, shares
 from rankwise.data.contract.protocols import Batch, BatchBuffer, BatchLoader, Order, Plan, Source, Stateful
-from rankwise.data.contract.shares import num_micro_batches, sample_keys, shares
 from rankwise.data.contract.types import JSON, BoolArray, DType, FloatArray, IntArray, NDArray
 from rankwise.data.contract.values import FieldSpec, OrderState, ReadReport, Share, Step
 
