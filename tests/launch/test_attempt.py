@@ -72,9 +72,11 @@ def test_ranks_die_with_the_supervisor_also_without_janitor(launcher, is_alive, 
 
 def test_a_failing_rank_takes_the_helpers_of_all_along(launcher, is_alive, wait_until):
     """After a failure nothing that any rank has started is left, also in other process groups."""
-    extra = "\n    ".join(
-        ["while rank == '0' and not os.path.exists('go'): time.sleep(0.01)", "if rank == '0': os._exit(5)"]
-    )
+    extra = """
+    while rank == "0" and not os.path.exists("go"):
+        time.sleep(0.01)
+    if rank == "0":
+        os._exit(5)"""
     process, pids = start_family(launcher, extra=extra)
     (launcher.folder / "go").touch()
     process.communicate(timeout=60)
@@ -161,10 +163,8 @@ def test_the_supervisor_waits_without_polling(launcher):
     """While nothing happens, supervisor and heartbeats use next to no CPU: under 5 % over two seconds."""
     process, pids = start_family(launcher)
     before = cpu_ticks(process.pid, *pids)
-    try:
+    with pytest.raises(subprocess.TimeoutExpired):
         process.wait(2.0)
-    except subprocess.TimeoutExpired:
-        pass
     assert cpu_ticks(process.pid, *pids) - before <= 0.05 * 2.0 * os.sysconf("SC_CLK_TCK") + 2
     process.kill()
 

@@ -4,8 +4,6 @@ import json
 import subprocess
 import sys
 
-import pytest
-
 DUMP = """
     import json, os, sys
     path = os.path.join(os.environ["WHERE"], "env-" + os.environ["RANK"])
@@ -19,7 +17,6 @@ DIFFERENT = {
     "TORCHELASTIC_RUN_ID",
     "TORCHELASTIC_ERROR_FILE",
     "TORCHELASTIC_USE_AGENT_STORE",
-    "TORCHELASTIC_RUN_ID",
     "TORCHELASTIC_SIGNALS_TO_HANDLE",
     "TORCHELASTIC_HEALTH_CHECK_PORT",
     "OMP_NUM_THREADS",
@@ -64,15 +61,23 @@ def test_threads_are_shared_out(launcher):
     assert launcher.run("--nproc", 2, script, env={"OMP_NUM_THREADS": "7"}).stdout.strip() == "7"
 
 
-@pytest.mark.parametrize("given", [True, False])
-def test_own_variables_only_when_asked_for(launcher, given):
-    """RANKWISE_RUN_DIR, _FRESH and _RESUME are there if and only if their options were given, never an outer launch's."""
-    script = launcher.script("""
-        import os
-        print([os.environ.get("RANKWISE_" + name) for name in ("RUN_DIR", "FRESH", "RESUME")], os.environ.get("COLOUR"))
-    """)
-    options = ["--run-dir", "runs/x", "--fresh", "--resume", "auto", "--env", "COLOUR=a=b"] if given else []
-    outer = {"RANKWISE_RUN_DIR": "outer", "RANKWISE_FRESH": "1", "RANKWISE_RESUME": "must"}
-    done = launcher.run("--nproc", 1, *options, script, env=outer)
-    wanted = f"['{launcher.folder}/runs/x', '1', 'auto'] a=b" if given else "[None, None, None] None"
-    assert done.stdout.strip() == wanted
+def test_own_variables_of_options(launcher):
+    """RANKWISE_RUN_DIR (absolute), _FRESH and _RESUME are what the options say, whatever they were before."""
+    options = ["--run-dir", "runs/x", "--fresh", "--resume", "auto", "--env", "COLOUR=a=b"]
+    outer = {"RANKWISE_RUN_DIR": "outer", "RANKWISE_RESUME": "must"}
+    done = launcher.run("--nproc", 1, *options, launcher.script(OWN), env=outer)
+    assert done.stdout.strip() == f"['{launcher.folder}/runs/x', '1', 'auto'] a=b"
+
+
+def test_own_variables_without_options(launcher):
+    """Without options, only what the user has set stays: no FRESH and no vitals of an outer launch."""
+    outer = {"RANKWISE_FRESH": "1", "RANKWISE_VITALS": "/outer"}
+    done = launcher.run("--nproc", 1, launcher.script(OWN), env=outer)
+    assert done.stdout.strip() == "[None, None, None] None"
+
+
+OWN = """
+    import os
+    assert os.environ["RANKWISE_VITALS"] != "/outer"
+    print([os.environ.get("RANKWISE_" + name) for name in ("RUN_DIR", "FRESH", "RESUME")], os.environ.get("COLOUR"))
+"""

@@ -23,13 +23,24 @@ WAIT = """
 
 def test_the_rank_behind_is_named(launcher):
     """One rank stays at a lower step: it is named with step, phase, function and line; exit code 1."""
-    script = launcher.script(WAIT.format(behind=2, extra=""))
-    done = launcher.run("--nproc", 2, "--hang-timeout", 2, "--shutdown-timeout", 1, script)
+    script = launcher.script("""
+        import os, time
+        from rankwise import vitals
+        def computes_for_ever():
+            time.sleep(1000)
+        for step in range(3):
+            vitals.beat(epoch=0, step=step, phase="train")
+            if os.environ["RANK"] == "1" and step == 1:
+                computes_for_ever()
+        time.sleep(1000)
+    """)
+    done = launcher.run("--nproc", 2, "--hang-timeout", 1, "--shutdown-timeout", 1, script)
     assert done.returncode == 1
     assert "rank 1 of 2 on " in done.stderr
-    assert "hangs (epoch 0, step 2, phase train, at " in done.stderr
-    assert "script.py:8 in computes_for_ever" in done.stderr
-    assert "no rank has made progress for 2 s" in done.stderr
+    assert "hangs (epoch 0, step 1, phase train, at " in done.stderr
+    assert "script.py:5 in computes_for_ever" in done.stderr
+    assert "no rank has made progress for 1 s" in done.stderr
+    assert "it is behind the others (furthest: epoch 0, step 2, phase train)" in done.stderr
     assert "rank 0: stopped by rankwise (SIGTERM); was at epoch 0, step 2" in done.stderr
 
 
@@ -91,7 +102,7 @@ def test_a_script_that_never_beats_may_be_silent(launcher):
         from rankwise import vitals
         if len(os.sys.argv) > 1:
             vitals.beat()
-        time.sleep(2.5)
+        time.sleep(2.2)
     """)
     assert launcher.run("--nproc", 1, script).returncode == 0
     assert launcher.run("--nproc", 1, "--hang-timeout", 0, script, "beat").returncode == 0

@@ -1,0 +1,175 @@
+"""`rankwise.run`: values by rank, failures with their tracebacks, nothing left behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+import rankwise
+from rankwise.errors import ConfigError, LaunchError, RankFailure
+
+
+def test_values_by_rank():
+    """Arguments go to every rank, values come back in the order of the ranks; closures too."""
+    offset = 10
+
+    def add(value, *, factor):
+        return int(os.environ["RANK"]), os.environ["WORLD_SIZE"], value * factor + offset
+
+    assert rankwise.run(add, 3, factor=2, num_ranks=3) == [(rank, "3", 16) for rank in range(3)]
+
+
+def test_a_failing_rank_raises_here():
+    """RankFailure carries the rank, its exit code and its traceback."""
+
+    def fail():
+        if os.environ["RANK"] == "1":
+            raise KeyError("the cause")
+        threading.Event().wait()
+
+    with pytest.raises(RankFailure, match="raised KeyError: 'the cause'") as caught:
+        rankwise.run(fail, num_ranks=2)
+    assert (caught.value.rank, caught.value.exitcode) == (1, 1)
+    assert "in fail" in caught.value.traceback
+    assert "rankwise/launch" not in caught.value.traceback
+
+
+def test_a_killed_rank_raises_here():
+    """A signal shows as a negative exit code."""
+    with pytest.raises(RankFailure, match="SIGKILL") as caught:
+        rankwise.run(lambda: os.kill(os.getpid(), signal.SIGKILL), num_ranks=1)
+    assert caught.value.exitcode == -signal.SIGKILL
+
+
+def test_a_rank_that_takes_too_long():
+    """timeout= names the rank and says where it is."""
+
+    def waits_for_ever():
+        threading.Event().wait()
+
+    with pytest.raises(RankFailure, match="not done after 1 s") as caught:
+        rankwise.run(waits_for_ever, num_ranks=1, timeout=1)
+    assert caught.value.exitcode is None
+    assert "waits_for_ever" in caught.value.traceback
+
+
+def test_a_rank_that_leaves_without_a_value():
+    """sys.exit(0) in the middle of a call is not taken for a value."""
+    with pytest.raises(RankFailure, match="before it returned a value"):
+        rankwise.run(lambda: sys.exit(0), num_ranks=1)
+
+
+def test_an_argument_that_cannot_be_sent():
+    """The error names the argument and its type, before anything is started."""
+    with pytest.raises(ConfigError, match=r"argument lock= of .*a lock, cannot be sent"):
+        rankwise.run(print, 1, lock=threading.Lock(), num_ranks=1)
+
+
+def test_a_value_that_cannot_be_sent():
+    """The error names the rank and the type of the value."""
+    with pytest.raises(RankFailure, match=r"on rank 0, a lock, cannot be sent back"):
+        rankwise.run(threading.Lock, num_ranks=1)
+
+
+@pytest.mark.parametrize("options", [{"num_ranks": 0}, {"num_ranks": 1, "tee": "loud"}, {"num_ranks": True + 0.5}])
+def test_wrong_options_are_refused(options):
+    """Options are judged before anything is started."""
+    with pytest.raises(ConfigError):
+        rankwise.run(print, **options)
+
+
+def test_output_reaches_a_replaced_stdout(capsys):
+    """Where sys.stdout is not the real one (a notebook, a test), the ranks' output arrives there."""
+    rankwise.run(lambda: print("hello from", os.environ["RANK"]), num_ranks=2, tee="all")
+    assert sorted(capsys.readouterr().out.splitlines()) == ["[1] hello from 1", "hello from 0"]
+
+
+def test_restarts():
+    """max_restarts starts all ranks again; the values are those of the last attempt."""
+
+    def attempt():
+        number = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+        if number == 0:
+            os._exit(1)
+        return number
+
+    assert rankwise.run(attempt, num_ranks=2, max_restarts=1) == [1, 1]
+
+
+MAIN = """
+    import os, pathlib, sys, time
+    import rankwise
+
+    class Value:
+        def __init__(self, rank):
+            self.rank = rank
+
+    def make():
+        return Value(int(os.environ["RANK"]))
+
+    def wait():
+        pathlib.Path("pid-" + os.environ["RANK"]).write_text(str(os.getpid()))
+        time.sleep(1000)
+
+    if {guard}:
+        if len(sys.argv) > 1:
+            rankwise.run(wait, num_ranks=2)
+        values = rankwise.run(make, num_ranks=2)
+        print([type(value) is Value and value.rank for value in values])
+"""
+
+
+def test_functions_of_the_main_script(launcher):
+    """A script's own function and class travel by name; what is guarded runs once."""
+    script = launcher.script(MAIN.format(guard='__name__ == "__main__"'))
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.stdout, done.stderr) == ("[0, 1]\n", "")
+
+
+def test_a_script_without_guard_is_told(launcher):
+    """A script that would start ranks in its ranks is refused with the line to add."""
+    done = subprocess.run(
+        [sys.executable, launcher.script(MAIN.format(guard="True"))],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 1
+    assert 'under if __name__ == "__main__":' in done.stderr
+
+
+def test_without_cloudpickle_a_lambda_is_refused(monkeypatch):
+    """The error names the package that would help."""
+    monkeypatch.setitem(sys.modules, "cloudpickle", None)
+    with pytest.raises(ConfigError, match="pip install cloudpickle"):
+        rankwise.run(lambda: 1, num_ranks=1)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_ranks_end_with_their_caller(launcher, is_alive, wait_until, number):
+    """The caller's end, by kill -9 or by Ctrl-C, leaves no rank."""
+    script = launcher.script(MAIN.format(guard='__name__ == "__main__"'))
+    process = launcher.start(command=[sys.executable, script, "wait"])
+    pids = launcher.pids("pid-0", "pid-1")
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    wait_until(lambda: not any(map(is_alive, pids)))
+    assert ("KeyboardInterrupt" in err) == (number == signal.SIGINT)
+
+
+def test_the_service_that_dies_is_an_error(launcher, wait_until, is_alive):
+    """When the supervisor's process is killed, the caller hears of it and the ranks are gone."""
+    name = launcher.folder / "pid"
+
+    def die():
+        name.write_text(str(os.getpid()))
+        os.kill(os.getppid(), signal.SIGKILL)
+        threading.Event().wait()
+
+    with pytest.raises(LaunchError, match="the supervisor of the ranks ended with -9"):
+        rankwise.run(die, num_ranks=1)
+    wait_until(lambda: not is_alive(int(name.read_text())))

@@ -1,0 +1,71 @@
+"""A target finds itself as if it had been started alone."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+LOOK = """
+    import json, os, sys
+    import helper
+    class Mine: pass
+    import pickle
+    pickle.loads(pickle.dumps(Mine()))
+    print(json.dumps([sys.argv, sys.path[0], __name__, __file__, helper.VALUE, sys.modules["__main__"].Mine is Mine]))
+"""
+
+
+@pytest.fixture
+def project(launcher):
+    folder = launcher.folder / "project"
+    folder.mkdir()
+    launcher.script("VALUE = 5\ndef main():\n    import sys\n    print('main', sys.argv)\n", "project/helper.py")
+    launcher.script(LOOK, "project/look.py")
+    return launcher
+
+
+def test_a_script_sees_what_python_gives_it(project):
+    """argv, path, name, file and pickling are those of `python script.py args`."""
+    ours = project.run("--nproc", 1, "project/look.py", "-a", "--nproc", "7", "--help")
+    assert ours.returncode == 0, ours.stderr
+    plain = [sys.executable, "project/look.py", "-a", "--nproc", "7", "--help"]
+    theirs = subprocess.run(plain, cwd=project.folder, capture_output=True, text=True, check=True)
+    assert json.loads(ours.stdout) == json.loads(theirs.stdout)
+
+
+def test_a_module_sees_what_python_gives_it(project):
+    """`-m package.module args` is `python -m package.module args`."""
+    project.script(LOOK.replace("import helper", "from project import helper"), "project/look.py")
+    ours = project.run("--nproc", 1, "-m", "project.look", "a")
+    assert ours.returncode == 0, ours.stderr
+    plain = [sys.executable, "-m", "project.look", "a"]
+    theirs = subprocess.run(plain, cwd=project.folder, capture_output=True, text=True, check=True)
+    assert json.loads(ours.stdout)[1:] == json.loads(theirs.stdout)[1:]
+
+
+def test_a_function_is_called(project):
+    """`module:function` imports from the current folder and calls; a value it returns is not an exit code."""
+    done = project.run("--nproc", 1, "project.helper:main", "x")
+    assert (done.returncode, done.stdout) == (0, "main ['project.helper:main', 'x']\n")
+
+
+def test_a_function_that_is_missing(project):
+    """The error is the rank's, with its traceback, once."""
+    done = project.run("--nproc", 2, "project.helper:nothing")
+    assert done.returncode == 1
+    assert done.stderr.count("AttributeError: module 'project.helper' has no attribute 'nothing'") == 1
+
+
+def test_a_module_beside_the_launch_does_not_shadow(project):
+    """A file of the current folder with a standard name (signal.py) does not break the start of a rank."""
+    project.script("raise SystemError('the wrong one')", "signal.py")
+    project.script("print('fine')", "project/fine.py")
+    done = project.run("--nproc", 1, "project/fine.py")
+    assert done.stdout == "fine\n", done.stderr
+
+
+def test_atexit_sees_the_program(project):
+    """Functions registered with atexit find the program's globals at the end."""
+    script = project.script("import atexit\nVALUE = 3\natexit.register(lambda: print('bye', VALUE))\n")
+    assert project.run("--nproc", 1, script).stdout == "bye 3\n"

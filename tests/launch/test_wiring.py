@@ -1,0 +1,125 @@
+"""What reaches the console and the log files, and the terminal of rank 0."""
+
+import fcntl
+import os
+import pty
+import struct
+import subprocess
+import termios
+
+import pytest
+
+SPEAKS = """
+    import os, sys
+    print("out", os.environ["RANK"], flush=True)
+    print("err", os.environ["RANK"], file=sys.stderr, flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "out", "err"),
+    [
+        ([], ["out 0"], ["[1] err 1", "err 0"]),
+        (["--tee", "all"], ["[1] out 1", "out 0"], ["[1] err 1", "err 0"]),
+        (["--tee", "main"], ["out 0"], ["err 0"]),
+        (["--tee", "none"], [], []),
+        (["-t", "3"], ["[1] out 1", "out 0"], ["[1] err 1", "err 0"]),
+        (["--tee", "0:1,1:2"], ["out 0"], ["[1] err 1"]),
+        (["-t", "3", "-r", "1:3"], ["out 0"], ["err 0"]),
+    ],
+)
+def test_what_the_console_shows(launcher, options, out, err):
+    """Each form of --tee shows the streams it says; rank 0 speaks as if alone; what is hidden on stdout is said."""
+    done = launcher.run("--nproc", 2, *options, launcher.script(SPEAKS))
+    assert done.returncode == 0
+    assert sorted(done.stdout.splitlines()) == out
+    said = [line for line in done.stderr.splitlines() if line.startswith("rankwise: not shown:")]
+    assert sorted(set(done.stderr.splitlines()) - set(said)) == err
+    assert bool(said) == (len(out) < 2)
+
+
+def test_log_files_hold_everything(launcher):
+    """With a log folder each stream of each rank has a file, whatever the console shows."""
+    launcher.run("--nproc", 2, "--tee", "none", "--log-dir", "logs", launcher.script(SPEAKS))
+    folder = launcher.folder / "logs" / "attempt-0"
+    assert {path.name: path.read_text() for path in folder.iterdir()} == {
+        f"rank-{rank}.{stream}": f"{stream} {rank}\n" for rank in (0, 1) for stream in ("out", "err")
+    }
+
+
+def test_lines_are_never_mixed(launcher):
+    """Ranks that write large lines at the same time: every line of the console is one rank's."""
+    script = launcher.script("""
+        import os
+        for _ in range(200):
+            print(os.environ["RANK"] * 3000)
+    """)
+    done = launcher.run("--nproc", 3, "--tee", "all", script)
+    lines = done.stdout.splitlines()
+    assert len(lines) == 600
+    assert {line.removeprefix(f"[{line[-1]}] ") for line in lines} == {str(rank) * 3000 for rank in range(3)}
+
+
+def test_the_last_unfinished_line_is_kept(launcher):
+    """Output without a final newline is not lost, also when the rank is killed right after it."""
+    script = launcher.script("""
+        import os, sys
+        sys.stdout.write("no newline " + os.environ["RANK"]); sys.stdout.flush()
+        os.kill(os.getpid(), 9)
+    """)
+    done = launcher.run("--nproc", 2, "--tee", "all", script)
+    assert "no newline 0" in done.stdout
+    assert "[1] no newline 1" in done.stdout
+
+
+TERMINAL = """
+    import os, sys
+    if os.environ["RANK"] == "0":
+        print("terminal", sys.stdout.isatty(), os.get_terminal_size(1).columns, flush=True)
+        for state in range(5):
+            sys.stdout.write("\\r\\x1b[32mstep %d\\x1b[0m" % state); sys.stdout.flush()
+        print()
+"""
+
+
+@pytest.mark.parametrize("logs", [False, True])
+def test_rank_0_keeps_the_terminal(launcher, logs):
+    """On a terminal rank 0 sees one of the same width, with and without logs; the log keeps a line's last state."""
+    script = launcher.script(TERMINAL)
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("4H", 30, 93, 0, 0))
+    options = ["--log-dir", "logs"] if logs else []
+    process = launcher.start("--nproc", 2, *options, script, stdout=slave, stderr=subprocess.PIPE)
+    os.close(slave)
+    shown = b""
+    try:
+        while data := os.read(master, 4096):
+            shown += data
+    except OSError:  # the end of a pseudo-terminal
+        pass
+    os.close(master)
+    assert process.wait(60) == 0
+    assert b"terminal True 93\r\n" in shown
+    assert b"\r\x1b[32mstep 4\x1b[0m\r\n" in shown
+    if logs:
+        text = (launcher.folder / "logs" / "attempt-0" / "rank-0.out").read_text()
+        assert text == "terminal True 93\nstep 4\n"
+
+
+def test_rank_0_reads_stdin(launcher):
+    """What is piped into the command reaches rank 0 and nobody else."""
+    script = launcher.script("import os, sys; print(os.environ['RANK'], repr(sys.stdin.read()), flush=True)")
+    with open(launcher.script("hello", "input")) as stdin:
+        done = launcher.run("--nproc", 2, "--tee", "all", script, stdin=stdin)
+    assert sorted(done.stdout.splitlines()) == ["0 'hello'", "[1] 1 ''"]
+
+
+def test_a_reader_that_leaves_does_not_stop_the_run(launcher):
+    """`rankwise run ... | head`: the run goes on to its end, its logs are whole."""
+    script = launcher.script("for i in range(20000): print('line', i)")
+    process = launcher.start("--nproc", 2, "--tee", "all", "--log-dir", "logs", script)
+    process.stdout.close()
+    assert process.wait(60) == 0
+    process.stdout = None
+    log = launcher.folder / "logs" / "attempt-0" / "rank-1.out"
+    assert log.read_text().splitlines()[-1] == "line 19999"
