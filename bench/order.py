@@ -1,6 +1,6 @@
 """Order generation: `rankwise.data.order` against ``torch.utils.data.DistributedSampler``, as one of 8 ranks.
 
-    python bench/order.py [--sizes 1e6 1e8 1e9] [--repeats 3] [--emit 4e6] [--quick]
+    python bench/order.py [--sizes 1e6 1e8 1e9] [--repeats 3] [--emit 1e6] [--quick]
 
 Every measurement runs in a fresh process, after the imports, and reports for one rank
 - first: CPU time until the first index (making the sampler included),
@@ -109,7 +109,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", nargs="+", type=float, default=[1e6, 1e8, 1e9])
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--emit", type=float, default=4e6)
+    parser.add_argument("--emit", type=float, default=1e6)
     parser.add_argument("--quick", action="store_true", help="1e5 and 1e6, two repeats")
     options = parser.parse_args()
     sizes = [1e5, 1e6] if options.quick else options.sizes

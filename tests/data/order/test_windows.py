@@ -165,5 +165,15 @@ def test_a_lane_is_not_tied_to_a_region():
     grid = Grid(num_samples=10_000, chunk_samples=10, lanes=8, window=4)
     starts = np.stack([lane_columns(grid, 5, epoch).start for epoch in range(200)])
     assert len(np.unique(starts)) > 1300
+    ring_orders = {tuple((row := np.argsort(start))[(np.arange(8) + row.argmin()) % 8]) for start in starts}
+    assert len(ring_orders) > 150
     region = starts * 8 // 10_000
     assert all(len(np.unique(region[:, lane])) == 8 for lane in range(8))
+
+
+def test_every_permutation_has_a_key_of_its_own():
+    """Orders of pieces and orders inside windows never share a key, over lanes, epochs and seeds."""
+    grid = Grid(num_samples=10_000, chunk_samples=10, lanes=8, window=4)
+    columns = [lane_columns(grid, seed, epoch) for seed in range(10) for epoch in range(10)]
+    keys = np.concatenate([each.piece_key for each in columns] + [each.window_key for each in columns])
+    assert len(np.unique(keys)) == len(keys) == 10 * 10 * 2 * 8
