@@ -53,7 +53,7 @@ def test_every_rank_raises_and_names_the_rank_that_differs(name):
     for kind, message, ranks, usable in found:
         assert kind == DesyncError.__name__
         assert ranks == (2,)
-        assert "rank 2 differs" in message
+        assert "not as the others: rank 2\n" in message
         assert "ranks 0, 1: " in message
         assert "test_exchange.py:" in message
         assert usable
@@ -94,7 +94,9 @@ def two_differ(world):
 
 def test_of_two_ranks_both_calls_are_shown():
     """With two ranks there is no majority: both descriptions are in the message of both."""
-    for _, message, _, _ in run_ranks(two_differ, 2):
+    for _, message, ranks, _ in run_ranks(two_differ, 2):
+        assert ranks == ()
+        assert "not as the others" not in message
         assert "rank 0: all_reduce(sum)" in message
         assert "rank 1: all_reduce(mean)" in message
 

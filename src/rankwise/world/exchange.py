@@ -11,6 +11,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
 from rankwise.errors import DesyncError, WorldError
+from rankwise.world.channel import Channel
 from rankwise.world.frame import FRAME_BYTES, Call, Frame, decode_frame, encode_frame
 
 if TYPE_CHECKING:
@@ -136,10 +137,16 @@ def carry(world: World, call: Call, transport: Callable[[], Any]) -> None:
         rank = world.global_ranks[world.rank]
         channel.broken = f"{call.title} failed on rank {rank}: {error}"
         raise WorldError(
-            f"rank {rank} lost the other ranks in {call.title} (call {channel.calls} of this group): {error}. "
-            f"Another rank has died, has left, or is more than {channel.timeout.total_seconds():g} s late; "
-            "its own output says why. The group cannot be used any more"
+            f"rank {rank} lost the other ranks in {call.title} (call {channel.calls} of this group): "
+            f"{_loss(error, channel)}; its own output says why. The group cannot be used any more"
         ) from error
+
+
+def _loss(error: RuntimeError, channel: Channel) -> str:
+    reason = str(error).partition(". This is typically")[0]  # the rest is gloo's guess, ours follows
+    if "timed out" in reason.lower() or "timeout" in reason.lower():
+        return f"a rank is more than {channel.timeout.total_seconds():g} s late, it hangs or has died ({reason})"
+    return f"a rank has died or has left ({reason})"
 
 
 def _complain(world: World, frames: list[Frame]) -> NoReturn:
@@ -159,18 +166,19 @@ def _message(frame: Frame) -> str:
 
 
 def _difference(world: World, frames: list[Frame]) -> DesyncError:
-    """Name the ranks that differ from the majority (from the lowest rank if there is none)."""
+    """Name the ranks that differ from the majority; without one (two ranks) nobody can say who is wrong."""
     counts = Counter(frame.identity for frame in frames)
-    common = max(counts, key=lambda identity: counts[identity])  # the first of equals: the lowest rank's
+    common, votes = counts.most_common(1)[0]
+    clear = 2 * votes > len(frames)
     lines = []
     for identity in counts:
         ranks = [rank for rank, frame in enumerate(frames) if frame.identity == identity]
         lines.append(f"  {_ranks(world, ranks)}: {_said(frames[ranks[0]])}")
-    odd = [rank for rank, frame in enumerate(frames) if frame.identity != common]
+    odd = [rank for rank, frame in enumerate(frames) if clear and frame.identity != common]
     if not all(frame.valid for frame in frames) and world.channel is not None:
         world.channel.broken = "a rank answered with a message that is not rankwise's"
     return DesyncError(
-        f"the ranks make different calls, {_ranks(world, odd)} differs from the others:\n"
+        f"the ranks make different calls{f', not as the others: {_ranks(world, odd)}' if clear else ''}\n"
         + "\n".join(lines)
         + "\nEvery rank must make the same calls in the same order, with trees of equal structure, shapes and dtypes",
         ranks=tuple(sorted(world.global_ranks[rank] for rank in odd)),
