@@ -98,6 +98,18 @@ def test_a_fence_that_refuses_publishes_nothing(tmp_path):
     assert names(tmp_path) == ["step-0000000001"]
 
 
+def test_one_that_was_set_aside_outlives_the_next_failure(tmp_path):
+    """Killed between setting the old one aside and moving the new one in: cleaning puts the old one back."""
+    saver(tmp_path).save(1, {"x": {"value": 1}})
+    (tmp_path / "step-0000000001").rename(tmp_path / ".old-step-0000000001")
+    second = saver(tmp_path)
+    assert second.newest().step == 1
+    with pytest.raises(CheckpointError):
+        second.save(1, {"x": {"value": object()}})
+    assert names(tmp_path) == ["step-0000000001"]
+    assert second.newest().step == 1
+
+
 def test_reading_removes_nothing(tmp_path):
     """Whoever only looks (an evaluation beside the training) leaves half-written checkpoints alone."""
     (tmp_path / ".tmp-step-0000000001-attempt-1").mkdir()
