@@ -91,6 +91,19 @@ def test_nan_is_seen_and_weight_0_is_not_there(kind, make):
     assert not math.isnan(read(hidden))
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("order", [(math.nan, 1.0, 2), (1.0, math.nan, 2), (2, 1.0, math.nan)])
+def test_a_nan_stays_whatever_follows(kind, order):
+    """One NaN among single numbers makes the value NaN, wherever it came, in merging too."""
+    metric, other = kind(), kind()
+    for value in order:
+        metric.update(value)
+    other.update(5.0)
+    assert math.isnan(read(metric))
+    for states in ([metric, other], [other, metric]):
+        assert math.isnan(metric.read_state(metric.merge_states([part.state_dict() for part in states])))
+
+
 @pytest.mark.parametrize("make", [np.array, torch.tensor])
 def test_a_weight_of_fewer_axes_belongs_to_the_samples(make):
     """Weights of shape [B] weigh the samples of a value [B, C], also where B equals C."""
