@@ -28,7 +28,7 @@ class Launcher:
         return str(path)
 
     def command(self, *options):
-        return [sys.executable, "-m", "rankwise", "run", *map(str, options)]
+        return [sys.executable, "-P", "-m", "rankwise", "run", *map(str, options)]
 
     def run(self, *options, env=None, stdin=subprocess.DEVNULL):
         return subprocess.run(

@@ -6,6 +6,7 @@ import pty
 import struct
 import subprocess
 import termios
+from pathlib import Path
 
 import pytest
 
@@ -109,7 +110,7 @@ def test_rank_0_keeps_the_terminal(launcher, logs):
 def test_rank_0_reads_stdin(launcher):
     """What is piped into the command reaches rank 0 and nobody else."""
     script = launcher.script("import os, sys; print(os.environ['RANK'], repr(sys.stdin.read()), flush=True)")
-    with open(launcher.script("hello", "input")) as stdin:
+    with Path(launcher.script("hello", "input")).open() as stdin:
         done = launcher.run("--nproc", 2, "--tee", "all", script, stdin=stdin)
     assert sorted(done.stdout.splitlines()) == ["0 'hello'", "[1] 1 ''"]
 

@@ -49,25 +49,34 @@ def describe_failure(failure: Failure, num_ranks: int, others: Sequence[str]) ->
 
 def describe_others(ends: Sequence[RankEnd], failure: Failure) -> list[str]:
     """Tell in one line each what became of the ranks that are not the root cause."""
-    start = next((end.failed_s for end in ends if end.rank == failure.rank), None)
+    root = next((end for end in ends if end.rank == failure.rank), None)
     lines = []
     for end in ends:
         place = failure.places.get(end.rank)
         if end.rank != failure.rank:
-            lines.append(f"rank {end.rank}: {_fate(end, start)}{'; was at ' + place if place else ''}")
+            lines.append(f"rank {end.rank}: {_fate(end, root)}{'; was at ' + place if place else ''}")
     return lines
 
 
-def _fate(end: RankEnd, start: float | None) -> str:
+def _fate(end: RankEnd, root: RankEnd | None) -> str:
     if end.failed:
-        later = f" {abs(end.failed_s - start):.1f} s {'later' if end.failed_s >= start else 'before'}" if start else ""
+        later = _how_much_later(end, root)
         if end.report is not None and is_collateral(end.report):
             return f"collateral{later}: {_short(end)}"
+        if root is not None and root.failed and _short(end) == _short(root):
+            return f"failed in the same way{later}"
         return f"failed as well{later}: {_short(end)}"
     if end.sent is not None:
         how = f"exit {end.status}" if (end.status or 0) >= 0 else signal_name(-(end.status or 0))
         return f"stopped by rankwise ({how})"
     return "had finished (exit 0)"
+
+
+def _how_much_later(end: RankEnd, root: RankEnd | None) -> str:
+    if root is None or not root.failed:
+        return ""
+    seconds = end.failed_s - root.failed_s
+    return f" {abs(seconds):.1f} s {'later' if seconds >= 0 else 'before'}"
 
 
 def _short(end: RankEnd) -> str:

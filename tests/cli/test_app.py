@@ -1,0 +1,78 @@
+"""The command as a whole."""
+
+import subprocess
+import sys
+
+import pytest
+
+import rankwise
+from rankwise.errors import ConfigError
+
+PROBE = """
+import sys, time
+start = time.process_time()
+{what}
+sys.stderr.write(f"{{time.process_time():.3f}} {{sorted(sys.modules)}}")
+"""
+HELP = """
+from rankwise.cli import main
+sys.argv = ["rankwise", "--help"]
+try:
+    main()
+except SystemExit as done:
+    assert done.code == 0
+"""
+
+
+def rankwise_command(*words):
+    return subprocess.run(
+        [sys.executable, "-m", "rankwise", *words], capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def test_version():
+    """`--version` prints the package's version."""
+    done = rankwise_command("--version")
+    assert (done.returncode, done.stdout) == (0, f"rankwise {rankwise.__version__}\n")
+
+
+def test_help_names_the_commands():
+    """`--help` lists every command with one line."""
+    done = rankwise_command("--help")
+    assert done.returncode == 0
+    assert "run" in done.stdout
+    assert "N ranks of this machine" in done.stdout
+
+
+@pytest.mark.parametrize("what", ["import rankwise", HELP])
+def test_start_is_light(what):
+    """`import rankwise` and `rankwise --help` take under 0.3 s of CPU and load no torch, zarr, numba or NumPy."""
+    times = []
+    for _ in range(5):
+        done = subprocess.run(
+            [sys.executable, "-c", PROBE.format(what=what)], capture_output=True, text=True, timeout=60, check=True
+        )
+        seconds, _, modules = done.stderr.partition(" ")
+        assert not any(f"'{name}'" in modules for name in ("torch", "zarr", "numba", "numpy"))
+        times.append(float(seconds))
+    assert min(times) < 0.3
+
+
+def test_an_error_is_one_message():
+    """An error of rankwise reaches the user without a traceback, with exit code 2."""
+    done = rankwise_command("run", "no_such_script.py")
+    assert done.returncode == 2
+    assert done.stderr.startswith("rankwise: no script 'no_such_script.py'")
+    assert "Traceback" not in done.stderr
+
+
+def test_an_unknown_option_is_refused_with_a_near_one():
+    """A misspelt option names the right one and runs nothing."""
+    done = rankwise_command("run", "--nprc", "2", "x.py")
+    assert done.returncode == 2
+    assert "--nproc" in done.stderr
+
+
+def test_config_errors_are_value_errors():
+    """What the command prints is what the library raises."""
+    assert issubclass(ConfigError, ValueError)

@@ -1,0 +1,28 @@
+"""Cores and GPUs are counted without torch."""
+
+import pytest
+
+from rankwise.launch import cores
+
+
+@pytest.mark.parametrize(
+    ("visible", "count"),
+    [(None, 4), ("", 0), ("0,1", 2), ("3", 1), ("1,-1,2", 1), ("9", 0), ("GPU-a,GPU-b", 2), ("NoDevFiles", 0)],
+)
+def test_visible_gpus(monkeypatch, visible, count):
+    """CUDA_VISIBLE_DEVICES counts as CUDA reads it: up to the first entry that names no device."""
+    monkeypatch.setattr(cores, "_num_present_gpus", lambda: 4)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert cores.num_visible_gpus() == count
+
+
+def test_a_quota_counts(monkeypatch, tmp_path):
+    """A container's CPU quota limits the cores, "max" does not, and there is always one."""
+    free = cores.num_usable_cores()
+    for text, wanted in (("100000 100000", 1), ("10000 100000", 1), ("max 100000", free)):
+        file = tmp_path / "cpu.max"
+        file.write_text(text)
+        monkeypatch.setattr(cores, "_CGROUP_QUOTA", file)
+        assert cores.num_usable_cores() == wanted

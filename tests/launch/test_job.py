@@ -1,0 +1,35 @@
+"""A launch is validated before anything starts."""
+
+import pytest
+
+from rankwise.errors import ConfigError
+from rankwise.launch import Job, Target
+
+TARGET = Target(kind="module", name="m")
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"num_ranks": 0}, "num_ranks"),
+        ({"max_restarts": -1}, "max_restarts"),
+        ({"hang_timeout_s": -1.0}, "hang_timeout_s"),
+        ({"hang_timeout_s": float("nan")}, "hang_timeout_s"),
+        ({"shutdown_timeout_s": -1.0}, "shutdown_timeout_s"),
+        ({"resume": "perhaps"}, "auto, must or never"),
+        ({"fresh": True, "resume": "must"}, "give one of them"),
+        ({"master_port": 0}, "master_port"),
+        ({"env": {"A B": "1"}}, "no name of an environment variable"),
+    ],
+)
+def test_what_cannot_work_is_refused(fields, words):
+    """The message names the field and what came."""
+    with pytest.raises(ConfigError, match=words):
+        Job(target=TARGET, **fields)
+
+
+def test_where_logs_go(tmp_path):
+    """A log folder wins over the run directory; without either there are none."""
+    assert Job(target=TARGET).logs is None
+    assert Job(target=TARGET, run_dir=tmp_path).logs == tmp_path / "logs"
+    assert Job(target=TARGET, run_dir=tmp_path, log_dir=tmp_path / "l").logs == tmp_path / "l"

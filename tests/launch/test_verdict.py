@@ -1,0 +1,115 @@
+"""The root cause is the earliest failure that is not the consequence of another."""
+
+import signal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankwise.launch.report import Report
+from rankwise.launch.verdict import RankEnd, decide, is_collateral
+
+GLOO_CLOSED = "[/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:12199"
+GLOO_TIMEOUT = "[/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 2000ms for recv operation to complete"
+
+
+def report(rank, time_s, kind="ValueError", message="x", *, peers=(), causes=(), exitcode=1):
+    return Report(
+        rank=rank,
+        host="h",
+        pid=1,
+        time_s=time_s,
+        type=kind,
+        message=message,
+        causes=causes,
+        traceback=f"trace of {rank}",
+        exitcode=exitcode,
+        peers=peers,
+    )
+
+
+def raised(rank, time_s, *args, **more):
+    return RankEnd(rank=rank, status=1, ended_s=time_s + 0.01, report=report(rank, time_s, *args, **more))
+
+
+def ended(rank, time_s, status, **more):
+    return RankEnd(rank=rank, status=status, ended_s=time_s, **more)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "more", "collateral"),
+    [
+        ("RuntimeError", GLOO_CLOSED, {}, True),
+        ("RuntimeError", GLOO_TIMEOUT, {}, True),
+        ("torch.distributed.DistNetworkError", "The client socket has timed out after 1000ms", {}, True),
+        (
+            "torch.distributed.DistBackendError",
+            "NCCL error: remote process exited or there was a network error",
+            {},
+            True,
+        ),
+        ("rankwise.errors.StepError", "no", {"causes": (f"RuntimeError: {GLOO_CLOSED}",)}, True),
+        ("rankwise.errors.DesyncError", "rank 2 failed", {"peers": (2,)}, True),
+        ("rankwise.errors.DesyncError", "ranks differ", {"peers": (0, 1)}, False),
+        ("ValueError", "the timeout must be positive", {}, False),
+        ("FileNotFoundError", "no such file", {}, False),
+        ("RuntimeError", "shape mismatch in all_reduce", {}, False),
+    ],
+)
+def test_collateral_errors(kind, message, more, collateral):
+    """Errors that say a peer was lost or waited for in vain are collateral; errors of the program are not."""
+    assert is_collateral(report(0, 1.0, kind, message, **more)) == collateral
+
+
+def test_a_cause_beats_an_earlier_consequence():
+    """A rank that lost its peer may report before the kernel has told us of the peer's death."""
+    verdict = decide([raised(0, 1.0, "RuntimeError", GLOO_CLOSED), ended(1, 1.1, -signal.SIGKILL)])
+    assert (verdict.rank, verdict.exitcode) == (1, 137)
+
+
+def test_an_abort_inside_c_is_weaker_than_an_exception():
+    """Gloo aborts processes whose peer vanished: an exception elsewhere is the cause, also when it came later."""
+    verdict = decide([ended(0, 1.0, -signal.SIGABRT), raised(1, 1.2)])
+    assert verdict.rank == 1
+    assert decide([ended(0, 1.0, -signal.SIGABRT), raised(1, 0.9, "RuntimeError", GLOO_CLOSED)]).rank == 0
+
+
+def test_what_we_did_is_not_a_failure():
+    """Ranks that ended because they were asked to have not failed."""
+    stopped = ended(0, 2.0, -signal.SIGTERM, sent=signal.SIGTERM, sent_s=1.5)
+    assert decide([stopped, ended(1, 1.0, 0)]) is None
+    assert decide([stopped, raised(1, 1.0)]).rank == 1
+
+
+def test_a_rank_that_left_early_is_named():
+    """Everybody lost rank 1, which had finished well: the ranks do not call the same collectives."""
+    verdict = decide([raised(0, 2.0, "RuntimeError", GLOO_CLOSED), ended(1, 1.0, 0)])
+    assert verdict.rank == 1
+    assert "had finished (exit 0) while rank 0 still waited" in verdict.headline
+    assert verdict.detail == "trace of 0"
+    assert verdict.exitcode == 1
+
+
+def test_exit_codes():
+    """The launch exits with the root's code, 128 + signal for a signal."""
+    assert decide([ended(0, 1.0, 3)]).exitcode == 3
+    assert decide([ended(0, 1.0, -9)]).exitcode == 137
+    assert decide([raised(0, 1.0, "SystemExit", "7", exitcode=7)]).exitcode == 7
+
+
+@given(st.lists(st.tuples(st.sampled_from(["cause", "lost", "fine", "stopped"]), st.floats(0, 100)), min_size=1))
+def test_against_a_slow_reference(fates):
+    """For any mixture of fates: the earliest cause, else the earliest loss, else nothing."""
+    make = {
+        "cause": raised,
+        "lost": lambda rank, time_s: raised(rank, time_s, "RuntimeError", GLOO_TIMEOUT),
+        "fine": lambda rank, time_s: ended(rank, time_s, 0),
+        "stopped": lambda rank, time_s: ended(rank, time_s, -15, sent=15, sent_s=time_s - 1),
+    }
+    verdict = decide([make[fate](rank, time_s) for rank, (fate, time_s) in enumerate(fates)])
+    for wanted in ("cause", "lost"):
+        times = [time_s for fate, time_s in fates if fate == wanted]
+        if times:
+            assert fates[verdict.rank] == (wanted, min(times))
+            return
+    assert verdict is None
