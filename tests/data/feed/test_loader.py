@@ -283,10 +283,11 @@ def test_closing_waits_for_a_read_that_is_under_way():
 
 @pytest.mark.parametrize("ending", ["", "raise SystemExit(3)", "os.kill(os.getpid(), signal.SIGINT)"])
 def test_the_interpreter_exits_with_an_open_iterator(tmp_path, ending):
-    """A script that ends in mid-epoch, fails or is interrupted exits at once, without a word of the reader."""
+    """A script that ends in mid-epoch, fails or is interrupted exits at once, and stops its reader first."""
     script = tmp_path / "script.py"
     script.write_text(
-        "import os, signal\nimport numpy as np, zarr\n"
+        "import atexit, os, signal, threading\nimport numpy as np, zarr\n"
+        "atexit.register(lambda: print('left:', [t.name for t in threading.enumerate() if 'rankwise' in t.name]))\n"
         "from rankwise.data.order import Order\nfrom rankwise.data.samples import ArraySource\n"
         "from rankwise.data.feed import FeedLoader\n"
         f"zarr.create_array({str(tmp_path / 'a')!r}, data=np.arange(4000).reshape(1000, 4), chunks=(2, 4))\n"
@@ -297,6 +298,7 @@ def test_the_interpreter_exits_with_an_open_iterator(tmp_path, ending):
     wanted = {"": 0, "raise SystemExit(3)": 3}.get(ending, -signal.SIGINT)
     assert done.returncode == wanted, done.stderr
     assert "reader" not in done.stderr
+    assert done.stdout == "left: []\n"
     assert ("KeyboardInterrupt" in done.stderr) == ("SIGINT" in ending)
 
 
