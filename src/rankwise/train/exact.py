@@ -99,10 +99,11 @@ class ExactStep:
         if self._held is None:
             self._prepare_first(batches)
         self._optimizer.zero_grad(set_to_none=True)
-        window = Window(self._model, self._world, num_micro=len(batches))
-        outputs = [self._micro_batch(window, batch) for batch in batches]
         step = batches[0].share.step
-        weight = window.finish(float(step.count) if self._counted else None)
+        known = float(step.count) if self._counted else None
+        window = Window(self._model, self._world, num_micro=len(batches), total_weight=known)
+        outputs = [self._micro_batch(window, batch) for batch in batches]
+        weight = window.finish()
         grad_norm = self._clip(step.epoch, step.index)
         self._optimizer.step()
         if self._scheduler is not None:
