@@ -77,6 +77,21 @@ def test_a_rank_that_cannot_write_fails_all(tmp_path):
     assert first[2] == second[2] == 1
 
 
+def save_on_own_disks(world, folder):
+    own = folder / f"machine-{world.rank}"
+    with pytest.raises(CheckpointError) as caught:
+        Checkpointer(own, world=world).save(1, {"shard": Shard(1)})
+    return str(caught.value), [path.name for path in own.rglob("*.pt")]
+
+
+def test_ranks_without_a_common_disk_are_refused(tmp_path):
+    """What the main rank cannot see is not published; the message names the rank and the reason."""
+    for message, left in run_ranks(save_on_own_disks, 2, tmp_path):
+        assert "rank 1 has written rank-1/shard.pt, which the main rank does not see" in message
+        assert left == []
+    assert not list((tmp_path / "machine-0").iterdir())
+
+
 def save_without_shard(world, folder):
     checkpointer = Checkpointer(folder, world=world)
     with pytest.raises(CheckpointError) as caught:

@@ -19,7 +19,7 @@ from rankwise.checkpoint.payload import encode, write_payload
 from rankwise.checkpoint.publish import Fence, folder_name, fsync_folder, publish
 from rankwise.checkpoint.together import take_together
 from rankwise.data.contract import JSON
-from rankwise.errors import ConfigError, DesyncError
+from rankwise.errors import CheckpointError, ConfigError, DesyncError
 
 if TYPE_CHECKING:
     from rankwise.world import World
@@ -99,8 +99,8 @@ def write_checkpoint(job: SaveJob, world: World, fence: Fence) -> None:
         gathered = world.gather_object(files)
         take_together(world, what, lambda: _publish(job, gathered, fence))
     except BaseException:
-        if world.is_main:
-            shutil.rmtree(job.temporary, ignore_errors=True)
+        own = job.temporary if world.is_main else job.temporary / f"rank-{world.rank}"
+        shutil.rmtree(own, ignore_errors=True)
         raise
 
 
@@ -128,7 +128,8 @@ def _write_own(job: SaveJob, world: World) -> dict[str, FileRecord]:
     for name, tree in job.trees.items():
         replicated = job.scopes[name] == "replicated"
         if not replicated:
-            folder.mkdir(exist_ok=True)
+            # with parents: a network file system may not show yet what the main rank has made
+            folder.mkdir(parents=True, exist_ok=True)
         written[name] = write_payload(job.temporary, f"{name}.pt" if replicated else f"{folder.name}/{name}.pt", tree)
     if folder.exists():
         fsync_folder(folder)
@@ -139,6 +140,7 @@ def _publish(job: SaveJob, gathered: list[dict[str, FileRecord]] | None, fence: 
     if gathered is None:
         return
     head = job.head
+    _refuse_invisible(job, gathered)
     parts = {
         name: PartRecord(scope=scope, files=tuple(files[name] for files in gathered if name in files))
         for name, scope in job.scopes.items()
@@ -160,6 +162,18 @@ def _publish(job: SaveJob, gathered: list[dict[str, FileRecord]] | None, fence: 
     fsync_folder(job.temporary)
     with fence():
         publish(job.temporary, job.target)
+
+
+def _refuse_invisible(job: SaveJob, gathered: list[dict[str, FileRecord]]) -> None:
+    """Look at every file from here: a rank may have written to a disk of its own machine."""
+    for rank, files in enumerate(gathered):
+        for record in files.values():
+            path = job.temporary / record.path
+            if not path.exists() or path.stat().st_size != record.bytes:
+                raise CheckpointError(
+                    f"rank {rank} has written {record.path}, which the main rank does not see in {job.temporary}; "
+                    "checkpoints need a file system that all ranks share"
+                )
 
 
 def _checked_meta(meta: Mapping[str, JSON]) -> dict[str, JSON]:
