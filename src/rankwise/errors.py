@@ -63,7 +63,7 @@ class RankFailure(LaunchError):  # noqa: N818  (a failure of a rank, reported he
         traceback: the traceback text of the root cause, "" if it left none.
     """
 
-    def __init__(self, message: str, *, rank: int, exitcode: int | None, traceback: str = "") -> None:
+    def __init__(self, message: str, *, rank: int = -1, exitcode: int | None = None, traceback: str = "") -> None:
         super().__init__(message)
         self.rank = rank
         self.exitcode = exitcode
