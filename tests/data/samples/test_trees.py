@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from rankwise.data.samples.trees import map_tree, move_tree, no_rows
+from rankwise.data.samples.trees import first_twice, map_tree, move_tree, no_rows
 from rankwise.errors import ConfigError
 
 Pair = namedtuple("Pair", "a b")  # noqa: PYI024
@@ -44,3 +44,20 @@ def test_what_has_no_batch_axis_is_refused(leaf):
     """A number, a tensor without axes or a single text cannot be cut; the message says how to go on."""
     with pytest.raises(ConfigError, match="zero samples cannot be cut"):
         no_rows({"x": leaf})
+
+
+def test_first_twice_keeps_the_first_sample():
+    """Each leaf with a batch axis holds its first sample twice, in memory of its own; texts too."""
+    images = torch.arange(6.0).reshape(3, 2)
+    doubled = first_twice({"x": images, "names": ["a", "b", "c"], "pair": (np.arange(3), None)})
+    images.zero_()
+    assert doubled["x"].tolist() == [[0.0, 1.0], [0.0, 1.0]]
+    assert doubled["names"] == ["a", "a"]
+    assert doubled["pair"][0].tolist() == [0, 0]
+    assert doubled["pair"][1] is None
+
+
+def test_first_twice_keeps_the_whole_where_samples_cannot_be_told_apart():
+    """A scalar has no batch axis: the batch stands in as it is."""
+    batch = {"x": torch.zeros(3), "total": 4.0}
+    assert first_twice(batch) is batch

@@ -156,11 +156,9 @@ class DatasetLoader:
 
     def _batch(self, data: Any, pulled: deque[Share]) -> DatasetBatch:
         share = pulled.popleft()
-        if share.num_samples == 0:
-            data = no_rows(data)
         if self._device is not None:
             data = move_tree(data, self._device, non_blocking=self._pinned)
-        return DatasetBatch(share, data)
+        return DatasetBatch(share, no_rows(data) if share.num_samples == 0 else data, uncut=data)
 
 
 def _torch_loader(dataset: KeyedDataset, requests: Requests, **options: Any) -> DataLoader[Any]:

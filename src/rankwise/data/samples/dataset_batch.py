@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
 
 from rankwise.data.contract import IntArray, OrderState, Share, sample_keys
+from rankwise.data.samples.trees import first_twice
 
 __all__ = ["DatasetBatch"]
 
@@ -20,9 +22,11 @@ class DatasetBatch:
         data: what ``collate_fn`` returned, on the device.
     """
 
-    def __init__(self, share: Share, data: Any) -> None:
+    def __init__(self, share: Share, data: Any, *, uncut: Any = None) -> None:
         self._share = share
         self.data = data
+        # what an empty batch was cut from: a real sample, for `stand_in`
+        self._uncut = data if uncut is None else uncut
 
     def __repr__(self) -> str:
         step = self._share.step
@@ -80,6 +84,15 @@ class DatasetBatch:
         else:
             has = f"one {type(data).__name__}: use batch.data"
         raise KeyError(f"the batch has no field {field!r}; what collate_fn returned is {has}")
+
+    def stand_in(self) -> DatasetBatch:
+        """Return a batch of two samples that owns its memory: the first one twice, real data also in an empty batch.
+
+        Where ``collate_fn`` returns something whose samples cannot be told apart, it is that whole.
+        """
+        ids = np.resize(self.ids if len(self.ids) else self._share.step.ids[:1], 2)
+        share = replace(self._share, micro=0, num_micro=1, positions=ids, ids=ids, weights=None)
+        return DatasetBatch(share, first_twice(self._uncut))
 
     def release(self, event: Any = None) -> None:
         """Do nothing: the memory is not used again."""

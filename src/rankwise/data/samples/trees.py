@@ -7,23 +7,39 @@ from typing import Any
 
 from rankwise.errors import ConfigError
 
-__all__ = ["map_tree", "move_tree", "no_rows"]
+__all__ = ["first_twice", "map_tree", "move_tree", "no_rows"]
 
 
 def map_tree(function: Callable[[Any], Any], tree: Any) -> Any:
     """Return `tree` with its leaves replaced; dicts, lists, tuples and named tuples keep their kind."""
-    if isinstance(tree, Mapping):
-        return type(tree)({name: map_tree(function, value) for name, value in tree.items()})  # type: ignore[call-arg]
-    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
-        return type(tree)(*(map_tree(function, value) for value in tree))
-    if isinstance(tree, (list, tuple)):
-        return type(tree)(map_tree(function, value) for value in tree)
+    if isinstance(tree, (Mapping, list, tuple)):
+        return _children(tree, lambda value: map_tree(function, value))
     return function(tree)
 
 
 def move_tree(tree: Any, device: Any, *, non_blocking: bool) -> Any:
     """Return `tree` with everything that has ``.to`` (tensors, and batches of other libraries) on `device`."""
     return map_tree(lambda leaf: leaf.to(device, non_blocking=non_blocking) if hasattr(leaf, "to") else leaf, tree)
+
+
+def first_twice(tree: Any) -> Any:
+    """Return a copy of a collated batch: its first sample twice, or all of it where samples cannot be told apart.
+
+    The batch axis is the first one of every tensor and array, and the items of a list of texts.
+    """
+    try:
+        no_rows(tree)
+    except ConfigError:
+        return tree
+    return _doubled(tree)
+
+
+def _doubled(tree: Any) -> Any:
+    if isinstance(tree, list) and tree and all(isinstance(value, (str, bytes)) for value in tree):
+        return tree[:1] * 2
+    if isinstance(tree, (Mapping, list, tuple)):
+        return _children(tree, _doubled)
+    return None if tree is None else tree[[0, 0]]
 
 
 def no_rows(tree: Any) -> Any:
@@ -35,7 +51,7 @@ def no_rows(tree: Any) -> Any:
     if isinstance(tree, list) and tree and all(isinstance(value, (str, bytes)) for value in tree):
         return []
     if isinstance(tree, (Mapping, list, tuple)):
-        return _children(tree)
+        return _children(tree, no_rows)
     if tree is None or (hasattr(tree, "ndim") and tree.ndim > 0):
         return None if tree is None else tree[:0]
     raise ConfigError(
@@ -45,9 +61,9 @@ def no_rows(tree: Any) -> Any:
     )
 
 
-def _children(tree: Any) -> Any:
+def _children(tree: Any, function: Callable[[Any], Any]) -> Any:
     if isinstance(tree, Mapping):
-        return type(tree)({name: no_rows(value) for name, value in tree.items()})  # type: ignore[call-arg]
+        return type(tree)({name: function(value) for name, value in tree.items()})  # type: ignore[call-arg]
     if hasattr(tree, "_fields"):
-        return type(tree)(*(no_rows(value) for value in tree))
-    return type(tree)(no_rows(value) for value in tree)
+        return type(tree)(*(function(value) for value in tree))
+    return type(tree)(function(value) for value in tree)
