@@ -104,8 +104,9 @@ def test_a_script_that_never_beats_may_be_silent(launcher):
             vitals.beat()
         time.sleep(2.2)
     """)
-    assert launcher.run("--nproc", 1, script).returncode == 0
-    assert launcher.run("--nproc", 1, "--hang-timeout", 0, script, "beat").returncode == 0
+    silent = launcher.start("--nproc", 1, script)
+    beating = launcher.start("--nproc", 1, "--hang-timeout", 0, script, "beat")
+    assert (silent.wait(60), beating.wait(60)) == (0, 0)
 
 
 STACKS = """Thread 0x00007f3a4 (most recent call first):

@@ -1,6 +1,7 @@
 """A launch as a whole: one fate, the root cause first, restarts."""
 
 import signal
+import socket
 from pathlib import Path
 
 import pytest
@@ -100,14 +101,14 @@ def test_collateral_is_labelled(launcher):
 
 
 def test_restarts_with_real_ranks(launcher):
-    """A rank that kills itself between two collectives, three times: each new attempt meets no stale peer."""
+    """A rank that kills itself between two collectives, twice: each new attempt meets no stale peer."""
     done = launcher.run(
-        "--nproc", 2, "--max-restarts", 3, "--env", "LAST=3", "--tee", "all", launcher.script(DIES_EARLY)
+        "--nproc", 2, "--max-restarts", 2, "--env", "LAST=2", "--tee", "all", launcher.script(DIES_EARLY)
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("sum 4.0 attempt 3") == 2
-    for number in (1, 2, 3):
-        assert f"starting all ranks again, restart {number} of 3, because rank 1 failed" in done.stderr
+    assert done.stdout.count("sum 4.0 attempt 2") == 2
+    for number in (1, 2):
+        assert f"starting all ranks again, restart {number} of 2, because rank 1 failed" in done.stderr
 
 
 @pytest.mark.slow
@@ -141,3 +142,13 @@ def test_logs_of_attempts_stay(launcher):
     assert sorted(path.name for path in logs.iterdir()) == [f"attempt-{n}" for n in range(4)]
     assert (logs / "attempt-3" / "rank-1.out").read_text() == "out 1\n"
     assert "ValueError: x" in (logs / "attempt-3" / "rank-0.err").read_text()
+
+
+def test_a_port_in_use_is_one_message(launcher):
+    """A wanted port that is taken ends the launch before anything starts, with the mend and without a traceback."""
+    with socket.create_server(("", 0)) as server:
+        done = launcher.run("--nproc", 2, "--master-port", server.getsockname()[1], launcher.script("print('started')"))
+    assert done.returncode == 2
+    assert "leave the port out to get a free one" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from rankwise import vitals
+from rankwise.errors import LaunchError
 from rankwise.launch.console import Console
 from rankwise.launch.environment import rank_environment
 from rankwise.launch.hang import CHECK_INTERVAL_S, HangWatch, blame
@@ -26,6 +27,7 @@ __all__ = ["Attempt"]
 
 SETTLE_S = 0.2  # how long to listen for an earlier failure once one is clear
 SETTLE_COLLATERAL_S = 3.0  # how long to wait for the cause when only its consequences have shown
+SETTLE_TIMEOUT_S = 1.0  # the same when ranks gave up waiting: the cause may never show, it is alive and quiet
 DRAIN_S = 0.5  # how long output may still come after the last rank has ended
 SHUTDOWN_AFTER_FAILURE_S = 5.0
 SHUTDOWN_FROM_OUTSIDE_S = 30.0
@@ -63,10 +65,10 @@ class Attempt:
 
     def run(self) -> tuple[Failure | None, list[RankEnd]]:
         """Run the ranks to their end; return the root cause of a failure, None without one, and every rank's end."""
+        port = HeldPort(self._job.master_port)
         self._folder = vitals.make_folder()
         self._janitor.add_folder(self._folder)
         self._watch = HangWatch(self._folder, self._job.hang_timeout_s)
-        port = HeldPort(self._job.master_port)
         try:
             self._start(port)
             while not self._is_over():
@@ -89,10 +91,14 @@ class Attempt:
             env = rank_environment(
                 job, rank=rank, attempt=self._number, port=port.number, run_id=self._run_id, vitals=self._folder
             )
-            process = start_rank(
-                job.target, rank, env, stdin=wires.stdin, out=wires.out, err=wires.err, pumps=wires.pumps
-            )
-            wires.close_ours()
+            try:
+                process = start_rank(
+                    job.target, rank, env, stdin=wires.stdin, out=wires.out, err=wires.err, pumps=wires.pumps
+                )
+            except OSError as error:
+                raise LaunchError(f"rank {rank} of {job.num_ranks} cannot be started: {error}") from error
+            finally:
+                wires.close_ours()
             self._ranks.append(process)
             self._janitor.add_rank(process.pid)
             self._loop.watch(process.report_fd, partial(self._read_report, process))
@@ -195,7 +201,8 @@ class Attempt:
         clear = [end for end in failed if end.suspicion < 2]
         if clear:
             return min(end.failed_s for end in clear) + SETTLE_S
-        return min(end.failed_s for end in failed) + SETTLE_COLLATERAL_S
+        waited = any(end.report is not None and is_timeout(end.report) for end in failed)
+        return min(end.failed_s for end in failed) + (SETTLE_TIMEOUT_S if waited else SETTLE_COLLATERAL_S)
 
     def _judge(self) -> None:
         """Act on what has happened: a failure, a hang, the end of patience."""

@@ -42,8 +42,8 @@ def invoke(target: Target, rank: int) -> None:
 
 def _run_script(name: str) -> None:
     path = Path(name)
-    if path.is_dir() or path.suffix != ".py":
-        runpy.run_path(name, run_name="__main__")  # a folder or archive with __main__.py, or an odd suffix
+    if path.is_dir() or path.suffix in {".pyc", ".pyz", ".zip"}:
+        runpy.run_path(name, run_name="__main__")  # what holds a __main__.py, or is compiled
         return
     full = str(path.absolute())
     sys.path.insert(0, str(path.resolve().parent))
