@@ -6,6 +6,7 @@ python examples/digits/demo.py
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -38,13 +39,19 @@ def main() -> None:
     if done.returncode:
         sys.exit(done.returncode)
     accuracy = json.loads((run_dir / "finished.json").read_text())["values"]["val_accuracy"]
-    print(f"\naccuracy {accuracy:.4f} (wanted: at least {WANTED_ACCURACY}); the run directory is {run_dir}/")
+    rankwise = os.path.relpath(Path(sys.executable).with_name("rankwise"))
+    train, own_loop = (os.path.relpath(HERE.parent / name / "train.py") for name in ("digits", "own_loop"))
     print(
-        "what to try next:\n"
-        f"  rankwise run --nproc 3 --fresh {HERE / 'train.py'} --store {store}     the same numbers on 3 ranks\n"
-        "  press Ctrl-C in the middle, then run the same command without --fresh: it continues\n"
-        f"  less {run_dir}/metrics.jsonl                                          every logged number\n"
-        "  examples/own_loop/train.py                                            the same in a loop of your own"
+        f"""
+accuracy {accuracy:.4f} (wanted: at least {WANTED_ACCURACY}); the run directory is {run_dir}/
+
+what to try next:
+  {rankwise} run --nproc 3 --run-dir runs/three {train} --store {store}
+      the same training on 3 ranks; kill it in the middle (Ctrl-C, kill -9) and run it again: it continues
+  {rankwise} run --nproc 2 {own_loop} --store {store}
+      the same in a loop of your own
+  less {run_dir}/metrics.jsonl
+      every logged number"""
     )
     if accuracy < WANTED_ACCURACY:
         sys.exit(f"the accuracy {accuracy:.4f} is below {WANTED_ACCURACY}")

@@ -36,7 +36,7 @@ def run_record(
     order = getattr(train, "order", None)
     return {
         "model": _model_record(model),
-        "optimizer": {"class": type(optimizer).__name__, "groups": [_plain_group(g) for g in optimizer.param_groups]},
+        "optimizer": _optimizer_record(optimizer),
         "scheduler": None if scheduler is None else type(scheduler).__name__,
         "step_fn": getattr(step_fn, "__qualname__", type(step_fn).__name__),
         "seed": world.seed,
@@ -79,6 +79,11 @@ def _model_record(model: nn.Module) -> dict[str, JSON]:
         "num_parameters": sum(p.numel() for p in model.parameters()),
         "shapes": digest,
     }
+
+
+def _optimizer_record(optimizer: torch.optim.Optimizer) -> dict[str, JSON]:
+    groups = {f"group {index}": _plain_group(group) for index, group in enumerate(optimizer.param_groups)}
+    return {"class": type(optimizer).__name__, **groups}
 
 
 def _plain_group(group: Mapping[str, Any]) -> dict[str, JSON]:

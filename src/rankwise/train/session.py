@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from rankwise.checkpoint import Checkpointer, RandomState, Replicated
+from rankwise.checkpoint import Checkpointer, RandomState, Replicated, RestoreReport
 from rankwise.data.contract import BatchLoader, Stateful
 from rankwise.errors import ConfigError
 from rankwise.tracking import RunDir, Tracker, default_run_dir
@@ -65,6 +65,7 @@ class Session:
     checkpointer: Checkpointer | None = None
     progressed: Progressed = field(default_factory=Progressed)
     resumed_step: int = 0
+    resumed_text: str = ""
     last_values: Mapping[str, float] = field(default_factory=dict)
     started_s: float = field(default_factory=time.monotonic)
 
@@ -117,10 +118,21 @@ class Session:
         if report is not None:
             self.resumed_step = self.progressed.num_steps
             self.last_values = dict(cast("Mapping[str, float]", report.meta.get("values", {})))
+            self.resumed_text = self._continued(report)
             if report.rederived:
                 seed_training(self.world, self.resumed_step)
         if self.tracker is not None:
             self.tracker.start_attempt(self.resumed_step)
+
+    def _continued(self, report: RestoreReport) -> str:
+        """Say what is continued, and what another world size changes."""
+        assert self.run_dir is not None
+        text = f"continuing {self.run_dir.path} after step {report.step} (attempt {self.run_dir.attempt})"
+        if report.world_size != self.world.world_size:
+            text += f"; it was saved by {report.world_size} ranks and goes on with {self.world.world_size}"
+        if report.rederived:
+            text += f", so each rank derives anew: {', '.join(report.rederived)}"
+        return text
 
     def log(self, values: Mapping[str, float], *, epoch: int) -> None:
         """Write one line of reduced numbers for the current step (the main rank does)."""

@@ -145,6 +145,8 @@ class Trainer:
                 return self._found_finished(session, epochs)
             session.restore()
             progress = stack.enter_context(self._progress(session, train, epochs))
+            if session.resumed_text:
+                progress.say(session.resumed_text)
             return self._fit(session, train, val, epochs, recent=recent, whole=whole, progress=progress)
 
     def overfit(self, train: BatchLoader, *, steps: int = 100) -> list[float]:
@@ -225,11 +227,11 @@ class Trainer:
         )
 
     def _progress(self, session: Session, train: BatchLoader, epochs: int) -> Progress:
-        total = session.progressed.num_steps + _steps_left(train, epochs)
-        limit = self.options.limit_steps
+        left, limit = _steps_left(train, epochs), self.options.limit_steps
+        total = None if left is None else session.progressed.num_steps + left
         return Progress(
             self.world,
-            total_steps=total if limit is None else min(total, limit),
+            total_steps=total if limit is None or total is None else min(total, limit),
             epochs=epochs,
             file=None if self._show_progress else io.StringIO(),
         )
@@ -274,7 +276,11 @@ def _options(given: Mapping[str, Any]) -> TrainOptions:
     return TrainOptions(**given)
 
 
-def _steps_left(train: BatchLoader, epochs: int) -> int:
-    """Return the optimizer steps that the run still takes, for the progress line; whole epochs count like this one."""
-    epoch = int(str(train.state_dict()["epoch"]))
-    return len(train) * max(0, epochs - epoch)
+def _steps_left(train: BatchLoader, epochs: int) -> int | None:
+    """Return the optimizer steps that the run still takes, for the progress line; None if the loader does not tell."""
+    state, order = train.state_dict(), getattr(train, "order", None)
+    epoch, now = int(str(state["epoch"])), len(train)
+    if state["position"] and not hasattr(order, "start"):
+        return None
+    whole = order.num_steps(order.start(epoch)) if hasattr(order, "start") else now
+    return int(now + whole * (epochs - epoch - 1)) if epoch < epochs else 0
