@@ -278,9 +278,11 @@ def _options(given: Mapping[str, Any]) -> TrainOptions:
 
 def _steps_left(train: BatchLoader, epochs: int) -> int | None:
     """Return the optimizer steps that the run still takes, for the progress line; None if the loader does not tell."""
-    state, order = train.state_dict(), getattr(train, "order", None)
-    epoch, now = int(str(state["epoch"])), len(train)
-    if state["position"] and not hasattr(order, "start"):
+    order: Any = getattr(train, "order", None)
+    state, now = train.state_dict(), len(train)
+    epoch = int(str(state["epoch"]))
+    startable = hasattr(order, "start")
+    if not startable and state["position"]:
         return None
-    whole = order.num_steps(order.start(epoch)) if hasattr(order, "start") else now
-    return int(now + whole * (epochs - epoch - 1)) if epoch < epochs else 0
+    whole = int(order.num_steps(order.start(epoch))) if startable else now
+    return now + whole * (epochs - epoch - 1) if epoch < epochs else 0
