@@ -1,6 +1,7 @@
 """Ranks, what they started, and their supervisor die with each other."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -66,8 +67,9 @@ def test_ranks_die_with_the_supervisor_also_without_janitor(launcher, is_alive, 
     process.kill()
     process.wait()
     wait_until(lambda: not any(map(is_alive, ranks)))
-    for pid in pids[2:]:  # nobody was left to end these
+    for pid in pids[2:]:  # nobody was left to end these, nor to remove the folder
         os.kill(pid, signal.SIGKILL)
+    shutil.rmtree(launcher.text("vitals-0"))
 
 
 def test_a_failing_rank_takes_the_helpers_of_all_along(launcher, is_alive, wait_until):

@@ -39,8 +39,9 @@ class LogFile:
 
     def close(self) -> None:
         """Write what is left and close the file."""
-        if self._partial:
-            self._write(_settled(self._partial) + b"\n")
+        last = _settled(self._partial)
+        if last:
+            self._write(last + b"\n")
         if self._file is not None:
             self._file.close()
 

@@ -1,0 +1,56 @@
+"""What a rank says about its own failure."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankwise.errors import DesyncError
+from rankwise.launch.report import Report, make_report
+
+
+def caught(error):
+    try:
+        raise error  # noqa: TRY301
+    except BaseException as same:  # noqa: BLE001
+        return same
+
+
+@given(st.text(), st.integers(0, 255))
+def test_one_line_there_and_back(message, exitcode):
+    """Any text, newlines and surrogates included, travels as one line."""
+    report = make_report(caught(ValueError(message)), 3, exitcode)
+    line = report.to_json()
+    assert line.endswith(b"\n")
+    assert line.count(b"\n") == 1
+    assert Report.from_json(line) == report
+
+
+def test_causes_and_peers_are_told():
+    """The chain of causes, and the ranks that an error blames, are in the report."""
+    error = DesyncError("ranks differ", ranks=(1, 2))
+    error.__cause__ = ConnectionError("gone")
+    report = make_report(caught(error), 0, 1)
+    assert report.peers == (1, 2)
+    assert report.causes == ("ConnectionError: gone",)
+    assert report.type == "rankwise.errors.DesyncError"
+
+
+def test_a_broken_message_does_not_hide_the_failure():
+    """An exception whose text cannot be made is still reported."""
+
+    class BrokenError(Exception):
+        def __str__(self):
+            raise RuntimeError("no text")
+
+    report = make_report(caught(BrokenError()), 0, 1)
+    assert "no text" in report.message
+    assert "BrokenError" in report.traceback
+
+
+@pytest.mark.parametrize(("code", "text"), [(3, "SystemExit: 3"), ("bye", "SystemExit: bye")])
+def test_an_exit_says_where(code, text):
+    """sys.exit leaves the line that called it, not a whole traceback."""
+    report = make_report(caught(SystemExit(code)), 0, 3)
+    assert text in report.traceback
+    assert "test_report.py" in report.traceback
+    assert "Traceback" not in report.traceback
