@@ -4,6 +4,7 @@ import os
 import pickle
 import subprocess
 import sys
+import weakref
 
 import pytest
 
@@ -68,7 +69,7 @@ def with_environment(world, variables):
     finally:
         for name in variables:
             del os.environ[name]
-        adopt._adopted = (world.channel.group, world)
+        adopt._adopted = (weakref.ref(world.channel.group), world)
     return found.local_rank, found.local_world_size, found.node_rank, found.num_nodes
 
 

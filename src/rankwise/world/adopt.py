@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import weakref
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["current_world", "refuse_second_bind", "remember"]
 
 _bound: World | None = None
-_adopted: tuple[Any, World] | None = None
+_adopted: tuple[weakref.ref[Any], World] | None = None
 _single: World | None = None
 
 
@@ -65,8 +66,8 @@ def current_world() -> World:
         return _bound or _single  # type: ignore[return-value]
     if _bound is not None and _bound.channel is not None and _bound.channel.group is group:
         return _bound
-    if _adopted is None or _adopted[0] is not group:
-        _adopted = (group, _adopt(group))
+    if _adopted is None or _adopted[0]() is not group:
+        _adopted = (weakref.ref(group), _adopt(group))
     return _adopted[1]
 
 

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 from rankwise.errors import WorldError
-from rankwise.world.channel import Channel, frame_device
+from rankwise.world.channel import Channel, close_all, frame_device
 from rankwise.world.place import Place
 
 __all__ = ["leave", "local_store", "open_group", "open_store", "prefixed"]
@@ -87,6 +87,7 @@ def leave(*, in_peace: bool) -> None:
         return
     abort = getattr(dist.distributed_c10d, "_abort_process_group", None)
     if in_peace or abort is None:
+        close_all()
         dist.destroy_process_group()
         return
     # we are here because of an exception: a second one from the ruins of the group must not hide it
