@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+JOBS ?= 2
 STAMP := $(VENV)/.installed
 
 .PHONY: help demo test check lint types tests docs test-slow bench clean install
@@ -32,8 +33,8 @@ lint:  ## ruff: rules and format
 types:  ## mypy, strict
 	$(BIN)/mypy
 
-tests:  ## tests, executed docs and examples
-	$(BIN)/python -m pytest
+tests:  ## tests, executed docs and examples; JOBS=1 runs them one by one
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 test-slow:  ## the long variants that CI leaves out
 	$(BIN)/python -m pytest -m slow

@@ -130,7 +130,7 @@ def test_restarted_by_the_supervisor(store, tmp_path_factory):
 def test_continued_at_another_world_size(before, after, store, tmp_path_factory):
     """Another number of ranks: every sample exactly once, the undisturbed result within 1e-9 in float64."""
     run_dir = tmp_path_factory.mktemp("resized") / "run"
-    extra = ("--dropout-free",)
+    extra = ("--plain",)
     status, output = launch(store, run_dir, before, fault="kill:all@14", extra=extra)
     assert status != 0, output
     status, output = launch(store, run_dir, after, extra=extra)

@@ -18,23 +18,23 @@ from rankwise.testing import Fault
 from rankwise.train import Hooks, unwrapped
 
 
-def make_model():
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.Dropout(0.1), nn.Tanh(), nn.Linear(32, 10))
+def make_model(plain):
+    """Batch statistics and dropout are what a restart loses first; plain is one function at any world size."""
+    extras = [] if plain else [nn.BatchNorm1d(32), nn.Dropout(0.1)]
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), *extras, nn.Tanh(), nn.Linear(32, 10)).double()
 
 
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--store", required=True)
     parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--dropout-free", action="store_true")
+    parser.add_argument("--plain", action="store_true")
     args = parser.parse_args()
     fault = Fault.from_environment()
     with rankwise.bind(threads=1, timeout=60) as world:
         source = ArraySource.open(args.store, fields=("image", "label"))
         order = rankwise.Order(source, batch_size=20)
-        model = make_model().double()
-        if args.dropout_free:
-            model[2].p = 0.0
+        model = make_model(args.plain)
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
         used = []
 
