@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from rankwise.errors import CheckpointError
 from rankwise.metrics.amounts import extreme, weighted_sum
@@ -116,80 +116,55 @@ class Mean:
         return _read(state["ints"], state["floats"]) / weight if weight else math.nan
 
 
-class Max:
+class _Extreme:
+    """What `Max` and `Min` share; which of the two it is, the subclass says."""
+
+    scope: Literal["reduced"] = "reduced"
+    _largest: ClassVar[bool]
+
+    def __init__(self) -> None:
+        self._best = _Best(largest=self._largest)
+
+    def update(self, value: Any, weight: Any = 1) -> None:
+        """Take `value` into account. Arguments as in `Sum.update`; a weight only tells whether an element counts."""
+        self._best.add(*extreme(value, weight, largest=self._largest))
+
+    def reset(self) -> None:
+        """Forget what was seen."""
+        self._best = _Best(largest=self._largest)
+
+    def partial(self) -> dict[str, Any]:
+        """Return this rank's best integer and float, wherever they are, and whether there are any."""
+        return self._best.cells()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the same as Python numbers; waits for the device."""
+        return to_host(self.partial())
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what was seen."""
+        _check_state(self, state)
+        self._best = _Best.of([state], largest=self._largest)
+
+    def merge_states(self, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Return the best of all."""
+        return _Best.of(states, largest=self._largest).cells()
+
+    def read_state(self, state: Mapping[str, Any]) -> float | int:
+        """Return the best element: an int if it came as one."""
+        return _Best.read(state, largest=self._largest)
+
+
+class Max(_Extreme):
     """Largest element it was given; NaN if one was NaN, and for nothing."""
 
-    scope: Literal["reduced"] = "reduced"
-
-    def __init__(self) -> None:
-        self._best = _Best(largest=True)
-
-    def update(self, value: Any, weight: Any = 1) -> None:
-        """Take `value` into account. Arguments as in `Sum.update`; a weight only tells whether an element counts."""
-        self._best.add(*extreme(value, weight, largest=True))
-
-    def reset(self) -> None:
-        """Forget what was seen."""
-        self._best = _Best(largest=True)
-
-    def partial(self) -> dict[str, Any]:
-        """Return this rank's largest integer and float, wherever they are, and whether there are any."""
-        return self._best.cells()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the same as Python numbers; waits for the device."""
-        return to_host(self.partial())
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what was seen."""
-        _check_state(self, state)
-        self._best = _Best.of([state], largest=True)
-
-    def merge_states(self, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Return the largest of all."""
-        return _Best.of(states, largest=True).cells()
-
-    def read_state(self, state: Mapping[str, Any]) -> float | int:
-        """Return the largest element: an int if it came as one."""
-        return _Best.read(state, largest=True)
+    _largest = True
 
 
-class Min:
+class Min(_Extreme):
     """Smallest element it was given; NaN if one was NaN, and for nothing."""
 
-    scope: Literal["reduced"] = "reduced"
-
-    def __init__(self) -> None:
-        self._best = _Best(largest=False)
-
-    def update(self, value: Any, weight: Any = 1) -> None:
-        """Take `value` into account. Arguments as in `Sum.update`; a weight only tells whether an element counts."""
-        self._best.add(*extreme(value, weight, largest=False))
-
-    def reset(self) -> None:
-        """Forget what was seen."""
-        self._best = _Best(largest=False)
-
-    def partial(self) -> dict[str, Any]:
-        """Return this rank's smallest integer and float, wherever they are, and whether there are any."""
-        return self._best.cells()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the same as Python numbers; waits for the device."""
-        return to_host(self.partial())
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what was seen."""
-        _check_state(self, state)
-        self._best = _Best.of([state], largest=False)
-
-    def merge_states(self, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Return the smallest of all."""
-        return _Best.of(states, largest=False).cells()
-
-    def read_state(self, state: Mapping[str, Any]) -> float | int:
-        """Return the smallest element: an int if it came as one."""
-        return _Best.read(state, largest=False)
+    _largest = False
 
 
 class _Total:
