@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from rankwise import vitals
@@ -18,124 +19,6 @@ from rankwise.train.session import Session
 from rankwise.world import World
 
 __all__ = ["Loop"]
-
-
-class Loop:
-    """Runs the epochs that are left. Every rank runs one, over the same order.
-
-    Args:
-        step: takes one optimizer step.
-        session: where numbers and checkpoints go, and how far the run is.
-        options: how often to log and to save, and when to stop.
-        recent: means since the last log line.
-        whole: means since the start of the epoch.
-        progress: the line on the main rank.
-        validate: returns an epoch's validation values; called on every rank.
-        on_step: called after each step, on every rank.
-        on_log: called with each line of reduced values, on every rank.
-        on_epoch: called after each epoch, on every rank.
-    """
-
-    def __init__(
-        self,
-        *,
-        world: World,
-        step: ExactStep,
-        session: Session,
-        options: TrainOptions,
-        recent: RunningMeans,
-        whole: RunningMeans,
-        progress: Progress,
-        learning_rate: Callable[[], float],
-        validate: Callable[[], Mapping[str, float]],
-        on_step: Callable[[StepReport], None],
-        on_log: Callable[[int, Mapping[str, float]], None],
-        on_epoch: Callable[[int, Mapping[str, float]], None],
-    ) -> None:
-        self._world = world
-        self._step = step
-        self._session = session
-        self._options = options
-        self._recent = recent
-        self._whole = whole
-        self._progress = progress
-        self._learning_rate = learning_rate
-        self._validate = validate
-        self._on_step = on_step
-        self._on_log = on_log
-        self._on_epoch = on_epoch
-        self._pace = _Pace()
-        self._loss = math.nan
-
-    def run(self, train: BatchLoader, *, first_epoch: int, epochs: int) -> Mapping[str, float]:
-        """Run the epochs from `first_epoch` on and return the last epoch's values."""
-        values = self._session.last_values
-        for epoch in range(first_epoch, epochs):
-            if self._limit_reached():
-                break
-            train.set_epoch(epoch)
-            self._epoch(train, epoch)
-            vitals.beat(epoch=epoch, phase="validate")
-            values = {**self._whole.reduce(self._world), **self._validate()}
-            self._session.log({f"epoch_{name}": value for name, value in values.items()}, epoch=epoch)
-            self._save(values)
-            self._on_epoch(epoch, values)
-        return values
-
-    def _epoch(self, train: BatchLoader, epoch: int) -> None:
-        for batches in self._pace.timed(train):
-            vitals.beat(epoch=epoch, step=self._session.progressed.num_steps, phase="step")
-            report = self._step(batches)
-            train.mark_done(report.resume)
-            self._record(report, epoch)
-            ended = report.resume.epoch > epoch
-            self._on_step(report)
-            if self._limit_reached():
-                break
-            # the last step of an epoch is saved after its validation, so that a restart does not skip it
-            every = self._options.save_every
-            if every is not None and not ended and self._session.progressed.num_steps % every == 0:
-                self._save(self._session.last_values)
-            vitals.beat(phase="data")
-
-    def _record(self, report: StepReport, epoch: int) -> None:
-        progressed = self._session.progressed
-        progressed.num_steps += 1
-        progressed.num_samples += report.num_samples
-        self._pace.num_samples += report.num_samples
-        self._recent.add_step(report)
-        self._whole.add_step(report)
-        if progressed.num_steps % self._options.log_every == 0:
-            self._log(report, epoch)
-        self._progress.update(
-            progressed.num_steps,
-            epoch=epoch,
-            loss=None if math.isnan(self._loss) else self._loss,
-            samples=report.num_samples,
-            wait_s=self._pace.last_wait_s,
-        )
-
-    def _log(self, report: StepReport, epoch: int) -> None:
-        values = self._recent.reduce(self._world)
-        self._loss = values["loss"]
-        if not math.isfinite(self._loss):
-            raise StepError(
-                f"the loss is {self._loss} at step {self._session.progressed.num_steps} (epoch {epoch}), averaged over "
-                f"the last {self._options.log_every} steps and all ranks: lower the learning rate, or look at the "
-                "samples; the newest checkpoint is from before"
-            )
-        extra = {} if report.grad_norm is None else {"grad_norm": report.grad_norm}
-        line = {**values, "lr": self._learning_rate(), **extra, **self._pace.measure()}
-        self._session.log(line, epoch=epoch)
-        self._on_log(self._session.progressed.num_steps, line)
-
-    def _save(self, values: Mapping[str, float]) -> None:
-        vitals.beat(phase="checkpoint")
-        self._session.save(values)
-
-    def _limit_reached(self) -> bool:
-        limit = self._options.limit_steps
-        return limit is not None and self._session.progressed.num_steps >= limit
 
 
 class _Pace:
@@ -166,3 +49,108 @@ class _Pace:
         measured = {"samples_per_s": self.num_samples / elapsed, "wait_share": self._wait_s / elapsed}
         self.num_samples, self._wait_s, self._since_s = 0, 0.0, now
         return measured
+
+
+@dataclass(slots=True, kw_only=True)
+class Loop:
+    """Runs the epochs that are left. Every rank runs one, over the same order.
+
+    Attributes:
+        world: this rank's world.
+        step: takes one optimizer step.
+        session: where numbers and checkpoints go, and how far the run is.
+        options: how often to log and to save, and when to stop.
+        recent: means since the last log line.
+        whole: means since the start of the epoch.
+        progress: the line on the main rank.
+        learning_rate: returns the current one, for the log.
+        validate: returns an epoch's validation values; called on every rank.
+        on_step: called after each step, on every rank.
+        on_log: called with each line of reduced values, on every rank.
+        on_epoch: called after each epoch, on every rank.
+    """
+
+    world: World
+    step: ExactStep
+    session: Session
+    options: TrainOptions
+    recent: RunningMeans
+    whole: RunningMeans
+    progress: Progress
+    learning_rate: Callable[[], float]
+    validate: Callable[[], Mapping[str, float]]
+    on_step: Callable[[StepReport], None]
+    on_log: Callable[[int, Mapping[str, float]], None]
+    on_epoch: Callable[[int, Mapping[str, float]], None]
+    _pace: _Pace = field(init=False, default_factory=_Pace)
+    _loss: float = field(init=False, default=math.nan)
+
+    def run(self, train: BatchLoader, *, first_epoch: int, epochs: int) -> Mapping[str, float]:
+        """Run the epochs from `first_epoch` on and return the last epoch's values."""
+        values = self.session.last_values
+        for epoch in range(first_epoch, epochs):
+            if self._limit_reached():
+                break
+            train.set_epoch(epoch)
+            self._epoch(train, epoch)
+            vitals.beat(epoch=epoch, phase="validate")
+            values = {**self.whole.reduce(self.world), **self.validate()}
+            self.session.log({f"epoch_{name}": value for name, value in values.items()}, epoch=epoch)
+            self._save(values)
+            self.on_epoch(epoch, values)
+        return values
+
+    def _epoch(self, train: BatchLoader, epoch: int) -> None:
+        for batches in self._pace.timed(train):
+            vitals.beat(epoch=epoch, step=self.session.progressed.num_steps, phase="step")
+            report = self.step(batches)
+            train.mark_done(report.resume)
+            self._record(report, epoch)
+            ended = report.resume.epoch > epoch
+            self.on_step(report)
+            if self._limit_reached():
+                break
+            # the last step of an epoch is saved after its validation, so that a restart does not skip it
+            every = self.options.save_every
+            if every is not None and not ended and self.session.progressed.num_steps % every == 0:
+                self._save(self.session.last_values)
+            vitals.beat(phase="data")
+
+    def _record(self, report: StepReport, epoch: int) -> None:
+        progressed = self.session.progressed
+        progressed.num_steps += 1
+        progressed.num_samples += report.num_samples
+        self._pace.num_samples += report.num_samples
+        self.recent.add_step(report)
+        self.whole.add_step(report)
+        if progressed.num_steps % self.options.log_every == 0:
+            self._log(report, epoch)
+        self.progress.update(
+            progressed.num_steps,
+            epoch=epoch,
+            loss=None if math.isnan(self._loss) else self._loss,
+            samples=report.num_samples,
+            wait_s=self._pace.last_wait_s,
+        )
+
+    def _log(self, report: StepReport, epoch: int) -> None:
+        values = self.recent.reduce(self.world)
+        self._loss = values["loss"]
+        if not math.isfinite(self._loss):
+            raise StepError(
+                f"the loss is {self._loss} at step {self.session.progressed.num_steps} (epoch {epoch}), averaged over "
+                f"the last {self.options.log_every} steps and all ranks: lower the learning rate, or look at the "
+                "samples; the newest checkpoint is from before"
+            )
+        extra = {} if report.grad_norm is None else {"grad_norm": report.grad_norm}
+        line = {**values, "lr": self.learning_rate(), **extra, **self._pace.measure()}
+        self.session.log(line, epoch=epoch)
+        self.on_log(self.session.progressed.num_steps, line)
+
+    def _save(self, values: Mapping[str, float]) -> None:
+        vitals.beat(phase="checkpoint")
+        self.session.save(values)
+
+    def _limit_reached(self) -> bool:
+        limit = self.options.limit_steps
+        return limit is not None and self.session.progressed.num_steps >= limit
