@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -67,7 +66,6 @@ class Session:
     resumed_step: int = 0
     resumed_text: str = ""
     last_values: Mapping[str, float] = field(default_factory=dict)
-    started_s: float = field(default_factory=time.monotonic)
 
     @classmethod
     @contextmanager
