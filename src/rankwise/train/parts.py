@@ -52,11 +52,15 @@ class RunningMeans:
         """Add a weighted sum and its weight. No synchronisation."""
         self._sums.update({f"sum {name}": total, f"weight {name}": weight})
 
+    def add_all(self, loss: tuple[Any, Any], metrics: Mapping[str, tuple[Any, Any]]) -> None:
+        """Add the losses and metrics of a step or a batch, each as (sum, weight)."""
+        self.add("loss", *loss)
+        for name, (total, weight) in metrics.items():
+            self.add(name, total, weight)
+
     def add_step(self, report: StepReport) -> None:
         """Add the losses and metrics of one step."""
-        self.add("loss", *report.loss)
-        for name, (total, weight) in report.metrics.items():
-            self.add(name, total, weight)
+        self.add_all(report.loss, report.metrics)
 
     def reduce(self, world: World) -> dict[str, float]:
         """Return the means over all ranks and start anew; NaN where the weights sum to zero. Every rank calls it."""

@@ -48,17 +48,11 @@ def evaluate(model: nn.Module, loader: BatchLoader, step_fn: Any, *, world: Worl
                 vitals.beat(phase="validate")
                 for batch in batches:
                     if len(batch.ids):
-                        _add(means, module, step_fn, batch)
+                        output = read_output(step_fn(module, batch), batch)
+                        means.add_all((output.total.detach(), output.weight), output.metrics)
     finally:
         module.train(was_training)
     return means.reduce(world)
-
-
-def _add(means: RunningMeans, module: nn.Module, step_fn: Any, batch: Any) -> None:
-    output = read_output(step_fn(module, batch), batch)
-    means.add("loss", output.total.detach(), output.weight)
-    for name, (total, weight) in output.metrics.items():
-        means.add(name, total, weight)
 
 
 def _share_buffers(module: nn.Module, world: World) -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from rankwise.checkpoint import RandomState
 from rankwise.data.contract import Batch
 from rankwise.train.output import read_output
 from rankwise.train.wrapping import unwrapped
@@ -37,19 +35,13 @@ def kept_buffers(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def kept_random_state() -> Iterator[None]:
-    """Restore the global random generators of Python, NumPy and torch (CPU and the current CUDA device) at the end."""
-    import torch
-
-    python, legacy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
-    cuda = torch.cuda.get_rng_state() if torch.cuda.is_available() else None
+    """Restore the global random generators of Python, NumPy and torch at the end, as a checkpoint would."""
+    generators = RandomState()
+    saved = generators.state_dict()
     try:
         yield
     finally:
-        random.setstate(python)
-        np.random.set_state(legacy)  # noqa: NPY002
-        torch.set_rng_state(cpu)
-        if cuda is not None:
-            torch.cuda.set_rng_state(cuda)
+        generators.load_state_dict(saved)
 
 
 def held_sample(batches: tuple[Batch, ...], world: World) -> Batch:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from rankwise.data.feed.batch import FeedBatch
 from rankwise.data.feed.buffer import BufferPool, HostBuffer
-from rankwise.data.feed.cursor import Cursor, StartableOrder, check_fits
+from rankwise.data.feed.cursor import Cursor, CursorLoader, StartableOrder, check_fits
 from rankwise.data.feed.loader import BatchTransform, FeedLoader, LoaderStats
 from rankwise.data.feed.transform import Transform
+from rankwise.data.feed.view import ShareView
 
 __all__ = [
     "BatchTransform",
     "BufferPool",
     "Cursor",
+    "CursorLoader",
     "FeedBatch",
     "FeedLoader",
     "HostBuffer",
     "LoaderStats",
+    "ShareView",
     "StartableOrder",
     "Transform",
     "check_fits",

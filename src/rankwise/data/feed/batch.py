@@ -9,13 +9,14 @@ from typing import Any, Self
 
 import numpy as np
 
-from rankwise.data.contract import IntArray, OrderState, Share, sample_keys
+from rankwise.data.contract import Share
+from rankwise.data.feed.view import ShareView
 from rankwise.errors import ConfigError
 
 __all__ = ["FeedBatch"]
 
 
-class FeedBatch:
+class FeedBatch(ShareView):
     """Implements `Batch`. Made by `FeedLoader`.
 
     ``batch["image"]`` is the field, batch axis first; ``list(batch)`` are the names of the fields. The memory belongs
@@ -26,46 +27,12 @@ class FeedBatch:
     def __init__(
         self, share: Share, fields: dict[str, Any], *, num_lost: int, give_back: Callable[[Any], None]
     ) -> None:
-        self._share = share
+        super().__init__(share, num_lost=num_lost)
         self._fields: dict[str, Any] | None = fields
-        self._num_lost = num_lost
         self._give_back: Callable[[Any], None] | None = give_back
 
     def __repr__(self) -> str:
-        what = "released" if self._fields is None else ", ".join(self._fields)
-        step = self._share.step
-        return (
-            f"FeedBatch(epoch={step.epoch}, step={step.index}, micro={self._share.micro}/{self._share.num_micro}, "
-            f"samples={len(self.ids)}: {what})"
-        )
-
-    @property
-    def share(self) -> Share:
-        """Which samples it holds."""
-        return self._share
-
-    @property
-    def ids(self) -> IntArray:
-        """int64[B]: sample ids, padding included."""
-        return self._share.ids
-
-    @property
-    def key(self) -> IntArray:
-        """int64[B]: f(seed, epoch, sample), the same at any world size and after any restart."""
-        step = self._share.step
-        return sample_keys(step.resume.seed, step.epoch, self._share.ids)
-
-    @property
-    def count(self) -> int:
-        """Real samples that arrived: neither padding nor skipped."""
-        weights = self._share.weights
-        real = len(self.ids) if weights is None else int(np.count_nonzero(weights))
-        return real - self._num_lost
-
-    @property
-    def resume(self) -> OrderState:
-        """The state after the step that this batch belongs to."""
-        return self._share.step.resume
+        return self._described("released" if self._fields is None else ", ".join(self._fields))
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -98,10 +65,6 @@ class FeedBatch:
 
     def __contains__(self, field: object) -> bool:
         return field in self.fields
-
-    def __len__(self) -> int:
-        """Number of samples, padding included."""
-        return len(self.ids)
 
     def detach(self) -> FeedBatch:
         """Return a copy with memory of its own, which no loader uses again."""

@@ -8,7 +8,7 @@ from typing import Protocol, cast
 from rankwise.data.contract import JSON, Order, OrderState, Share, Step, num_micro_batches, shares
 from rankwise.errors import ConfigError
 
-__all__ = ["Cursor", "StartableOrder", "check_fits"]
+__all__ = ["Cursor", "CursorLoader", "StartableOrder", "check_fits"]
 
 
 class StartableOrder(Order, Protocol):
@@ -98,6 +98,49 @@ class Cursor:
                 "or start afresh"
             )
         self.order, self.done = order, wanted
+
+
+class CursorLoader:
+    """The half of the contract's `BatchLoader` that is the cursor's; loaders add the iteration.
+
+    Args:
+        cursor: where the loader stands.
+    """
+
+    def __init__(self, cursor: Cursor) -> None:
+        self._cursor = cursor
+
+    @property
+    def order(self) -> Order:
+        """The order, as resumed."""
+        return self._cursor.order
+
+    def __len__(self) -> int:
+        return len(self._cursor)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the start of an epoch; keeps the position when the state already lies inside that epoch."""
+        self._cursor.set_epoch(epoch)
+
+    def mark_done(self, state: OrderState) -> None:
+        """Record that the step which ends at `state` (``batch.resume``) has completed.
+
+        Raises:
+            ConfigError: the state belongs to another order.
+        """
+        self._cursor.mark_done(state)
+
+    def state_dict(self) -> dict[str, JSON]:
+        """Return the last state marked done. What was only pulled does not count."""
+        return self._cursor.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, JSON]) -> None:
+        """Continue after `state`, at any world size.
+
+        Raises:
+            ConfigError: the state belongs to other data, another kind of order or another seed.
+        """
+        self._cursor.load_state_dict(state)
 
 
 def check_fits(order: Order, *, num_samples: int, fingerprint: str | None) -> None:

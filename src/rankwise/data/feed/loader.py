@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from rankwise.data.contract import JSON, Order, OrderState, Source
+from rankwise.data.contract import Order, Source
 from rankwise.data.feed.batch import FeedBatch
 from rankwise.data.feed.buffer import BufferPool, HostBuffer
-from rankwise.data.feed.cursor import Cursor, check_fits
+from rankwise.data.feed.cursor import Cursor, CursorLoader, check_fits
 from rankwise.data.feed.place import Placer, make_placer
 from rankwise.data.feed.reader import ReadAhead, ReadBatch, ReadStep, StepReader
 from rankwise.data.feed.transform import SampleTransform, Transform
@@ -45,7 +45,7 @@ class LoaderStats:
     wait_s: float = 0.0
 
 
-class FeedLoader:
+class FeedLoader(CursorLoader):
     """Implements `BatchLoader`: iterating yields one tuple of micro-batches per step, to the end of the epoch.
 
     A background thread plans and hints two steps ahead and reads up to `depth` steps ahead. Moving on to the next
@@ -93,7 +93,7 @@ class FeedLoader:
             raise ConfigError(f"depth is how many steps may lie ready, at least 0; got {depth}")
         check_fits(order, num_samples=source.num_samples, fingerprint=source.fingerprint)
         self.source = source if fields is None else _select(source, fields)
-        self._cursor = Cursor(order, rank=rank, world_size=world_size, micro_batch=micro_batch)
+        super().__init__(Cursor(order, rank=rank, world_size=world_size, micro_batch=micro_batch))
         self._placer: Placer = make_placer(device)
         self._depth = depth
         self._transform = transform
@@ -103,41 +103,9 @@ class FeedLoader:
         _check_ragged(self.source, transform)
 
     @property
-    def order(self) -> Order:
-        """The order, as resumed."""
-        return self._cursor.order
-
-    @property
     def stats(self) -> LoaderStats:
         """What was handed out so far."""
         return self._stats
-
-    def __len__(self) -> int:
-        return len(self._cursor)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Go to the start of an epoch; keeps the position when the state already lies inside that epoch."""
-        self._cursor.set_epoch(epoch)
-
-    def mark_done(self, state: OrderState) -> None:
-        """Record that the step which ends at `state` (``batch.resume``) has completed.
-
-        Raises:
-            ConfigError: the state belongs to another order.
-        """
-        self._cursor.mark_done(state)
-
-    def state_dict(self) -> dict[str, JSON]:
-        """Return the last state marked done. What was only pulled does not count."""
-        return self._cursor.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, JSON]) -> None:
-        """Continue after `state`, at any world size.
-
-        Raises:
-            ConfigError: the state belongs to other data, another kind of order or another seed.
-        """
-        self._cursor.load_state_dict(state)
 
     def __iter__(self) -> Iterator[tuple[FeedBatch, ...]]:
         pool = BufferPool(pinned=self._placer.pinned, spare=self._spare)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from rankwise.data.contract import JSON, Order, OrderState, Share
-from rankwise.data.feed import Cursor, check_fits
+from rankwise.data.contract import Order, Share
+from rankwise.data.feed import Cursor, CursorLoader, check_fits
 from rankwise.data.samples.dataset_batch import DatasetBatch
 from rankwise.data.samples.keyed import KeyedDataset
 from rankwise.data.samples.place import find_place
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["DatasetLoader"]
 
 
-class DatasetLoader:
+class DatasetLoader(CursorLoader):
     """Implements `BatchLoader` over a map-style dataset: ``dataset[i]`` and ``len(dataset)``.
 
     The samples of a step are those of the order, at any number of workers; workers may pull ahead, the position moves
@@ -86,7 +86,7 @@ class DatasetLoader:
         self.dataset = dataset
         self._device = place.device
         self._pinned = _is_cuda(place.device) if pin_memory is None else pin_memory
-        self._cursor = Cursor(order, rank=place.rank, world_size=place.world_size, micro_batch=micro_batch)
+        super().__init__(Cursor(order, rank=place.rank, world_size=place.world_size, micro_batch=micro_batch))
         self._requests = Requests(self._cursor)
         self._num_iterations = 0
         reseed = not hasattr(dataset, "__getitems__") if reseed is None else reseed
@@ -102,38 +102,6 @@ class DatasetLoader:
             multiprocessing_context=multiprocessing_context or ("forkserver" if num_workers else None),
             timeout=timeout,
         )
-
-    @property
-    def order(self) -> Order:
-        """The order, as resumed."""
-        return self._cursor.order
-
-    def __len__(self) -> int:
-        return len(self._cursor)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Go to the start of an epoch; keeps the position when the state already lies inside that epoch."""
-        self._cursor.set_epoch(epoch)
-
-    def mark_done(self, state: OrderState) -> None:
-        """Record that the step which ends at `state` (``batch.resume``) has completed.
-
-        Raises:
-            ConfigError: the state belongs to another order.
-        """
-        self._cursor.mark_done(state)
-
-    def state_dict(self) -> dict[str, JSON]:
-        """Return the last state marked done. What workers have pulled does not count."""
-        return self._cursor.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, JSON]) -> None:
-        """Continue after `state`, at any world size.
-
-        Raises:
-            ConfigError: the state belongs to other data, another kind of order or another seed.
-        """
-        self._cursor.load_state_dict(state)
 
     def __iter__(self) -> Iterator[tuple[DatasetBatch, ...]]:
         self._num_iterations += 1

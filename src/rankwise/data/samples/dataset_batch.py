@@ -9,13 +9,14 @@ from typing import Any, Self
 
 import numpy as np
 
-from rankwise.data.contract import IntArray, OrderState, Share, sample_keys
+from rankwise.data.contract import Share
+from rankwise.data.feed import ShareView
 from rankwise.data.samples.trees import first_twice
 
 __all__ = ["DatasetBatch"]
 
 
-class DatasetBatch:
+class DatasetBatch(ShareView):
     """Implements `Batch`. Its memory is its own: it stays valid after its step.
 
     Attributes:
@@ -23,48 +24,13 @@ class DatasetBatch:
     """
 
     def __init__(self, share: Share, data: Any, *, uncut: Any = None) -> None:
-        self._share = share
+        super().__init__(share)
         self.data = data
         # what an empty batch was cut from: a real sample, for `stand_in`
         self._uncut = data if uncut is None else uncut
 
     def __repr__(self) -> str:
-        step = self._share.step
-        return (
-            f"DatasetBatch(epoch={step.epoch}, step={step.index}, micro={self._share.micro}/{self._share.num_micro}, "
-            f"samples={len(self.ids)}: {type(self.data).__name__})"
-        )
-
-    @property
-    def share(self) -> Share:
-        """Which samples it holds."""
-        return self._share
-
-    @property
-    def ids(self) -> IntArray:
-        """int64[B]: sample ids, padding included."""
-        return self._share.ids
-
-    @property
-    def key(self) -> IntArray:
-        """int64[B]: f(seed, epoch, sample), the same at any world size and after any restart."""
-        step = self._share.step
-        return sample_keys(step.resume.seed, step.epoch, self._share.ids)
-
-    @property
-    def count(self) -> int:
-        """Real samples: not padding."""
-        weights = self._share.weights
-        return len(self.ids) if weights is None else int(np.count_nonzero(weights))
-
-    @property
-    def resume(self) -> OrderState:
-        """The state after the step that this batch belongs to."""
-        return self._share.step.resume
-
-    def __len__(self) -> int:
-        """Number of samples, padding included."""
-        return len(self.ids)
+        return self._described(type(self.data).__name__)
 
     def __getitem__(self, field: str | int) -> Any:
         """Return ``data[field]``: a name of a dict, a number of a tuple or list.

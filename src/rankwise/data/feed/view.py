@@ -1,0 +1,61 @@
+"""`ShareView`: what every batch knows from its share alone."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rankwise.data.contract import IntArray, OrderState, Share, sample_keys
+
+__all__ = ["ShareView"]
+
+
+class ShareView:
+    """The half of the contract's `Batch` that follows from the share; batches add the data.
+
+    Args:
+        share: which samples the batch holds.
+        num_lost: real samples of the share that could not be read.
+    """
+
+    def __init__(self, share: Share, *, num_lost: int = 0) -> None:
+        self._share = share
+        self._num_lost = num_lost
+
+    @property
+    def share(self) -> Share:
+        """Which samples it holds."""
+        return self._share
+
+    @property
+    def ids(self) -> IntArray:
+        """int64[B]: sample ids, padding included."""
+        return self._share.ids
+
+    @property
+    def key(self) -> IntArray:
+        """int64[B]: f(seed, epoch, sample), the same at any world size and after any restart."""
+        step = self._share.step
+        return sample_keys(step.resume.seed, step.epoch, self._share.ids)
+
+    @property
+    def count(self) -> int:
+        """Real samples that arrived: neither padding nor skipped."""
+        weights = self._share.weights
+        real = len(self.ids) if weights is None else int(np.count_nonzero(weights))
+        return real - self._num_lost
+
+    @property
+    def resume(self) -> OrderState:
+        """The state after the step that this batch belongs to."""
+        return self._share.step.resume
+
+    def __len__(self) -> int:
+        """Number of samples, padding included."""
+        return len(self.ids)
+
+    def _described(self, what: str) -> str:
+        step, share = self._share.step, self._share
+        return (
+            f"{type(self).__name__}(epoch={step.epoch}, step={step.index}, micro={share.micro}/{share.num_micro}, "
+            f"samples={len(self.ids)}: {what})"
+        )
