@@ -1,0 +1,1 @@
+"""nD boxes out of Zarr arrays as batches."""

@@ -1,0 +1,8 @@
+"""Boxes out of arrays: what is asked for, how it is planned, how it is read."""
+
+from __future__ import annotations
+
+from rankwise.data.store.boxes.request import BoxError, BoxReport, BoxRequest, Pad
+from rankwise.data.store.boxes.values import check_conversion, converted
+
+__all__ = ["BoxError", "BoxReport", "BoxRequest", "Pad", "check_conversion", "converted"]
