@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from rankwise._version import __version__
+from rankwise.cli.data_app import data_commands
 from rankwise.cli.run_command import run_command
 from rankwise.errors import RankwiseError
 
@@ -48,6 +49,7 @@ app.command(
     no_args_is_help=True,
     epilog="Everything after the script belongs to the script. Options of torchrun are understood.",
 )(run_command)
+app.add_typer(data_commands, name="data")
 
 
 def main() -> None:

@@ -1,0 +1,19 @@
+"""`rankwise data`: commands about stores of arrays. Each command has a file of its own and loads the library late."""
+
+from __future__ import annotations
+
+import typer
+
+__all__ = ["data_commands"]
+
+data_commands = typer.Typer(
+    name="data",
+    help="Look at Zarr stores: what they hold, what reading them costs, how fast they are.",
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@data_commands.callback()
+def _describe() -> None:
+    """Look at Zarr stores: what they hold, what reading them costs, how fast they are."""
