@@ -1,0 +1,8 @@
+"""The files of arrays: what is in them, told once, and handles to read them with."""
+
+from __future__ import annotations
+
+from rankwise.data.store.files.facts import FileBook, FileFacts
+from rankwise.data.store.files.handles import HandleCache, OpenFile, file_limit
+
+__all__ = ["FileBook", "FileFacts", "HandleCache", "OpenFile", "file_limit"]

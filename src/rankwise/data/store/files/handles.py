@@ -1,0 +1,82 @@
+"""Open files, the least recently used of which are closed when there are too many."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+
+__all__ = ["HandleCache", "OpenFile", "file_limit"]
+
+_RESERVED = 64  # for sockets, logs, libraries and whatever else the process opens
+_MOST = 4096
+
+
+def file_limit() -> int:
+    """Return how many files a reader may keep open: half of what the process may have beyond 64, 16 to 4,096."""
+    try:
+        import resource
+    except ImportError:
+        return _RESERVED
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _MOST if soft == resource.RLIM_INFINITY else min(_MOST, max(16, (soft - _RESERVED) // 2))
+
+
+class OpenFile:
+    """A file descriptor that is closed when nobody holds it any more."""
+
+    __slots__ = ("fd", "identity")
+
+    def __init__(self, path: str) -> None:
+        self.fd = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+        status = os.fstat(self.fd)
+        self.identity = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+
+    def __del__(self) -> None:
+        if hasattr(self, "fd"):
+            os.close(self.fd)
+
+
+class HandleCache:
+    """Opens files once and keeps the last `capacity` of them open; thread-safe.
+
+    A file that leaves the cache while somebody reads it stays open until that read is done.
+    """
+
+    def __init__(self, capacity: int | None = None) -> None:
+        self.capacity = file_limit() if capacity is None else capacity
+        self._open: OrderedDict[str, OpenFile] = OrderedDict()
+        self._lock = threading.Lock()
+        self.num_opened = 0
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def get(self, path: str) -> OpenFile:
+        """Return a handle.
+
+        Raises:
+            OSError: the file cannot be opened.
+        """
+        with self._lock:
+            handle = self._open.get(path)
+            if handle is not None:
+                self._open.move_to_end(path)
+                return handle
+        handle = OpenFile(path)
+        with self._lock:
+            self.num_opened += 1
+            self._open[path] = handle
+            while len(self._open) > self.capacity:
+                self._open.popitem(last=False)
+        return handle
+
+    def forget(self, path: str) -> None:
+        """Open the file anew next time."""
+        with self._lock:
+            self._open.pop(path, None)
+
+    def close(self) -> None:
+        """Close what nobody is reading."""
+        with self._lock:
+            self._open.clear()

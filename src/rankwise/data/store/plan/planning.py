@@ -1,0 +1,144 @@
+"""`make_plan`: a request for boxes becomes chunks in files, and the places they fill."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from rankwise.data.contract import BoolArray, IntArray, NDArray
+from rankwise.data.store.boxes import BoxError, BoxRequest
+from rankwise.data.store.files import FileBook
+from rankwise.data.store.meta import ArrayMeta
+from rankwise.data.store.plan.expansion import Pieces, expand
+from rankwise.data.store.plan.grids import grid_of, ravel
+from rankwise.data.store.plan.lookup import Located, locate
+from rankwise.data.store.plan.tables import BoxPlan, ChunkTable, OddBox, TargetTable
+from rankwise.data.store.shard import MISSING
+
+__all__ = ["make_plan"]
+
+
+def make_plan(request: BoxRequest, book: FileBook, serial: Callable[[ArrayMeta], int]) -> BoxPlan:
+    """Return how a request is read. Looks at files and shard indexes, not at data.
+
+    Args:
+        request: what is asked.
+        book: what is known of files.
+        serial: returns a number that tells arrays apart.
+    """
+    shapes = _by_box(request, "shape")
+    high = request.starts + np.array(request.shape, dtype=np.int64)
+    outside: BoolArray = np.logical_or.reduce((request.starts < 0) | (high > shapes), axis=1)
+    odd = outside if request.pad in ("edge", "reflect") else np.zeros(len(request), dtype=np.bool_)
+    low = np.clip(request.starts, 0, shapes)
+    high = np.clip(high, 0, shapes)
+    high[odd] = low[odd]  # an odd box has no pieces of its own
+    pieces = expand(low, high, _by_box(request, "chunks"))
+    chunks, targets, located = _tables(request, pieces, book, serial)
+    return BoxPlan(
+        request=request,
+        files=located.files,
+        chunks=chunks,
+        targets=targets,
+        filled=outside & ~odd,
+        odd=tuple(_odd_box(request, int(box), book, serial) for box in np.flatnonzero(odd)),
+        failed=_failed(located, chunks, targets),
+        read_bytes=int(chunks.length[chunks.length > 0].sum()),
+        decode_bytes=_decode_bytes(request, chunks),
+    )
+
+
+def _by_box(request: BoxRequest, name: str) -> IntArray:
+    """A shape of each box's array, int64[B, ndim]."""
+    rows = np.array([getattr(array, name) for array in request.arrays], dtype=np.int64)
+    by_box: IntArray = rows.reshape(len(request.arrays), len(request.shape))[request.which]
+    return by_box
+
+
+def _tables(
+    request: BoxRequest, pieces: Pieces, book: FileBook, serial: Callable[[ArrayMeta], int]
+) -> tuple[ChunkTable, TargetTable, Located]:
+    array = request.which[pieces.box]
+    grids = [grid_of(meta.shape, meta.chunks) for meta in request.arrays]
+    number = ravel(pieces.coords, np.array(grids, dtype=np.int64).reshape(len(grids), -1)[array])
+    bases = np.concatenate([[0], np.cumsum([math.prod(grid) for grid in grids])])
+    _, first, inverse = np.unique(number + bases[array], return_index=True, return_inverse=True)
+    located = locate(request.arrays, array[first], pieces.coords[first], book, serial)
+    order = np.lexsort((located.offset, located.file, located.offset < 0))
+    chunks = ChunkTable(
+        array=array[first][order],
+        number=number[first][order],
+        coords=pieces.coords[first][order],
+        file=located.file[order],
+        offset=located.offset[order],
+        length=located.length[order],
+    )
+    position = np.empty_like(order)
+    position[order] = np.arange(len(order))
+    return chunks, _targets(request, pieces, position[inverse.reshape(-1)], len(order)), located
+
+
+def _targets(request: BoxRequest, pieces: Pieces, chunk: IntArray, num_chunks: int) -> TargetTable:
+    by_chunk = np.argsort(chunk, kind="stable")
+    strides = np.cumprod((1, *request.shape[:0:-1]), dtype=np.int64)[::-1]
+    at = (pieces.begin - request.starts[pieces.box]) @ strides + pieces.box * math.prod(request.shape)
+    bounds = np.zeros(num_chunks + 1, dtype=np.int64)
+    np.cumsum(np.bincount(chunk, minlength=num_chunks), out=bounds[1:])
+    return TargetTable(
+        bounds=bounds,
+        box=pieces.box[by_chunk],
+        src_start=pieces.src_start[by_chunk],
+        extent=pieces.extent[by_chunk],
+        dst_start=at[by_chunk],
+    )
+
+
+def _decode_bytes(request: BoxRequest, chunks: ChunkTable) -> int:
+    sizes: NDArray = np.array([meta.chunk_bytes for meta in request.arrays], dtype=np.int64)
+    return int(sizes[chunks.array[chunks.offset >= 0]].sum())
+
+
+def _failed(located: Located, chunks: ChunkTable, targets: TargetTable) -> tuple[BoxError, ...]:
+    """One error for each box that needs a chunk whose place in its file could not be found."""
+    failed: dict[int, BoxError] = {}
+    for file, failure in located.failures.items():
+        for chunk in np.flatnonzero((chunks.file == file) & (chunks.offset < MISSING)).tolist():
+            for box in targets.box[targets.bounds[chunk] : targets.bounds[chunk + 1]].tolist():
+                error = BoxError(box=box, place=failure.place, error=failure.error, damage=failure.damage)
+                failed.setdefault(box, error)
+    return tuple(failed[box] for box in sorted(failed))
+
+
+def _odd_box(request: BoxRequest, box: int, book: FileBook, serial: Callable[[ArrayMeta], int]) -> OddBox:
+    which = int(request.which[box])
+    picked = [
+        _inside(np.arange(start, start + extent), size, request.pad)
+        for start, extent, size in zip(
+            request.starts[box].tolist(), request.shape, request.arrays[which].shape, strict=True
+        )
+    ]
+    low = np.array([axis.min() for axis in picked], dtype=np.int64)
+    region = replace(
+        request,
+        arrays=(request.arrays[which],),
+        which=np.zeros(1, dtype=np.int64),
+        starts=low[None],
+        shape=tuple(int(axis.max()) - int(axis.min()) + 1 for axis in picked),
+        pad=None,
+        scale=None if request.scale is None else request.scale[which : which + 1],
+        offset=None if request.offset is None else request.offset[which : which + 1],
+    )
+    picks = tuple(axis - first for axis, first in zip(picked, low, strict=True))
+    return OddBox(box=box, plan=make_plan(region, book, serial), picks=picks)
+
+
+def _inside(axis: IntArray, size: int, pad: str | None) -> IntArray:
+    """Which elements stand for those of an axis that lie outside."""
+    if pad == "edge" or size == 1:
+        return np.clip(axis, 0, size - 1)
+    period = 2 * (size - 1)
+    folded = np.mod(axis, period)
+    return np.where(folded < size, folded, period - folded)
