@@ -1,0 +1,151 @@
+"""The error family of crops. Each says what, where (URI, box, sample) and the mend, and is also rankwise's own kind."""
+
+from __future__ import annotations
+
+import enum
+
+from rankwise.errors import ConfigError, DataError, RankwiseError, SampleError, WorldError
+
+__all__ = [
+    "BudgetExceeded",
+    "DamacyError",
+    "DecodeError",
+    "DtypeMismatch",
+    "InvalidArgument",
+    "InvalidSample",
+    "NativeCudaError",
+    "NotFound",
+    "OutOfMemory",
+    "PoolStarved",
+    "RankMismatch",
+    "ShutdownError",
+    "Status",
+    "StorageError",
+    "TryAgain",
+]
+
+
+class Status(enum.IntEnum):
+    """Which kind of trouble an error is, as a number that logs and other languages can compare."""
+
+    OK = 0
+    AGAIN = 1
+    INVALID = 2
+    NOTFOUND = 3
+    DTYPE = 4
+    RANK = 5
+    IO = 6
+    DECODE = 7
+    CUDA = 8
+    OOM = 9
+    BUDGET = 10
+    SHUTDOWN = 11
+
+
+class DamacyError(RankwiseError, RuntimeError):
+    """Base of all errors of crops.
+
+    Attributes:
+        status: the kind.
+        what: the message.
+        uri: array that the sample lies in, "" if the error is about no sample.
+        aabb: box of the sample, ``((start, stop), ...)``, or None.
+        sample: number of the sample: its place in the stream, or its id in an index; -1 if none.
+        place: where its bytes lie (array, chunk, byte range), as far as known.
+        others: further errors of the same batch.
+    """
+
+    status: Status = Status.INVALID
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        uri: str = "",
+        aabb: tuple[tuple[int, int], ...] | None = None,
+        sample: int = -1,
+        place: str = "",
+    ) -> None:
+        Exception.__init__(self, what)
+        self.what = what
+        self.uri = uri
+        self.aabb = aabb
+        self.sample = sample
+        self.place = place or uri
+        self.others: tuple[DamacyError, ...] = ()
+
+
+class TryAgain(DamacyError):  # noqa: N818  (the name that users know; so for the others)
+    """Nothing is in flight: everything pushed so far has been popped."""
+
+    status = Status.AGAIN
+
+
+class InvalidArgument(DamacyError, ConfigError):  # noqa: N818
+    """A configuration, device or box that cannot work."""
+
+    status = Status.INVALID
+
+
+class InvalidSample(InvalidArgument, SampleError):  # noqa: N818
+    """A sample that does not fit its array or the configuration: a box that sticks out, or of another shape."""
+
+
+class NotFound(DamacyError, SampleError):  # noqa: N818
+    """There is no array at the URI."""
+
+    status = Status.NOTFOUND
+
+
+class DtypeMismatch(DamacyError, ConfigError, SampleError):  # noqa: N818
+    """The elements of an array cannot come out as the dtype that was asked for."""
+
+    status = Status.DTYPE
+
+
+class RankMismatch(InvalidSample):
+    """A box has another number of axes than its array or the configuration."""
+
+    status = Status.RANK
+
+
+class StorageError(DamacyError, SampleError):
+    """The storage failed while a sample was read: not a matter of its content, so never skipped."""
+
+    status = Status.IO
+
+
+class DecodeError(DamacyError, SampleError):
+    """The bytes of a sample are damaged: metadata, index, checksum or a chunk that cannot be decoded."""
+
+    status = Status.DECODE
+
+
+class NativeCudaError(DamacyError, WorldError):
+    """The CUDA runtime failed."""
+
+    status = Status.CUDA
+
+
+class OutOfMemory(DamacyError, DataError, MemoryError):  # noqa: N818
+    """The host has no memory left."""
+
+    status = Status.OOM
+
+
+class BudgetExceeded(DamacyError, ConfigError):  # noqa: N818
+    """What was asked for does not fit the memory that was granted; the message adds it up."""
+
+    status = Status.BUDGET
+
+
+class ShutdownError(DamacyError):
+    """The pipeline was closed."""
+
+    status = Status.SHUTDOWN
+
+
+class PoolStarved(DamacyError):  # noqa: N818
+    """No batch came within the timeout; the message says what it waited for."""
+
+    status = Status.SHUTDOWN

@@ -1,0 +1,10 @@
+"""Boxes to the fields of a batch: what a field is, which boxes fill it, and the reader of both kinds of pipeline."""
+
+from __future__ import annotations
+
+from rankwise.data.crops.reading.boxes import FieldBoxes
+from rankwise.data.crops.reading.field import CropField, Scaling
+from rankwise.data.crops.reading.reader import CropReader
+from rankwise.data.crops.reading.report import CropPlan, CropReport
+
+__all__ = ["CropField", "CropPlan", "CropReader", "CropReport", "FieldBoxes", "Scaling"]
