@@ -1,0 +1,107 @@
+"""One comparison: several readers, the same batches, interleaved rounds."""
+
+from __future__ import annotations
+
+import random
+import sys
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from _crops.machine import load
+from _crops.process import ReaderProcess
+from _crops.statistics_of import Spread, ratios, spread
+from _crops.task import Task
+
+_CHECKED = 2  # batches whose contents are compared; they also warm every reader up
+
+
+@dataclass(kw_only=True)
+class Comparison:
+    """What the rounds of all readers cost.
+
+    Attributes:
+        title: which data and crops.
+        task: what was read.
+        batches: batches per round.
+        cpu_s: for each reader, CPU seconds of each round, all threads and child processes.
+        wall_s: the same in wall time.
+        failed: readers that could not run, and why.
+        loads: load average before each round.
+    """
+
+    title: str
+    task: Task
+    batches: int
+    cpu_s: dict[str, list[float]] = field(default_factory=dict)
+    wall_s: dict[str, list[float]] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+    loads: list[float] = field(default_factory=list)
+
+    def cpu_ms(self, name: str) -> Spread:
+        """CPU milliseconds per batch."""
+        return spread([s / self.batches * 1e3 for s in self.cpu_s[name]])
+
+    def wall_ms(self, name: str) -> Spread:
+        """Wall milliseconds per batch."""
+        return spread([s / self.batches * 1e3 for s in self.wall_s[name]])
+
+    def crops_per_s(self, name: str) -> Spread:
+        """Crops per second of wall time."""
+        return spread([self.batches * self.task.size / s for s in self.wall_s[name]])
+
+    def voxels_per_crop(self) -> int:
+        """Voxels of one crop."""
+        return int(np.prod(self.task.crop))
+
+    def cpu_ratio(self, above: str, below: str) -> Spread | None:
+        """CPU time of one reader as a multiple of another's, round by round; None if one of them did not run."""
+        return ratios(self.cpu_s[above], self.cpu_s[below]) if {above, below} <= set(self.cpu_s) else None
+
+    def wall_ratio(self, above: str, below: str) -> Spread | None:
+        """The same in wall time."""
+        return ratios(self.wall_s[above], self.wall_s[below]) if {above, below} <= set(self.wall_s) else None
+
+    def facts(self) -> dict[str, object]:
+        """Everything that was measured, for JSON."""
+        return {
+            "title": self.title,
+            "crop": self.task.crop,
+            "batch": self.task.size,
+            "where": self.task.where,
+            "batches_per_round": self.batches,
+            "cpu_s": self.cpu_s,
+            "wall_s": self.wall_s,
+            "failed": self.failed,
+            "loads": self.loads,
+        }
+
+
+def compare(title: str, task: Task, names: list[str], *, rounds: int, batches: int) -> Comparison:
+    """Let readers read the same batches in turn; refuses to time readers that return different bytes."""
+    found = Comparison(title=title, task=task, batches=batches)
+    with ExitStack() as stack:
+        processes = {name: stack.enter_context(ReaderProcess(name, task)) for name in names}
+        _check_equal(processes, found)
+        shuffle = random.Random(0)
+        for number in range(rounds):
+            found.loads.append(load())
+            for name in shuffle.sample(list(processes), len(processes)):
+                cost = processes[name].round(_CHECKED + number * batches, batches)
+                found.cpu_s.setdefault(name, []).append(cost["cpu_s"])
+                found.wall_s.setdefault(name, []).append(cost["wall_s"])
+    return found
+
+
+def _check_equal(processes: dict[str, ReaderProcess], found: Comparison) -> None:
+    digests = {}
+    for name in list(processes):
+        try:
+            digests[name] = processes[name].round(0, _CHECKED, digest=True)["digest"]
+        except RuntimeError as error:
+            found.failed[name] = str(error)
+            del processes[name]
+    if len({tuple(digest) for digest in digests.values()}) > 1:
+        listing = "\n".join(f"  {name}: {digest}" for name, digest in digests.items())
+        sys.exit(f"the readers do not return the same bytes for {found.title}:\n{listing}")

@@ -1,0 +1,58 @@
+"""The first batch of a fresh process, beyond imports: with an empty and with a filled cache of compiled code."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from _crops.task import Task
+
+
+def first_batches(task: Task, *, repeats: int) -> dict[str, list[dict[str, float]]]:
+    """Return wall and CPU seconds of first batches: "cold" = nothing compiled yet, "warm" = compiled by another."""
+    found: dict[str, list[dict[str, float]]] = {"cold": [], "warm": []}
+    for _ in range(repeats):
+        with tempfile.TemporaryDirectory() as cache:
+            for kind in ("cold", "warm"):
+                found[kind].append(_run(task, cache))
+    return found
+
+
+def _run(task: Task, cache: str) -> dict[str, float]:
+    done = subprocess.run(
+        [sys.executable, "-m", "_crops.fresh", task.to_json()],
+        cwd=Path(__file__).parents[1],
+        env={**os.environ, "NUMBA_CACHE_DIR": cache},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def measure(task: Task) -> dict[str, float]:
+    """Import everything first, then take the time until one batch is there, and of the one after it."""
+    import numba  # noqa: F401
+    import numcodecs.blosc
+    import numcodecs.zstd  # noqa: F401
+    import zarr  # noqa: F401
+
+    import rankwise.data.store  # noqa: F401
+    from _crops.readers import open_reader
+
+    begun, spent = time.perf_counter(), time.process_time()
+    batches = open_reader("ours", task).batches(range(2))
+    next(batches)
+    first = {"wall_s": time.perf_counter() - begun, "cpu_s": time.process_time() - spent}
+    begun = time.perf_counter()
+    next(batches)
+    return {**first, "next_wall_s": time.perf_counter() - begun}
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure(Task.from_json(sys.argv[1]))))

@@ -1,0 +1,62 @@
+"""What the numbers were measured on, and CPU time of a process with its children."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import resource
+import time
+from pathlib import Path
+
+PACKAGES = ("rankwise", "numpy", "numba", "numcodecs", "zarr", "zarrs", "tensorstore", "torch")
+_SCHED_CLOCK = 2  # the kind of clock that counts run time, in the numbering of Linux's CPU clocks
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def load() -> float:
+    """Load average of the last minute."""
+    return os.getloadavg()[0]
+
+
+def model() -> str:
+    """Name of the processor."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
+
+
+def versions() -> dict[str, str]:
+    """Versions of what is compared; a package that is not installed is left out."""
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def describe() -> dict[str, object]:
+    """Hardware, load and versions."""
+    return {
+        "processor": model(),
+        "cores": cores(),
+        "load": load(),
+        "kernel": platform.release(),
+        "versions": versions(),
+    }
+
+
+def cpu_s(children: tuple[int, ...] = ()) -> float:
+    """CPU seconds of all threads of this process and of running children; Linux counts them in nanoseconds."""
+    return time.process_time() + sum(time.clock_gettime((~pid << 3) | _SCHED_CLOCK) for pid in children)
+
+
+def resident_bytes() -> int:
+    """Memory that this process holds now."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
