@@ -2,42 +2,42 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
-from typing import Any
+from dataclasses import replace
 
-import numpy as np
+from rankwise.data.store.meta.documents import resolve_place
+from rankwise.data.store.meta.nodes import Node, absent, read_node
+from rankwise.data.store.meta.parsing import parse_array
+from rankwise.data.store.meta.strict import UnreadableError
+from rankwise.data.store.meta.values import ArrayMeta
+from rankwise.errors import DataError
 
-from rankwise.data.store.meta.values import ArrayMeta, ChunkCodec, KeyEncoding
-from rankwise.data.store.opening import open_array
-from rankwise.data.store.shard import IndexLayout
-
-__all__ = ["read_meta"]
+__all__ = ["array_of", "read_meta"]
 
 
 def read_meta(uri: str | os.PathLike[str]) -> ArrayMeta:
     """Return what the metadata of one array say.
 
     Raises:
-        DataError: there is no array.
+        DataError: there is no array, or its metadata are damaged, or say what neither we nor zarr-python understand.
+        MissingExtraError: they need zarr-python, which is not installed.
     """
-    array = open_array(uri)._array  # noqa: SLF001
-    document: dict[str, Any] = json.loads(json.dumps(array.metadata.to_dict(), default=str))
-    dtype = np.dtype(array.dtype).newbyteorder("=")
-    return ArrayMeta(
-        place=str(uri),
-        zarr_format=array.metadata.zarr_format,
-        shape=array.shape,
-        chunks=array.chunks,
-        files=array.shards or array.chunks,
-        dtype=dtype,
-        fill_value=dtype.type(0) if array.fill_value is None else dtype.type(array.fill_value),
-        codec=ChunkCodec(kind="zarr", why="not looked at"),
-        keys=KeyEncoding(prefix="c" if array.metadata.zarr_format == 3 else "", separator="/"),
-        index=IndexLayout.from_metadata(array.metadata.to_dict()) if array.metadata.zarr_format == 3 else None,
-        dimension_names=(None,) * len(array.shape),
-        attributes=json.loads(json.dumps(dict(array.attrs))),
-        document=document,
-        fingerprint=hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()[:16],
-    )
+    place = resolve_place(uri)
+    node = read_node(place)
+    if node is None:
+        raise absent(place)
+    return array_of(node)
+
+
+def array_of(node: Node) -> ArrayMeta:
+    """Return what the documents of an array say.
+
+    Raises:
+        DataError: as for `read_meta`.
+    """
+    try:
+        meta = parse_array(node.document, node.attributes, zarr_format=node.zarr_format)
+    except UnreadableError as error:
+        name = node.names[1 if node.zarr_format == 2 else 0]
+        raise DataError(f"the array {node.place} cannot be read after its {name}: {error}") from error
+    return replace(meta, place=node.place)

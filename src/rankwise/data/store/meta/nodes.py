@@ -1,0 +1,105 @@
+"""What lies at a place: an array, a group, or nothing; its documents parsed."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from rankwise.data.store.meta.documents import read_document
+from rankwise.errors import DataError
+
+__all__ = ["Node", "absent", "read_node"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """An array or a group.
+
+    Attributes:
+        place: absolute path or URL.
+        kind: which of the two.
+        zarr_format: 2 or 3.
+        document: its parsed zarr.json, .zarray or .zgroup.
+        attributes: the user's attributes.
+        names: the documents that decided: they are there, or their absence was needed.
+    """
+
+    place: str
+    kind: Literal["array", "group"]
+    zarr_format: int
+    document: Mapping[str, Any] = field(repr=False)
+    attributes: Mapping[str, Any] = field(repr=False)
+    names: tuple[str, ...]
+
+
+def read_node(place: str) -> Node | None:
+    """Return the node at a place, None where there is none. Version 3 goes before version 2.
+
+    Raises:
+        DataError: a document cannot be read, or is no JSON object.
+    """
+    found = read_document(place, "zarr.json")
+    if found is not None:
+        return _v3_node(place, _object(found, place, "zarr.json"))
+    kinds: tuple[tuple[str, Literal["array", "group"]], ...] = ((".zarray", "array"), (".zgroup", "group"))
+    for name, kind in kinds:
+        found = read_document(place, name)
+        if found is not None:
+            attributes = read_document(place, ".zattrs")
+            return Node(
+                place=place,
+                kind=kind,
+                zarr_format=2,
+                document=_object(found, place, name),
+                attributes={} if attributes is None else _object(attributes, place, ".zattrs"),
+                names=("zarr.json", name, ".zattrs"),
+            )
+    return None
+
+
+def absent(place: str) -> DataError:
+    """Return the error that says what is at a place instead of a node."""
+    if "://" in place:
+        return DataError(f"there is no Zarr array or group at {place}")
+    if os.path.isdir(place):  # noqa: PTH112
+        inside = sorted(os.listdir(place))  # noqa: PTH208
+        names = ", ".join(repr(name) for name in inside[:8]) or "nothing"
+        more = f" and {len(inside) - 8} more" if len(inside) > 8 else ""
+        return DataError(
+            f"there is no Zarr array or group at {place}: the folder has no zarr.json, .zarray or .zgroup; it holds "
+            f"{names}{more}"
+        )
+    there = os.path.exists(place)  # noqa: PTH110
+    return DataError(
+        f"there is no Zarr array or group at {place}: {'it is a file, not a folder' if there else 'no such folder'}"
+    )
+
+
+def _v3_node(place: str, document: dict[str, Any]) -> Node:
+    kind = document.get("node_type")
+    if kind not in ("array", "group"):
+        raise DataError(f"{place}/zarr.json has the node_type {kind!r}, wanted 'array' or 'group'")
+    attributes = document.get("attributes")
+    if not isinstance(attributes, dict | None):
+        raise DataError(f"{place}/zarr.json has attributes {attributes!r:.80}, wanted an object")
+    return Node(
+        place=place,
+        kind="array" if kind == "array" else "group",
+        zarr_format=3,
+        document=document,
+        attributes=attributes or {},
+        names=("zarr.json",),
+    )
+
+
+def _object(found: bytes, place: str, name: str) -> dict[str, Any]:
+    try:
+        parsed = json.loads(found)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{place}/{name} is not JSON ({error}); it is damaged or half written") from error
+    if type(parsed) is not dict:
+        raise DataError(f"{place}/{name} holds {parsed!r:.80}, wanted an object")
+    return parsed

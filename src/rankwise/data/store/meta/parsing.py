@@ -1,0 +1,209 @@
+"""From the documents of one array to an `ArrayMeta`; what they say in unusual words is looked up with zarr-python."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from rankwise.data.store.meta.coding import Coding, index_layout, v2_coding, v3_coding
+from rankwise.data.store.meta.elements import core_dtype, fill_scalar, is_core, v2_dtype
+from rankwise.data.store.meta.strict import UnreadableError, UnusualError, named, positive_ints, subset
+from rankwise.data.store.meta.values import ArrayMeta, ChunkCodec, KeyEncoding
+from rankwise.data.store.meta.vetting import Vetted, vet
+
+__all__ = ["parse_array"]
+
+_CONTENT_KEYS = {
+    2: ("shape", "chunks", "dtype", "fill_value", "order", "compressor", "filters", "dimension_separator"),
+    3: ("shape", "data_type", "chunk_grid", "chunk_key_encoding", "fill_value", "codecs"),
+}
+_V3_KEYS = {*_CONTENT_KEYS[3], "zarr_format", "node_type", "attributes", "dimension_names", "storage_transformers"}
+_LARGEST = 2**63 - 1
+
+
+def parse_array(document: Mapping[str, Any], attributes: Mapping[str, Any], *, zarr_format: int) -> ArrayMeta:
+    """Return what a parsed document says, without a place.
+
+    Args:
+        document: of zarr.json or .zarray.
+        attributes: the user's attributes, from .zattrs or from the document itself.
+        zarr_format: 2 or 3, after the name of the file.
+
+    Raises:
+        UnreadableError: zarr-python makes no sense of it either, or batches cannot hold such an array.
+    """
+    if zarr_format == 3:
+        _refuse_extensions(document)
+    try:
+        meta = (_strict_v2 if zarr_format == 2 else _strict_v3)(document, attributes)
+    except UnusualError as unusual:
+        meta = _looked_up(document, attributes, zarr_format, str(unusual))
+    return _checked(meta)
+
+
+def _strict_v3(document: Mapping[str, Any], attributes: Mapping[str, Any]) -> ArrayMeta:
+    if document.get("zarr_format") != 3 or document.get("node_type") != "array" or "fill_value" not in document:
+        raise UnusualError("document")
+    shape = positive_ints(document.get("shape"), "shape", least=0)
+    dtype = core_dtype(document.get("data_type"))
+    return _meta(
+        document,
+        attributes,
+        zarr_format=3,
+        shape=shape,
+        dtype=dtype,
+        fill_value=fill_scalar(dtype, document["fill_value"], zarr_format=3),
+        coding=v3_coding(document.get("codecs"), _grid(document.get("chunk_grid"), len(shape)), dtype),
+        keys=_key_encoding(document.get("chunk_key_encoding")),
+    )
+
+
+def _strict_v2(document: Mapping[str, Any], attributes: Mapping[str, Any]) -> ArrayMeta:
+    needed = {"shape", "chunks", "dtype", "fill_value", "order", "compressor", "filters"}
+    if document.get("zarr_format") != 2 or not document.keys() >= needed or document["order"] not in ("C", "F"):
+        raise UnusualError("document")
+    shape = positive_ints(document["shape"], "shape", least=0)
+    chunks = positive_ints(document["chunks"], "chunks")
+    dtype, big_endian = v2_dtype(document["dtype"])
+    if len(chunks) != len(shape):
+        raise UnusualError("chunks")
+    return _meta(
+        document,
+        attributes,
+        zarr_format=2,
+        shape=shape,
+        dtype=dtype,
+        fill_value=fill_scalar(dtype, document["fill_value"], zarr_format=2),
+        coding=v2_coding(document, chunks, big_endian=big_endian),
+        keys=KeyEncoding(prefix="", separator=_separator(document.get("dimension_separator", "."))),
+    )
+
+
+def _looked_up(document: Mapping[str, Any], attributes: Mapping[str, Any], zarr_format: int, why: str) -> ArrayMeta:
+    """What zarr-python says; only `why` may still be ours: the chain of codecs, if it alone was not unusual."""
+    bare = {key: value for key, value in document.items() if key != "attributes"}
+    if bare.get("filters") == []:
+        bare["filters"] = None  # the same, but zarr-python grumbles
+    found = vet(json.dumps(bare), zarr_format=zarr_format)
+    return _meta(
+        document,
+        attributes,
+        zarr_format=zarr_format,
+        shape=found.shape,
+        dtype=found.dtype,
+        fill_value=found.fill_value,
+        coding=_coding(document, found, zarr_format, why),
+        keys=found.keys,
+    )
+
+
+def _coding(document: Mapping[str, Any], found: Vetted, zarr_format: int, why: str) -> Coding:
+    try:
+        coding = _strict_coding(document, found, zarr_format)
+    except UnusualError as unusual:
+        index = index_layout(document["codecs"], found.files) if zarr_format == 3 else None
+        codec = ChunkCodec(kind="zarr", why=str(unusual) if is_core(found.dtype) else why)
+        return Coding(chunks=found.chunks, files=found.files, codec=codec, index=index)
+    if coding.chunks != found.chunks:
+        raise UnreadableError(f"its chunks are {list(coding.chunks)} to us and {list(found.chunks)} to zarr-python")
+    return coding
+
+
+def _strict_coding(document: Mapping[str, Any], found: Vetted, zarr_format: int) -> Coding:
+    if not is_core(found.dtype):
+        raise UnusualError(f"dtype {found.dtype}")
+    if zarr_format == 3:
+        return v3_coding(document["codecs"], found.files, found.dtype)
+    return v2_coding(document, found.chunks, big_endian=v2_dtype(document["dtype"])[1])
+
+
+def _meta(
+    document: Mapping[str, Any],
+    attributes: Mapping[str, Any],
+    *,
+    zarr_format: int,
+    shape: tuple[int, ...],
+    coding: Coding,
+    **facts: Any,
+) -> ArrayMeta:
+    content = [document.get(key) for key in _CONTENT_KEYS[zarr_format]]
+    return ArrayMeta(
+        place="",
+        zarr_format=zarr_format,
+        shape=shape,
+        chunks=coding.chunks,
+        files=coding.files,
+        codec=coding.codec,
+        index=coding.index,
+        dimension_names=_dimension_names(document, attributes, zarr_format, len(shape)),
+        attributes=attributes,
+        document=document,
+        fingerprint=hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16],
+        **facts,
+    )
+
+
+def _grid(grid: Any, ndim: int) -> tuple[int, ...]:
+    name, config = named(grid, "chunk grid")
+    if name != "regular" or config.keys() != {"chunk_shape"}:
+        raise UnusualError(f"chunk grid {name}")
+    chunk_shape = positive_ints(config["chunk_shape"], "chunk shape")
+    if len(chunk_shape) != ndim:
+        raise UnusualError(f"chunk shape {list(chunk_shape)}")
+    return chunk_shape
+
+
+def _key_encoding(encoding: Any) -> KeyEncoding:
+    name, config = named(encoding, "chunk key encoding")
+    subset(config, {"separator"}, f"chunk key encoding {name}")
+    if name not in {"default", "v2"}:
+        raise UnusualError(f"chunk key encoding {name}")
+    separator = _separator(config.get("separator", "/" if name == "default" else "."))
+    return KeyEncoding(prefix="c" if name == "default" else "", separator=separator)
+
+
+def _separator(value: Any) -> str:
+    if value not in (".", "/"):
+        raise UnusualError(f"separator {value!r}")
+    return str(value)
+
+
+def _dimension_names(
+    document: Mapping[str, Any], attributes: Mapping[str, Any], zarr_format: int, ndim: int
+) -> tuple[str | None, ...]:
+    """Names of the axes; version 2 has none of its own, and xarray's custom of keeping them in an attribute counts."""
+    names = document.get("dimension_names") if zarr_format == 3 else attributes.get("_ARRAY_DIMENSIONS")
+    if names is None:
+        return (None,) * ndim
+    fits = type(names) is list and len(names) == ndim and all(name is None or type(name) is str for name in names)
+    if not fits and zarr_format == 3:
+        raise UnreadableError(f"its dimension_names are {names!r}, wanted a list of {ndim} names")
+    return tuple(names) if fits else (None,) * ndim
+
+
+def _refuse_extensions(document: Mapping[str, Any]) -> None:
+    for key in sorted(document.keys() - _V3_KEYS):
+        value = document[key]
+        if type(value) is not dict or value.get("must_understand") is not False:
+            raise UnreadableError(
+                f"its metadata have the field {key!r}, an extension that must be understood and is not"
+            )
+    if document.get("storage_transformers"):
+        raise UnreadableError(f"its storage_transformers {document['storage_transformers']!r} are not supported")
+
+
+def _checked(meta: ArrayMeta) -> ArrayMeta:
+    if not meta.shape:
+        raise UnreadableError("the array has no axis; boxes and samples are cut along axes")
+    if any(chunk == 0 < extent for extent, chunk in zip(meta.shape, meta.chunks, strict=True)):
+        raise UnreadableError(f"its chunks have the shape {list(meta.chunks)}: a chunk cannot be empty")
+    chunks, files = (tuple(max(1, extent) for extent in cut) for cut in (meta.chunks, meta.files))
+    num_chunks = math.prod(-(-extent // chunk) for extent, chunk in zip(meta.shape, chunks, strict=True))
+    sizes = (*meta.shape, *files, num_chunks, math.prod(files) * meta.dtype.itemsize)
+    if max(sizes) > _LARGEST:
+        raise UnreadableError(f"its shape {list(meta.shape)} or chunks {list(files)} are beyond any memory")
+    return meta if (chunks, files) == (meta.chunks, meta.files) else replace(meta, chunks=chunks, files=files)
