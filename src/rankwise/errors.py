@@ -80,12 +80,17 @@ class SampleError(DataError):
     Attributes:
         sample: index of the sample in its source; -1 if unknown.
         place: where its bytes lie (store, array, chunk), for the message.
+        damage: whether its content is damaged, so that a loader with a budget of skips may leave it out; False for
+            trouble with the storage or with what was asked for, which another sample would meet too.
     """
 
-    def __init__(self, message: str, *, sample: int = -1, place: str = "") -> None:
+    damage: bool = True
+
+    def __init__(self, message: str, *, sample: int = -1, place: str = "", damage: bool = True) -> None:
         super().__init__(message)
         self.sample = sample
         self.place = place
+        self.damage = damage
 
 
 class StepError(RankwiseError, ValueError):

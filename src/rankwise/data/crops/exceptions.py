@@ -90,17 +90,21 @@ class InvalidArgument(DamacyError, ConfigError):  # noqa: N818
 class InvalidSample(InvalidArgument, SampleError):  # noqa: N818
     """A sample that does not fit its array or the configuration: a box that sticks out, or of another shape."""
 
+    damage = False
+
 
 class NotFound(DamacyError, SampleError):  # noqa: N818
     """There is no array at the URI."""
 
     status = Status.NOTFOUND
+    damage = False
 
 
 class DtypeMismatch(DamacyError, ConfigError, SampleError):  # noqa: N818
     """The elements of an array cannot come out as the dtype that was asked for."""
 
     status = Status.DTYPE
+    damage = False
 
 
 class RankMismatch(InvalidSample):
@@ -113,6 +117,7 @@ class StorageError(DamacyError, SampleError):
     """The storage failed while a sample was read: not a matter of its content, so never skipped."""
 
     status = Status.IO
+    damage = False
 
 
 class DecodeError(DamacyError, SampleError):
