@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rankwise.data.store.meta.parsing import parse_array
 from rankwise.data.store.meta.strict import UnreadableError
 
-NUMBERS = [np.dtype(code).name for code in "? b h i q B H I Q e f d F D".split()]
+NUMBERS = [np.dtype(code).name for code in "?bhiqBHIQefdFD"]
 LITTLE = {"name": "bytes", "configuration": {"endian": "little"}}
 BIG = {"name": "bytes", "configuration": {"endian": "big"}}
 CRC = {"name": "crc32c"}
