@@ -1,0 +1,138 @@
+"""Requests that are tried again when the reason passes, counted, and explained when they are given up."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from typing import NoReturn, TypeVar
+
+from rankwise.data.store.remote.asking import Ask, Part, send
+from rankwise.data.store.remote.options import RemoteOptions
+from rankwise.data.store.remote.stats import RemoteCounters, RemoteStats
+from rankwise.data.store.remote.stores import open_store
+from rankwise.data.store.remote.trouble import ObjectChangedError, TransferError, Trouble, TruncatedError, judge
+from rankwise.data.store.remote.urls import locate
+
+__all__ = ["BeyondError", "NoRangesError", "Requests"]
+
+T = TypeVar("T")
+
+
+class BeyondError(Exception):
+    """The object ends before the range begins. Handled by callers, never shown."""
+
+
+class NoRangesError(Exception):
+    """The server does not answer for this kind of part. Handled by callers, never shown."""
+
+
+class Requests:
+    """Sends requests for one reader; thread-safe.
+
+    Args:
+        options: how.
+        counters: where they are counted.
+    """
+
+    def __init__(self, options: RemoteOptions, counters: RemoteCounters) -> None:
+        self.options = options
+        self.counters = counters
+        self._slots = threading.BoundedSemaphore(options.concurrency)
+        self._closing = threading.Event()
+        # its own generator: waiting must not move the random numbers of a training
+        self._jitter = random.Random()  # noqa: S311
+
+    def close(self) -> None:
+        """Send nothing more; what waits for a further attempt is given up."""
+        self._closing.set()
+
+    def ask(self, ask: Ask) -> Part | None:
+        """Return a part of an object, None if there is no such object.
+
+        Raises:
+            BeyondError: the object ends before the range begins.
+            ConfigError: the URL or the options of the store cannot work.
+            NoRangesError: the server cannot answer for this kind of part.
+            ObjectChangedError: it is not the version that was asked for.
+            TransferError: the store could not be reached, or refused.
+        """
+        location = locate(ask.url)
+        store = open_store(location, self.options)
+        part = self.run(lambda: send(store, location, ask), url=ask.url, what=ask.span)
+        if part is not None:
+            self.counters.add(RemoteStats(fetched_bytes=part.data.nbytes))
+        return part
+
+    def run(self, call: Callable[[], T], *, url: str, what: str) -> T | None:
+        """Return what a request brings, trying again while the reason of a failure may pass; None if it is not there.
+
+        Raises:
+            BeyondError, NoRangesError, ObjectChangedError, TransferError: as `ask`.
+        """
+        from obstore.exceptions import BaseError
+
+        began, attempt = time.monotonic(), 0
+        while not self._closing.is_set():
+            attempt += 1
+            try:
+                return self._once(call, retried=attempt > 1)
+            except ObjectChangedError:
+                self.counters.add(RemoteStats(failures=1))
+                raise
+            except (BaseError, OSError, ValueError, TruncatedError) as error:
+                trouble = judge(error)
+                if trouble.kind == "missing":
+                    return None
+                elapsed_s = time.monotonic() - began
+                if not self._may_retry(trouble, attempt, elapsed_s):
+                    self._give_up(
+                        trouble, f"{url} ({what})", url=url, attempts=attempt, elapsed_s=elapsed_s, error=error
+                    )
+            self._wait(attempt)
+        raise TransferError(f"{url} ({what}): not read, its reader was closed", url=url, attempts=attempt)
+
+    def _once(self, call: Callable[[], T], *, retried: bool) -> T:
+        with self._slots:
+            began = time.monotonic()
+            try:
+                return call()
+            finally:
+                taken_s = time.monotonic() - began
+                self.counters.add(RemoteStats(requests=1, retries=int(retried), request_s=taken_s))
+
+    def _may_retry(self, trouble: Trouble, attempt: int, elapsed_s: float) -> bool:
+        within = attempt <= self.options.retries and elapsed_s < self.options.retry_deadline_s
+        return trouble.kind == "passing" and within and not self._closing.is_set()
+
+    def _wait(self, attempt: int) -> None:
+        longest_s = min(self.options.backoff_s * 2 ** (attempt - 1), self.options.max_backoff_s)
+        delay_s = longest_s * self._jitter.uniform(0.5, 1.0)
+        self.counters.add(RemoteStats(backoff_s=delay_s))
+        self._closing.wait(delay_s)
+
+    def _give_up(
+        self, trouble: Trouble, where: str, *, url: str, attempts: int, elapsed_s: float, error: Exception
+    ) -> NoReturn:
+        if trouble.kind == "beyond":
+            raise BeyondError from error
+        if trouble.kind == "no_ranges":
+            raise NoRangesError from error
+        self.counters.add(RemoteStats(failures=1))
+        mend = f". {trouble.mend[:1].upper()}{trouble.mend[1:]}" if trouble.mend else ""
+        if trouble.kind == "changed":
+            raise ObjectChangedError(
+                f"{where}: {trouble.reason}. Open the data again, and do not write to data that are being read", url=url
+            ) from error
+        if trouble.kind == "passing":
+            raise TransferError(
+                f"{where}: given up after {attempts} attempt{'s' * (attempts > 1)} in {elapsed_s:.1f} s "
+                f"(RemoteOptions allows {self.options.retries} retries within {self.options.retry_deadline_s:g} s); "
+                f"the last: {trouble.reason}{mend}",
+                url=url,
+                attempts=attempts,
+            ) from error
+        raise TransferError(
+            f"{where}: the store refuses: {trouble.reason}{mend}", url=url, attempts=attempts
+        ) from error

@@ -1,0 +1,153 @@
+"""Connections to stores: one per bucket and options, shared by the readers of a process."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+from datetime import timedelta
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from rankwise.data.store.remote.options import RemoteOptions
+from rankwise.data.store.remote.urls import Location, locate
+from rankwise.errors import ConfigError, MissingExtraError, WorldError
+
+if TYPE_CHECKING:
+    from obstore.store import MemoryStore
+
+__all__ = ["load_obstore", "memory_store", "open_store"]
+
+_MOST_STORES = 64
+# obstore takes these apart from what a kind of store wants
+_CLIENT_OPTIONS = frozenset(
+    {
+        "allow_http",
+        "allow_invalid_certificates",
+        "connect_timeout",
+        "default_content_type",
+        "default_headers",
+        "http1_only",
+        "http2_keep_alive_interval",
+        "http2_keep_alive_timeout",
+        "http2_keep_alive_while_idle",
+        "http2_only",
+        "pool_idle_timeout",
+        "pool_max_idle_per_host",
+        "proxy_ca_certificate",
+        "proxy_excludes",
+        "proxy_url",
+        "randomize_addresses",
+        "read_timeout",
+        "root_certificate",
+        "timeout",
+        "user_agent",
+    }
+)
+_KINDS = ("s3", "gs", "az", "http", "file", "memory")
+
+_lock = threading.Lock()
+_stores: OrderedDict[Any, Any] = OrderedDict()
+_memory: dict[str, MemoryStore] = {}
+_first_pid: list[int] = []
+
+
+def load_obstore() -> ModuleType:
+    """Return the obstore module.
+
+    Raises:
+        MissingExtraError: it is not installed.
+        WorldError: this process was forked from one that used it; its network threads were left behind there.
+    """
+    try:
+        import obstore
+        import obstore.store
+    except ImportError as error:
+        raise MissingExtraError("reading from object stores needs obstore: pip install 'rankwise[remote]'") from error
+    with _lock:
+        _first_pid[:] = _first_pid or [os.getpid()]
+    if _first_pid[0] != os.getpid():
+        raise WorldError(
+            f"process {os.getpid()} was forked from process {_first_pid[0]}, which had read from an object store: "
+            "its network threads do not exist here and a request would wait for ever. Start workers with the "
+            'method "spawn" or "forkserver", or open object stores in the workers only'
+        )
+    return obstore
+
+
+def open_store(location: Location, options: RemoteOptions, *, retries: int = 0) -> Any:
+    """Return obstore's store of a location. Its own retries are off unless asked for: ours are counted and explained.
+
+    Raises:
+        ConfigError: an option is unknown to the store, or one that it needs is missing.
+        MissingExtraError: obstore is not installed.
+        WorldError: this process was forked from one that read from object stores.
+    """
+    load_obstore()
+    if location.kind == "memory":
+        return memory_store(location.root)
+    client, config = _arguments(location, options)
+    key = (location.root, retries, options.retry_deadline_s, _frozen(client), _frozen(config))
+    with _lock:
+        if key in _stores:
+            _stores.move_to_end(key)
+            return _stores[key]
+        store = _stores[key] = _connect(location, client, config, options, retries)
+        if len(_stores) > _MOST_STORES:
+            _stores.popitem(last=False)
+        return store
+
+
+def memory_store(url: str) -> MemoryStore:
+    """Return the store in this process's memory that URLs beginning with this one (``memory://NAME``) mean."""
+    load_obstore()
+    from obstore.store import MemoryStore
+
+    root = locate(url).root
+    with _lock:
+        return _memory.setdefault(root, MemoryStore())
+
+
+def _connect(
+    location: Location, client: Mapping[str, Any], config: Mapping[str, Any], options: RemoteOptions, retries: int
+) -> Any:
+    from obstore.store import LocalStore, from_url
+
+    if location.kind == "file":
+        return LocalStore()
+    arguments: dict[str, Any] = {
+        **config,
+        "client_options": dict(client),
+        "retry_config": {"max_retries": retries, "retry_timeout": timedelta(seconds=options.retry_deadline_s)},
+    }
+    try:
+        return from_url(location.root, **arguments)
+    except Exception as error:
+        text = str(error).partition("\n")[0]
+        raise ConfigError(
+            f"no store can be opened for {location.root} with the options {sorted({*client, *config})}: {text}"
+        ) from error
+
+
+def _arguments(location: Location, options: RemoteOptions) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Options of the connection, and of the store."""
+    given = {name: value for name, value in options.store.items() if name not in _KINDS}
+    given.update(options.store.get(location.kind, {}))
+    client: dict[str, Any] = {
+        # progress within timeout_s; a whole attempt, however steadily it drips, within the deadline
+        "read_timeout": timedelta(seconds=options.timeout_s),
+        "timeout": timedelta(seconds=options.retry_deadline_s),
+        "connect_timeout": timedelta(seconds=options.connect_timeout_s),
+    }
+    if location.root.startswith("http:") or str(given.get("endpoint", "")).startswith("http:"):
+        client["allow_http"] = True
+    client.update({name: value for name, value in given.items() if name in _CLIENT_OPTIONS})
+    config = {name: value for name, value in given.items() if name not in _CLIENT_OPTIONS}
+    if "anonymous" in config:
+        config["skip_signature"] = config.pop("anonymous")
+    return client, {} if location.kind in ("http", "file") else config
+
+
+def _frozen(values: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted((name, repr(value)) for name, value in values.items()))
