@@ -1,0 +1,88 @@
+"""Which NUMA node the reader's threads run on, and their memory with them."""
+
+from __future__ import annotations
+
+import enum
+import logging
+import os
+from pathlib import Path
+
+__all__ = ["NumaStrategy", "NumaTopology", "choose_cores", "pin_thread", "read_topology"]
+
+_LOG = logging.getLogger("rankwise.crops")
+_NODES = Path("/sys/devices/system/node")
+_PCI = Path("/sys/bus/pci/devices")
+
+NumaTopology = dict[int, frozenset[int]]
+
+
+class NumaStrategy(enum.IntEnum):
+    """Where reader threads run: `AUTO` = on the node of the GPU, `PIN_TO` = on a given node, `DISABLED` = anywhere."""
+
+    AUTO = 0
+    DISABLED = 1
+    PIN_TO = 2
+
+
+def read_topology(folder: Path = _NODES) -> NumaTopology:
+    """Return the cores of each NUMA node; empty where the system does not say."""
+    found: NumaTopology = {}
+    for node in sorted(folder.glob("node[0-9]*")):
+        try:
+            found[int(node.name[4:])] = _cores((node / "cpulist").read_text())
+        except (OSError, ValueError):
+            continue
+    return found
+
+
+def gpu_node(pci_bus_id: str, folder: Path = _PCI) -> int:
+    """Return the NUMA node that a GPU hangs on, -1 if the system does not say."""
+    try:
+        return int((folder / pci_bus_id.lower() / "numa_node").read_text())
+    except (OSError, ValueError):
+        return -1
+
+
+def choose_cores(
+    strategy: NumaStrategy, node: int, *, topology: NumaTopology, usable: frozenset[int]
+) -> frozenset[int] | None:
+    """Return the cores for the reader's threads; None = leave them where they are.
+
+    With one node, without a topology, and where no usable core lies on the node, nothing is pinned; the log says why.
+
+    Args:
+        strategy: the strategy.
+        node: for `PIN_TO` the wanted node, for `AUTO` that of the GPU; -1 = unknown.
+        topology: cores of each node.
+        usable: cores that this process may use.
+    """
+    if strategy is NumaStrategy.DISABLED:
+        return None
+    why = ""
+    if len(topology) < 2:
+        why = "this machine has one NUMA node or does not show its nodes"
+    elif node < 0:
+        why = "the node of the device is not known; numa_strategy=PIN_TO with numa_node= says it"
+    elif node not in topology:
+        why = f"there is no NUMA node {node}, only {sorted(topology)}"
+    elif not topology[node] & usable:
+        why = f"this process may use no core of NUMA node {node}"
+    if why:
+        _LOG.info("reader threads are not pinned to a NUMA node: %s", why)
+        return None
+    return topology[node] & usable
+
+
+def pin_thread(cores: frozenset[int] | None) -> None:
+    """Bind the calling thread to cores; memory that it touches first is then local to them. None does nothing."""
+    if cores is not None and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, cores)
+
+
+def _cores(text: str) -> frozenset[int]:
+    """Cores of a kernel list such as ``0-3,8``."""
+    cores: set[int] = set()
+    for part in text.strip().split(","):
+        first, _, last = part.partition("-")
+        cores.update(range(int(first), int(last or first) + 1))
+    return frozenset(cores)

@@ -1,0 +1,174 @@
+"""`Sample`: one box of one array, further boxes that belong to it, and what is to travel with it."""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from rankwise.data.crops.exceptions import InvalidArgument
+
+__all__ = ["AABB", "Crop", "Sample"]
+
+AABB: TypeAlias = tuple[tuple[int, int], ...]
+Channel: TypeAlias = "str | int | Sequence[str | int] | None"
+
+
+@dataclass(frozen=True, slots=True)
+class Crop:
+    """One box of one array.
+
+    Attributes:
+        uri: path or URL of an array, or of an NGFF image (a group with several levels).
+        aabb: ``(start, stop)`` or a slice for each axis, in the order of storage; ``np.s_[0:64, 128:256]`` is one. Kept
+            as ``((start, stop), ...)``. With `channel` the axis of the channels is left out.
+        level: level of an image, 0 is the finest; None = 0.
+        channel: a channel by name or number (its axis falls away), or several in that order; None = `aabb` says which.
+
+    Raises:
+        InvalidArgument: the box is none.
+    """
+
+    uri: str
+    aabb: AABB
+    level: int | None = field(default=None, kw_only=True)
+    channel: str | int | tuple[str | int, ...] | None = field(default=None, kw_only=True)
+
+    def __init__(
+        self,
+        uri: str | os.PathLike[str],
+        aabb: Iterable[Any] | slice,
+        *,
+        level: int | None = None,
+        channel: Channel = None,
+    ) -> None:
+        _fill(self, uri, aabb, level, channel)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Extent of the box along each axis."""
+        return tuple(stop - start for start, stop in self.aabb)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One sample: a box of one array, and what belongs to it. Hashable; equal samples read the same voxels.
+
+    Attributes:
+        uri: see `Crop`.
+        aabb: see `Crop`.
+        level: see `Crop`.
+        channel: see `Crop`.
+        also: boxes for the further fields of the configuration, by their names, such as a label volume.
+        label: a number, a text, or (nested) sequence of numbers; batches stack them to ``batch.labels``.
+        meta: anything; found again in ``batch.meta``. Does not count for equality.
+        key: seed of the sample's random draws; None = made from the stream's seed, the rank and the sample's number.
+
+    Raises:
+        InvalidArgument: the box is none, or a value is of another type.
+    """
+
+    uri: str
+    aabb: AABB
+    level: int | None = field(default=None, kw_only=True)
+    channel: str | int | tuple[str | int, ...] | None = field(default=None, kw_only=True)
+    also: tuple[tuple[str, Crop], ...] = field(default=(), kw_only=True)
+    label: Any = field(default=None, kw_only=True)
+    meta: Any = field(default=None, kw_only=True, compare=False)
+    key: int | None = field(default=None, kw_only=True)
+
+    def __init__(
+        self,
+        uri: str | os.PathLike[str],
+        aabb: Iterable[Any] | slice,
+        *,
+        level: int | None = None,
+        channel: Channel = None,
+        also: Mapping[str, Crop] | Iterable[tuple[str, Crop]] = (),
+        label: Any = None,
+        meta: Any = None,
+        key: int | None = None,
+    ) -> None:
+        _fill(self, uri, aabb, level, channel)
+        object.__setattr__(self, "also", _also(also))
+        object.__setattr__(self, "label", _plain(label))
+        object.__setattr__(self, "meta", meta)
+        object.__setattr__(self, "key", None if key is None else operator.index(key))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Extent of the box along each axis."""
+        return self.crop.shape
+
+    @property
+    def crop(self) -> Crop:
+        """The sample's own box, without what belongs to it."""
+        return Crop(self.uri, self.aabb, level=self.level, channel=self.channel)
+
+
+def _fill(target: Crop | Sample, uri: Any, aabb: Any, level: int | None, channel: Channel) -> None:
+    """Set the four fields of a box, in canonical form."""
+    try:
+        text = os.fspath(uri)
+    except TypeError:
+        raise InvalidArgument(f"a sample's uri is a path or URL, got {type(uri).__name__} {uri!r}") from None
+    several = channel is not None and not isinstance(channel, str | int)
+    object.__setattr__(target, "uri", str(text))
+    object.__setattr__(target, "aabb", _box(aabb, str(text)))
+    object.__setattr__(target, "level", None if level is None else operator.index(level))
+    object.__setattr__(target, "channel", tuple(channel) if several else channel)  # type: ignore[arg-type]
+    if several and not channel:
+        raise InvalidArgument(f"channel= of {text} is empty: name one or more channels, or leave it out")
+
+
+def _box(aabb: Any, uri: str) -> AABB:
+    axes = (aabb,) if isinstance(aabb, slice) else aabb
+    if isinstance(axes, str) or not isinstance(axes, Iterable):
+        raise InvalidArgument(f"a box is one (start, stop) or slice for each axis, got {aabb!r} for {uri}")
+    box = tuple(_interval(axis, number, uri) for number, axis in enumerate(axes))
+    if not box:
+        raise InvalidArgument(f"a box has at least one axis; the one for {uri} is empty")
+    return box
+
+
+def _interval(axis: Any, number: int, uri: str) -> tuple[int, int]:
+    if isinstance(axis, slice):
+        if axis.step not in (None, 1) or axis.stop is None:
+            raise InvalidArgument(
+                f"axis {number} of the box for {uri} is {axis}: a slice wants a stop and no step (start None is 0)"
+            )
+        axis = (axis.start or 0, axis.stop)
+    try:
+        start, stop = (operator.index(edge) for edge in axis)
+    except (TypeError, ValueError):
+        raise InvalidArgument(
+            f"axis {number} of the box for {uri} is {axis!r}: give (start, stop) or a slice, of whole numbers"
+        ) from None
+    if stop <= start:
+        raise InvalidArgument(
+            f"axis {number} of the box for {uri} runs from {start} to {stop}: stop must be above start"
+        )
+    return start, stop
+
+
+def _also(given: Any) -> tuple[tuple[str, Crop], ...]:
+    pairs = tuple(given.items() if isinstance(given, Mapping) else given)
+    for name, crop in pairs:
+        if not isinstance(name, str) or not isinstance(crop, Crop):
+            raise InvalidArgument(f"also= maps names of fields to Crop(uri, aabb), got {name!r}: {crop!r}")
+    return tuple(sorted(pairs, key=lambda pair: pair[0]))
+
+
+def _plain(label: Any) -> Any:
+    """Arrays and lists as nested tuples, so that samples hash; NumPy scalars as Python's own."""
+    if isinstance(label, np.ndarray | np.generic):
+        label = label.tolist()
+    if isinstance(label, list | tuple):
+        return tuple(_plain(part) for part in label)
+    if hasattr(label, "tolist"):  # tensors
+        return _plain(label.tolist())
+    return label
