@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 
 from rankwise.data.contract import NDArray
@@ -79,6 +79,23 @@ class ChunkCache:
         if waiting is not None:
             return waiting.result(), True
         return self._load(key, load, mine), False
+
+    def peek(self, keys: Sequence[Hashable]) -> list[NDArray | None]:
+        """Return the arrays of `keys` that are kept now, None for the others."""
+        with self._lock:
+            held = [self._kept.get(key) for key in keys]
+            for key, array in zip(keys, held, strict=True):
+                if array is not None:
+                    self._kept.move_to_end(key)
+            return held
+
+    def put(self, key: Hashable, array: NDArray) -> None:
+        """Keep an array, which becomes read-only; replaces what was kept under `key`."""
+        array.flags.writeable = False
+        with self._lock:
+            old = self._kept.pop(key, None)
+            self._kept_bytes -= 0 if old is None else old.nbytes
+            self._keep(key, array)
 
     def _load(self, key: Hashable, load: Callable[[], NDArray], mine: Future[NDArray]) -> NDArray:
         try:

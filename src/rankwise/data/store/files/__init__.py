@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from rankwise.data.store.files.facts import FileBook, FileFacts
-from rankwise.data.store.files.handles import HandleCache, OpenFile, file_limit
+from rankwise.data.store.files.handles import HandleCache, OpenFile, file_limit, local_identity
 
-__all__ = ["FileBook", "FileFacts", "HandleCache", "OpenFile", "file_limit"]
+__all__ = ["FileBook", "FileFacts", "HandleCache", "OpenFile", "file_limit", "local_identity"]

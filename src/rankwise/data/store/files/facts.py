@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rankwise.data.contract import IntArray
+from rankwise.data.store.files.handles import identity_of
 from rankwise.data.store.meta import ArrayMeta
 from rankwise.data.store.shard import read_index
 from rankwise.errors import DataError
@@ -109,5 +110,4 @@ def _look_at(array: ArrayMeta, coords: tuple[int, ...]) -> FileFacts:
     index = None
     if array.index is not None:
         index = read_index(Path(path), array.index).reshape(math.prod(array.index.chunks_per_shard), 2)
-    identity = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
-    return FileFacts(path=path, size=status.st_size, identity=identity, index=index)
+    return FileFacts(path=path, size=status.st_size, identity=identity_of(status), index=index)

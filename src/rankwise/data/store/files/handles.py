@@ -6,7 +6,7 @@ import os
 import threading
 from collections import OrderedDict
 
-__all__ = ["HandleCache", "OpenFile", "file_limit"]
+__all__ = ["HandleCache", "OpenFile", "file_limit", "identity_of", "local_identity"]
 
 _RESERVED = 64  # for sockets, logs, libraries and whatever else the process opens
 _MOST = 4096
@@ -22,6 +22,19 @@ def file_limit() -> int:
     return _MOST if soft == resource.RLIM_INFINITY else min(_MOST, max(16, (soft - _RESERVED) // 2))
 
 
+def identity_of(status: os.stat_result) -> tuple[int, ...]:
+    """Return what tells a file from one that replaces it: device, inode, size, time of change."""
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def local_identity(path: str) -> tuple[int, ...]:
+    """Return the identity of the file that lies at a path now; () if there is none."""
+    try:
+        return identity_of(os.stat(path))  # noqa: PTH116  (hot: once for each file of a batch)
+    except OSError:
+        return ()
+
+
 class OpenFile:
     """A file descriptor that is closed when nobody holds it any more."""
 
@@ -29,8 +42,7 @@ class OpenFile:
 
     def __init__(self, path: str) -> None:
         self.fd = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
-        status = os.fstat(self.fd)
-        self.identity = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+        self.identity = identity_of(os.fstat(self.fd))
 
     def __del__(self) -> None:
         if hasattr(self, "fd"):

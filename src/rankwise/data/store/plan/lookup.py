@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -79,11 +80,14 @@ def locate(
     bounds = np.searchsorted(file[by_file], np.arange(len(first) + 1))
     files: list[FileFacts] = []
     failures: dict[int, LookupFailure] = {}
+    there = _StillThere()
     for k, at in enumerate(first.tolist()):
         meta = arrays[int(array[at])]
         members = by_file[bounds[k] : bounds[k + 1]]
         try:
             facts = book.get(serial(meta), int(number[at]), meta, tuple(file_coords[at].tolist()))
+            if not facts.exists:
+                there.check(meta)
             offset[members], length[members] = _ranges(facts, meta, entry[members])
         except (DataError, OSError) as error:
             facts = FileFacts(path=_path(meta, tuple(file_coords[at].tolist())), size=0, identity=(), index=None)
@@ -121,3 +125,24 @@ def _cut(path: str) -> LookupFailure:
         DataError(f"the file {path} ends before the bytes that its index promises: it was cut; copy or write it again"),
         damage=True,
     )
+
+
+class _StillThere:
+    """Missing files are the fill value only while the array itself exists: it may have been moved or unmounted."""
+
+    def __init__(self) -> None:
+        self._seen: set[str] = set()
+
+    def check(self, meta: ArrayMeta) -> None:
+        """Look once.
+
+        Raises:
+            FileNotFoundError: the array has gone.
+        """
+        if meta.is_remote or meta.place in self._seen:
+            return
+        if not any((Path(meta.place) / name).exists() for name in ("zarr.json", ".zarray")):
+            raise FileNotFoundError(
+                f"the array {meta.place} has gone since it was opened (moved, deleted or unmounted): bring it back"
+            )
+        self._seen.add(meta.place)
