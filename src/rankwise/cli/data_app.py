@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import typer
 
+from rankwise.cli.data_audit import data_audit
+from rankwise.cli.data_bench import data_bench
+
 __all__ = ["data_commands"]
 
 data_commands = typer.Typer(
@@ -17,3 +20,7 @@ data_commands = typer.Typer(
 @data_commands.callback()
 def _describe() -> None:
     """Look at Zarr stores: what they hold, what reading them costs, how fast they are."""
+
+
+data_commands.command("audit", no_args_is_help=True)(data_audit)
+data_commands.command("bench", no_args_is_help=True)(data_bench)

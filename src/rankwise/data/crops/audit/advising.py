@@ -1,0 +1,176 @@
+"""Which chunks and shards would serve a crop better, and what else to say about an array."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass, replace
+
+from rankwise.data.crops.audit.codecs import codec_name
+from rankwise.data.crops.audit.costing import CropCost, cost_of
+from rankwise.data.crops.audit.counting import expected_blocks
+from rankwise.data.crops.audit.rates import Rates
+from rankwise.data.crops.audit.sizes import StoredSizes, num_files
+from rankwise.data.store.meta import ArrayMeta
+
+__all__ = ["Layout", "advise", "better_layout", "warn"]
+
+_KIB, _MIB, _GB = 2**10, 2**20, 10**9
+_LEAST_CHUNK, _MOST_CHUNK = 64 * _KIB, 1 * _MIB
+_WORTH = 1.1  # a rewrite for less than a tenth is no advice
+_AS_GOOD = 1.03
+_FEWER = 8  # times; fewer files than that are no reason to write data again
+_MANY_FILES = 10_000
+_MANY_FILES_OF_A_CROP = 64
+_NOT_SPACE = {"t", "time", "c", "channel", "channels"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """A layout to write instead.
+
+    Attributes:
+        chunks: shape of a chunk.
+        shards: shape of a shard.
+        decode_waste: decoded bytes over asked bytes with it.
+        speedup: CPU time of a crop now over that with it, as estimated.
+    """
+
+    chunks: tuple[int, ...]
+    shards: tuple[int, ...]
+    decode_waste: float
+    speedup: float
+
+
+def better_layout(
+    meta: ArrayMeta, crop: tuple[int, ...], now: CropCost, rates: Rates, sizes: StoredSizes | None
+) -> Layout:
+    """Return the cheapest layout for crops: chunks of 64 KiB to 1 MiB, smaller than the crop, flat along other axes.
+
+    Shards hold at least 1 GB, or the whole array. Origins are taken as uniform.
+    """
+    chunks = _best_chunk(meta, crop, rates)
+    like = replace(meta, chunks=chunks, files=chunks)
+    scaled = sizes and replace(sizes, chunk_bytes=sizes.chunk_bytes * like.chunk_bytes / meta.chunk_bytes)
+    then = cost_of(like, crop, rates=rates, sizes=scaled)
+    ratio = sizes.chunk_bytes / meta.chunk_bytes if sizes and sizes.chunk_bytes else 1.0
+    return Layout(
+        chunks=chunks,
+        shards=_shard(meta, chunks, ratio),
+        decode_waste=then.decode_waste,
+        speedup=now.cpu_s / then.cpu_s,
+    )
+
+
+def advise(meta: ArrayMeta, now: CropCost, layout: Layout, sizes: StoredSizes | None) -> list[str]:
+    """Return advice in sentences, most useful first."""
+    said = []
+    good_size = _LEAST_CHUNK <= meta.chunk_bytes <= _MOST_CHUNK
+    if layout.speedup >= _WORTH or (not good_size and layout.speedup >= 1):
+        said.append(
+            f"write chunks of {_shape(layout.chunks)} ({_size(_chunk_bytes(meta, layout.chunks))}): decodes "
+            f"{layout.decode_waste:.1f} times what is asked instead of {now.decode_waste:.1f}, about "
+            f"{layout.speedup:.1f} times faster (estimate)"
+        )
+    if now.chunks > _WORTH * now.aligned_chunks:
+        said.append(
+            f'crop with align="chunk" where the place may be rounded: {now.aligned_chunks:.0f} chunks per crop instead '
+            f"of {now.chunks:.1f}"
+        )
+    files, then = num_files(meta), _count(meta, layout.shards)
+    if _file_bytes(meta, sizes) < _GB and files >= _FEWER * then:
+        said.append(f"write shards of {_shape(layout.shards)}: {then:,} instead of {files:,} files for this array")
+    name = codec_name(meta)
+    if name == "zstd" or (name.startswith("zstd-") and not name.endswith(("-1", "-0"))):
+        said.append(
+            "zstd at level 1 decodes faster and is hardly larger; blosc-lz4 decodes faster still, and is larger"
+        )
+    return said
+
+
+def warn(meta: ArrayMeta, crop: tuple[int, ...], now: CropCost, *, num_arrays: int) -> list[str]:
+    """Return what is wrong, in sentences."""
+    said = []
+    if meta.codec.kind == "zarr":
+        said.append(f"no fast path: zarr-python decodes this array ({meta.codec.why})")
+    long = [_axis(meta, axis) for axis in range(meta.ndim) if meta.chunks[axis] > min(crop[axis], meta.shape[axis])]
+    if long:
+        said.append(f"a chunk is longer than the crop along {', '.join(long)}: the rest is decoded for nothing")
+    too_long = [_axis(meta, axis) for axis in range(meta.ndim) if crop[axis] > meta.shape[axis]]
+    if too_long:
+        said.append(f"the crop is longer than the array along {', '.join(too_long)}: it needs pad=")
+    files = num_files(meta) * num_arrays
+    if files > _MANY_FILES and meta.index is None:
+        said.append(f"{files:,} files that hold one chunk each: listing, copying and opening them is slow; use shards")
+    if now.files > _MANY_FILES_OF_A_CROP:
+        said.append(f"one crop opens {now.files:.0f} files")
+    return said
+
+
+def _best_chunk(meta: ArrayMeta, crop: tuple[int, ...], rates: Rates) -> tuple[int, ...]:
+    inside = [min(extent, size) for extent, size in zip(crop, meta.shape, strict=True)]
+    choices = [
+        [2**power for power in range(extent.bit_length())] if _is_space(meta, axis) else [1]
+        for axis, extent in enumerate(inside)
+    ]
+    touched = [
+        {block: float(expected_blocks(meta.shape[axis], block, inside[axis])) for block in blocks}
+        for axis, blocks in enumerate(choices)
+    ]
+    most = math.prod(max(blocks) for blocks in choices) * meta.dtype.itemsize
+    least_bytes = min(_LEAST_CHUNK, most)
+    speed = rates.decode_bytes_per_s(codec_name(meta), fast=meta.codec.kind != "zarr")
+    costs: dict[tuple[int, ...], float] = {}
+    for chunk in itertools.product(*choices):
+        num_bytes = _chunk_bytes(meta, chunk)
+        if least_bytes <= num_bytes <= max(_MOST_CHUNK, meta.dtype.itemsize):
+            chunks = math.prod(touched[axis][block] for axis, block in enumerate(chunk))
+            costs[chunk] = chunks * (rates.chunk_s + num_bytes / speed)
+    cheapest = min(costs.values())
+    as_good = [chunk for chunk, cost in costs.items() if cost <= _AS_GOOD * cheapest]
+    return max(as_good, key=lambda chunk: (math.prod(chunk), chunk))
+
+
+def _shard(meta: ArrayMeta, chunks: tuple[int, ...], ratio: float) -> tuple[int, ...]:
+    """Double chunks along space, then along the other axes, until a file has 1 GB or holds the whole array."""
+    shard = list(chunks)
+    order = sorted(range(meta.ndim), key=lambda axis: not _is_space(meta, axis))
+    while _chunk_bytes(meta, tuple(shard)) * ratio < _GB:
+        open_axes = [axis for axis in order if shard[axis] < meta.shape[axis]]
+        if not open_axes:
+            break
+        space = [axis for axis in open_axes if _is_space(meta, axis)] or open_axes[:1]
+        smallest = min(space, key=lambda axis: shard[axis] / chunks[axis])
+        shard[smallest] = min(2 * shard[smallest], -(-meta.shape[smallest] // chunks[smallest]) * chunks[smallest])
+    return tuple(shard)
+
+
+def _is_space(meta: ArrayMeta, axis: int) -> bool:
+    name = meta.dimension_names[axis]
+    if any(meta.dimension_names):
+        return (name or "").lower() not in _NOT_SPACE
+    return axis >= meta.ndim - 3
+
+
+def _chunk_bytes(meta: ArrayMeta, chunk: tuple[int, ...]) -> int:
+    return math.prod(chunk) * meta.dtype.itemsize
+
+
+def _file_bytes(meta: ArrayMeta, sizes: StoredSizes | None) -> float:
+    return sizes.file_bytes if sizes and sizes.files_found else _chunk_bytes(meta, meta.files)
+
+
+def _count(meta: ArrayMeta, files: tuple[int, ...]) -> int:
+    return math.prod(-(-size // file) for size, file in zip(meta.shape, files, strict=True))
+
+
+def _axis(meta: ArrayMeta, axis: int) -> str:
+    return f"{meta.dimension_names[axis] or f'axis {axis}'} ({meta.chunks[axis]})"
+
+
+def _shape(extents: tuple[int, ...]) -> str:
+    return "x".join(map(str, extents))
+
+
+def _size(num_bytes: float) -> str:
+    return f"{num_bytes / _MIB:.1f} MiB" if num_bytes >= _MIB else f"{num_bytes / _KIB:.0f} KiB"

@@ -1,0 +1,201 @@
+"""`measure`: reads random crops with `BoxReader` and compares what it costs with what the audit predicts."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rankwise.data.contract import NDArray
+from rankwise.data.crops.audit.auditing import AuditOptions, AuditReport, GroupAudit, audit
+from rankwise.data.crops.audit.rates import Rates
+from rankwise.data.store.boxes import BoxReport, BoxRequest
+from rankwise.data.store.reader import BoxPlan, BoxReader
+from rankwise.errors import ConfigError
+
+__all__ = ["BenchOptions", "BenchReport", "GroupBench", "measure"]
+
+_WARM_UP = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchOptions:
+    """How long and what to measure.
+
+    Attributes:
+        audit: what is to be read.
+        rounds: batches that are timed, after 2 that are not.
+        seed: seed of the random origins.
+
+    Raises:
+        ConfigError: a number is below 1.
+    """
+
+    audit: AuditOptions
+    rounds: int = 20
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1 or self.audit.batch < 1:
+            raise ConfigError(f"a measurement wants rounds and batch >= 1, got {self.rounds} and {self.audit.batch}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupBench:
+    """What reading one group of arrays took.
+
+    Attributes:
+        predicted: what the audit said of it.
+        first_s: wall seconds of the very first batch: files opened, shard indexes read, kernels loaded.
+        plan_s: seconds of planning one batch, median.
+        wall_s: wall seconds of one batch with planning, for each round.
+        cpu_s: CPU seconds of all threads of one batch, for each round.
+        chunks: different chunks per crop that were read, mean.
+        read_bytes: encoded bytes per crop, mean.
+        decode_bytes: decoded bytes per crop, mean.
+        fast_share: share of the chunks that our own decoders decoded.
+        bottleneck: what it waits for, in a sentence.
+    """
+
+    predicted: GroupAudit
+    first_s: float
+    plan_s: float
+    wall_s: tuple[float, ...]
+    cpu_s: tuple[float, ...]
+    chunks: float
+    read_bytes: float
+    decode_bytes: float
+    fast_share: float
+    bottleneck: str
+
+    def crops_per_s(self, batch: int) -> float:
+        """Crops per second of wall time, median."""
+        return batch / statistics.median(self.wall_s)
+
+    def decode_rate(self, batch: int, rates: Rates) -> float:
+        """Return decoded bytes per CPU second of one core, after what the table says of everything else."""
+        cost = self.predicted.cost
+        elements = cost.asked_bytes / self.predicted.fittings[0].meta.dtype.itemsize
+        other_s = self.chunks * rates.chunk_s + self.read_bytes / rates.read_bytes_per_s + elements * rates.cast_s
+        spent_s = statistics.median(self.cpu_s) / batch
+        # where decoding takes next to nothing, the difference of the two says nothing
+        return self.decode_bytes / max(spent_s - other_s, 0.1 * spent_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchReport:
+    """What was measured, beside what was predicted."""
+
+    audit: AuditReport
+    groups: tuple[GroupBench, ...]
+    options: BenchOptions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Round:
+    plan: BoxPlan
+    report: BoxReport
+    plan_s: float
+    wall_s: float
+    cpu_s: float
+
+
+def measure(uris: Sequence[str], options: BenchOptions) -> BenchReport:
+    """Read random crops of every group of arrays below URIs.
+
+    Nothing decoded is kept between batches. Crops are read where they fit; arrays that are shorter than the crop are
+    read to their end.
+
+    Raises:
+        DataError: something cannot be read.
+        ConfigError: the crop fits no array.
+    """
+    predicted = audit(uris, options.audit)
+    measured = tuple(_measure_group(group, predicted, options) for group in predicted.groups)
+    return BenchReport(audit=predicted, groups=measured, options=options)
+
+
+def _measure_group(group: GroupAudit, predicted: AuditReport, options: BenchOptions) -> GroupBench:
+    requests = _requests(group, options)
+    with BoxReader(cache=0, threads=predicted.threads) as reader:
+        out = np.zeros((options.audit.batch, *requests[0].shape), dtype=requests[0].dtype)
+        rounds = [_read(reader, request, out) for request in requests]
+    timed = rounds[_WARM_UP:]
+    num_crops = options.audit.batch * len(timed)
+    fast, slow = (sum(getattr(one.report, name) for one in timed) for name in ("fast_chunks", "slow_chunks"))
+    return GroupBench(
+        predicted=group,
+        first_s=rounds[0].wall_s,
+        plan_s=statistics.median(one.plan_s for one in timed),
+        wall_s=tuple(one.wall_s for one in timed),
+        cpu_s=tuple(one.cpu_s for one in timed),
+        chunks=sum(one.plan.num_chunks for one in timed) / num_crops,
+        read_bytes=sum(one.plan.read_bytes for one in timed) / num_crops,
+        decode_bytes=sum(one.plan.decode_bytes for one in timed) / num_crops,
+        fast_share=fast / max(fast + slow, 1),
+        bottleneck=_bottleneck(group, timed, predicted, options.audit.batch),
+    )
+
+
+def _requests(group: GroupAudit, options: BenchOptions) -> list[BoxRequest]:
+    """One request for each batch; origins as the audit takes them: uniform, or on the grid of chunks."""
+    rng = np.random.default_rng(options.seed)
+    metas = tuple(fitting.meta for fitting in group.fittings)
+    shapes = np.array([meta.shape for meta in metas])
+    crop = np.minimum(group.fittings[0].crop, shapes.min(axis=0))
+    made = []
+    for _ in range(options.rounds + _WARM_UP):
+        which = rng.integers(0, len(metas), options.audit.batch)
+        starts = rng.integers(0, shapes[which] - crop + 1)
+        if options.audit.aligned:
+            starts -= starts % np.array(metas[0].chunks)
+        made.append(
+            BoxRequest(
+                arrays=metas,
+                which=which,
+                starts=starts,
+                shape=tuple(crop.tolist()),
+                dtype=options.audit.dtype or metas[0].dtype,
+            )
+        )
+    return made
+
+
+def _read(reader: BoxReader, request: BoxRequest, out: NDArray) -> _Round:
+    begun, spent = time.perf_counter(), time.process_time()
+    plan = reader.plan(request)
+    plan_s = time.perf_counter() - begun
+    [report] = reader.read([(plan, out)])
+    if report.errors:
+        raise report.errors[0].error
+    wall_s = time.perf_counter() - begun
+    return _Round(plan=plan, report=report, plan_s=plan_s, wall_s=wall_s, cpu_s=time.process_time() - spent)
+
+
+def _bottleneck(group: GroupAudit, timed: Sequence[_Round], predicted: AuditReport, batch: int) -> str:
+    """What a batch waits for: storage when the cores idle, else the largest part of the CPU time."""
+    cpu_s = statistics.median(one.cpu_s for one in timed)
+    wall_s = statistics.median(one.wall_s for one in timed)
+    plan_s = statistics.median(one.plan_s for one in timed)
+    slow = sum(one.report.slow_chunks for one in timed)
+    busy = cpu_s / (wall_s * predicted.threads)
+    if slow and not sum(one.report.fast_chunks for one in timed):
+        return f"zarr-python decodes these arrays ({group.fittings[0].meta.codec.why}): there is no fast path for them"
+    if busy < 0.6:
+        return (
+            f"the cores are busy {busy:.0%} of the time: storage, or other work on this machine. Run it again (the "
+            "page cache is warm then); if it is faster, it is the storage"
+        )
+    if plan_s > 0.3 * wall_s:
+        return f"planning takes {plan_s / wall_s:.0%} of the time: the chunks are small, write larger ones"
+    elements = batch * float(np.prod(timed[0].plan.request.shape))
+    cast_s = elements * predicted.rates.cast_s
+    if cast_s > 0.5 * cpu_s:
+        return "casting into the batch; a narrower dtype (bfloat16, or the stored one) moves fewer bytes"
+    return (
+        f"decoding {group.codec}: {group.cost.decode_waste:.1f} bytes are decoded for each that is asked; more cores, "
+        'align="chunk", chunks that fit the crop or a faster codec help'
+    )

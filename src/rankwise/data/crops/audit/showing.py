@@ -1,0 +1,78 @@
+"""An audit as tables for people."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+
+from rankwise.data.crops.audit.auditing import AuditReport, GroupAudit
+
+__all__ = ["group_title", "show_audit"]
+
+_MIB = 2**20
+_SKIPPED_SHOWN = 5
+
+
+def show_audit(report: AuditReport, console: Console) -> None:
+    """Print a table for each group of arrays with advice and warnings, and what the numbers rest on."""
+    options = report.options
+    where = "on the grid of chunks" if options.aligned else "anywhere"
+    dtype = options.dtype.name if options.dtype else "the stored dtype"
+    _say(console, f"crops of {_shape(options.crop)} {where}, {options.batch} per batch, as {dtype}")
+    for group in report.groups:
+        console.print(_table(group))
+        for word, lines in (("warning", group.warnings), ("advice", group.advice)):
+            for line in lines:
+                _say(console, f"{word}: {line}")
+    for line in report.skipped[:_SKIPPED_SHOWN]:
+        _say(console, f"skipped: {line}")
+    if len(report.skipped) > _SKIPPED_SHOWN:
+        _say(console, f"skipped: {len(report.skipped) - _SKIPPED_SHOWN} more, which --json lists")
+    _say(
+        console,
+        f"crops/s is an estimate: {report.threads} threads, a warm page cache, speeds from the {report.rates.origin}",
+    )
+
+
+def group_title(group: GroupAudit) -> str:
+    """Return what a group is, in a line."""
+    meta, number = group.fittings[0].meta, len(group.fittings)
+    chunk = f"chunk {_shape(meta.chunks)} ({meta.chunk_bytes / 1024:.0f} KiB)"
+    shard = f"shard {_shape(meta.files)}" if meta.sharded else "no shards"
+    return f"{number} x {meta.dtype.name} {group.codec}, {chunk}, {shard}"
+
+
+def _table(group: GroupAudit) -> Table:
+    table = Table(title=group_title(group), title_justify="left", show_header=False, min_width=60)
+    table.add_column("what")
+    table.add_column("mean", justify="right")
+    table.add_column("note", style="dim")
+    for row in _rows(group):
+        table.add_row(*row)
+    return table
+
+
+def _rows(group: GroupAudit) -> list[tuple[str, str, str]]:
+    cost = group.cost
+    unknown = ("unknown", group.sizes_from)
+    read = unknown if cost.read_bytes is None else (f"{cost.read_bytes / _MIB:.2f} MiB", f"from {group.sizes_from}")
+    waste = unknown if cost.read_waste is None else (f"{cost.read_waste:.2f}", "pages read / encoded bytes of the crop")
+    return [
+        ("chunks per crop", f"{cost.chunks:.1f}", f"{cost.aligned_chunks:.0f} on the grid of chunks"),
+        ("different chunks", f"{cost.chunks_in_batch:.1f}", "crops of a batch share the others"),
+        ("files per crop", f"{cost.files:.2f}", f"at least {cost.fewest_files:.0f}; {group.num_files:,} in all"),
+        ("decode waste", f"{cost.decode_waste:.2f}", "bytes decoded / bytes of the crop"),
+        ("read waste", *waste),
+        ("read per crop", *read),
+        ("decoded per crop", f"{cost.decode_bytes / _MIB:.2f} MiB", f"for {cost.asked_bytes / _MIB:.2f} MiB"),
+        ("memory of a batch", f"{group.batch_bytes / _MIB:.0f} MiB", ""),
+        ("crops/s", f"{group.crops_per_s:.0f}", f"estimate; {cost.cpu_s * 1e3:.1f} ms on one core"),
+    ]
+
+
+def _say(console: Console, line: str) -> None:
+    console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _shape(extents: tuple[int, ...]) -> str:
+    return "x".join(map(str, extents))
