@@ -220,7 +220,8 @@ def written(draw):
         config["order"] = draw(st.sampled_from("CF"))
         config["chunk_key_encoding"] = {"name": "v2", "separator": separator}
     store = zarr.storage.MemoryStore()
-    array = zarr.create_array(store, **config)
+    zarr.create_array(store, **config)
+    array = zarr.open_array(store, mode="r")
     name = ".zarray" if zarr_format == 2 else "zarr.json"
     return json.loads(store._store_dict[name].to_bytes()), array
 

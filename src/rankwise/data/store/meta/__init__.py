@@ -2,7 +2,38 @@
 
 from __future__ import annotations
 
+from rankwise.data.store.meta.groups import list_arrays
+from rankwise.data.store.meta.ngff import (
+    Acquisition,
+    Axis,
+    Field,
+    Image,
+    ImageLevel,
+    ImageRef,
+    Plate,
+    Well,
+    iter_images,
+    open_image,
+    open_plate,
+)
 from rankwise.data.store.meta.reading import read_meta
 from rankwise.data.store.meta.values import ArrayMeta, ChunkCodec, KeyEncoding
 
-__all__ = ["ArrayMeta", "ChunkCodec", "KeyEncoding", "read_meta"]
+__all__ = [
+    "Acquisition",
+    "ArrayMeta",
+    "Axis",
+    "ChunkCodec",
+    "Field",
+    "Image",
+    "ImageLevel",
+    "ImageRef",
+    "KeyEncoding",
+    "Plate",
+    "Well",
+    "iter_images",
+    "list_arrays",
+    "open_image",
+    "open_plate",
+    "read_meta",
+]

@@ -8,7 +8,7 @@ from typing import Any
 
 from rankwise.errors import DataError
 
-__all__ = ["Stamp", "read_document", "resolve_place", "stamp_document"]
+__all__ = ["Stamp", "read_document", "remote_folders", "resolve_place", "stamp_document"]
 
 Stamp = tuple[int, int, int]  # bytes, time of the last change in ns, inode
 
@@ -64,6 +64,21 @@ def _read_remote(url: str, name: str) -> bytes | None:
     key = "/".join(part for part in (node.path, name) if part)
     found = sync(node.store.get(key, default_buffer_prototype()))
     return None if found is None else bytes(found.to_bytes())
+
+
+def remote_folders(url: str) -> tuple[str, ...]:
+    """Return the names of the folders behind a URL, in any order.
+
+    Raises:
+        DataError: the storage cannot be reached or listed.
+    """
+    node = _remote_node(url)
+    if node is None:
+        return ()
+    try:
+        return tuple(node) if not hasattr(node, "shape") else ()
+    except Exception as error:  # whatever the storage's client raises
+        raise DataError(f"{url} cannot be listed: {type(error).__name__}: {error}") from error
 
 
 @lru_cache(maxsize=64)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from rankwise.data.store.meta.documents import read_document
 from rankwise.errors import DataError
 
-__all__ = ["Node", "absent", "read_node"]
+__all__ = ["Node", "absent", "node_of", "parse_object", "read_node"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +25,7 @@ class Node:
         document: its parsed zarr.json, .zarray or .zgroup.
         attributes: the user's attributes.
         names: the documents that decided: they are there, or their absence was needed.
+        consolidated: nodes below a group by path, where they came from the consolidated metadata of a group above.
     """
 
     place: str
@@ -33,6 +34,7 @@ class Node:
     document: Mapping[str, Any] = field(repr=False)
     attributes: Mapping[str, Any] = field(repr=False)
     names: tuple[str, ...]
+    consolidated: Mapping[str, Node] | None = field(default=None, repr=False)
 
 
 def read_node(place: str) -> Node | None:
@@ -43,7 +45,7 @@ def read_node(place: str) -> Node | None:
     """
     found = read_document(place, "zarr.json")
     if found is not None:
-        return _v3_node(place, _object(found, place, "zarr.json"))
+        return node_of(place, parse_object(found, place, "zarr.json"))
     kinds: tuple[tuple[str, Literal["array", "group"]], ...] = ((".zarray", "array"), (".zgroup", "group"))
     for name, kind in kinds:
         found = read_document(place, name)
@@ -53,8 +55,8 @@ def read_node(place: str) -> Node | None:
                 place=place,
                 kind=kind,
                 zarr_format=2,
-                document=_object(found, place, name),
-                attributes={} if attributes is None else _object(attributes, place, ".zattrs"),
+                document=parse_object(found, place, name),
+                attributes={} if attributes is None else parse_object(attributes, place, ".zattrs"),
                 names=("zarr.json", name, ".zattrs"),
             )
     return None
@@ -78,7 +80,12 @@ def absent(place: str) -> DataError:
     )
 
 
-def _v3_node(place: str, document: dict[str, Any]) -> Node:
+def node_of(place: str, document: Mapping[str, Any]) -> Node:
+    """Return the node that a parsed zarr.json describes.
+
+    Raises:
+        DataError: it is neither an array nor a group.
+    """
     kind = document.get("node_type")
     if kind not in ("array", "group"):
         raise DataError(f"{place}/zarr.json has the node_type {kind!r}, wanted 'array' or 'group'")
@@ -95,7 +102,12 @@ def _v3_node(place: str, document: dict[str, Any]) -> Node:
     )
 
 
-def _object(found: bytes, place: str, name: str) -> dict[str, Any]:
+def parse_object(found: bytes, place: str, name: str) -> dict[str, Any]:
+    """Return a JSON object out of the bytes of a document.
+
+    Raises:
+        DataError: they are anything else.
+    """
     try:
         parsed = json.loads(found)
     except (ValueError, RecursionError) as error:

@@ -1,0 +1,51 @@
+"""What a group holds, in a few words, for messages."""
+
+from __future__ import annotations
+
+from rankwise.data.store.meta.ngff.attributes import ome_attributes
+from rankwise.data.store.meta.nodes import Node
+from rankwise.data.store.meta.tree import STORES
+from rankwise.errors import DataError
+
+__all__ = ["describe_group"]
+
+_MOST = 8
+
+
+def describe_group(group: Node) -> str:
+    """Return what to say after "it": "is an OME-Zarr image with the levels ...", "holds the arrays ..."."""
+    try:
+        ome = ome_attributes(group)
+        if "plate" in ome:
+            return "is an OME-Zarr plate; its images are found with open_plate or iter_images"
+        if "multiscales" in ome:
+            levels = _listed(ome["multiscales"][0]["datasets"])
+            return f"is an OME-Zarr image with the levels {levels}: read one of them, or use open_image"
+        return f"holds {_inside(group)}"
+    except (DataError, KeyError, IndexError, TypeError):
+        return "holds what cannot be listed"
+
+
+def _inside(group: Node) -> str:
+    kinds: dict[str, list[str]] = {"arrays": [], "images": [], "groups": []}
+    for name, known in STORES.inside(group.place, group).items():
+        node = known or STORES.node(f"{group.place}/{name}")
+        if node is not None:
+            kinds[_kind(node)].append(name)
+        if sum(map(len, kinds.values())) > _MOST:
+            break
+    return "; ".join(f"the {kind} {_names(names)}" for kind, names in kinds.items() if names) or "nothing"
+
+
+def _kind(node: Node) -> str:
+    if node.kind == "array":
+        return "arrays"
+    return "images" if "multiscales" in ome_attributes(node) else "groups"
+
+
+def _names(names: list[str]) -> str:
+    return ", ".join(map(repr, names[:_MOST])) + (", ..." if len(names) > _MOST else "")
+
+
+def _listed(datasets: list[dict[str, str]]) -> str:
+    return _names([dataset["path"] for dataset in datasets])

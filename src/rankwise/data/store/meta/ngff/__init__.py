@@ -1,0 +1,22 @@
+"""Images, labels and plates after OME-Zarr (NGFF), versions 0.1 to 0.5."""
+
+from __future__ import annotations
+
+from rankwise.data.store.meta.ngff.finding import ImageRef, iter_images
+from rankwise.data.store.meta.ngff.images import open_image
+from rankwise.data.store.meta.ngff.plates import Acquisition, Field, Plate, Well, open_plate
+from rankwise.data.store.meta.ngff.values import Axis, Image, ImageLevel
+
+__all__ = [
+    "Acquisition",
+    "Axis",
+    "Field",
+    "Image",
+    "ImageLevel",
+    "ImageRef",
+    "Plate",
+    "Well",
+    "iter_images",
+    "open_image",
+    "open_plate",
+]
