@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from rankwise.data.contract import FieldSpec
+from rankwise.data.order import Order
 from rankwise.data.order.layout import Facts, choose_lanes, choose_window, whole
 from rankwise.errors import ConfigError
 
@@ -68,3 +69,18 @@ def test_whole_numbers_only():
         whole("n", 6, most=5)
     with pytest.raises(ConfigError, match="whole number for n"):
         whole("n", 1.0)
+
+
+def test_a_source_may_wish_for_lanes_and_window():
+    """A source that says its chunk's bytes and what suits it is followed, within what the samples allow."""
+    told = source()
+    told.chunk_bytes = 1 << 20
+    told.order_layout = lambda batch_size: (batch_size // 8, 1)
+    assert Facts.of(told).chunk_bytes == 1 << 20
+    order = Order(told, batch_size=64)
+    assert (order.grid.lanes, order.grid.window) == (8, 1)
+    assert Order(told, batch_size=64, lanes=5, window=3).grid.lanes == 5
+    assert Order(told, batch_size=4000).grid.lanes == -(-1000 // 16)
+    told.order_layout = lambda batch_size: (None, None)
+    assert Order(told, batch_size=64).grid.lanes == 63
+    assert Order(told, batch_size=64, kind="sequential").grid.lanes == 1

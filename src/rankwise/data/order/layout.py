@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,27 +45,34 @@ class Facts:
         chunk_samples: samples per chunk.
         chunk_bytes: decoded bytes per chunk, over all fields.
         fingerprint: hash of the content's metadata.
+        layout: batch size -> (lanes, window) that suit the samples, each None where they have no wish. From metadata
+            alone, like everything here.
     """
 
     num_samples: int
     chunk_samples: int | None = None
     chunk_bytes: int | None = None
     fingerprint: str | None = None
+    layout: Callable[[int], tuple[int | None, int | None]] | None = None
 
     @classmethod
     def of(cls, samples: Any) -> Facts:
         """Return the facts of a number of samples, a `Source`, or anything with ``len()``.
+
+        Of a source the decoded bytes of a chunk are ``chunk_bytes`` if it says so, else those of its fields.
 
         Raises:
             ConfigError: `samples` is none of them, or has no samples.
         """
         if not callable(getattr(samples, "num_samples", len)):
             chunk = whole("chunk_samples", getattr(samples, "chunk_samples", 1))
+            told = getattr(samples, "chunk_bytes", None)
             return cls(
                 num_samples=whole("num_samples", samples.num_samples),
                 chunk_samples=chunk,
-                chunk_bytes=_decoded_bytes(getattr(samples, "fields", {}), chunk),
+                chunk_bytes=told or _decoded_bytes(getattr(samples, "fields", {}), chunk),
                 fingerprint=getattr(samples, "fingerprint", None),
+                layout=getattr(samples, "order_layout", None),
             )
         if hasattr(samples, "__len__"):
             return cls(num_samples=whole("len(samples)", len(samples)))

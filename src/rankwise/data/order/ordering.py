@@ -37,8 +37,8 @@ class Order:
         kind: "shuffle", or "sequential" (sample p at position p; one lane, so ranks take contiguous runs of a batch).
         remainder: what becomes of the last samples of an epoch when they do not fill a batch: "split" shares them out
             as a smaller step, "drop" does not show them, "pad" fills the batch up with repeats of weight 0.
-        lanes: parallel runs of the data, 1 to min(4096, samples); default min(64, batch_size, chunks). A step takes
-            equally much from each.
+        lanes: parallel runs of the data, 1 to min(4096, samples); default min(64, batch_size, chunks), or what the
+            source wishes for. A step takes equally much from each.
         window: chunks of one lane that are mixed with each other; default: what 128 MiB of decoded chunks hold over all
             lanes, 16 where the size of a chunk is unknown, 1 where a chunk is one sample.
         chunk_samples: neighbouring samples that are stored together; default the source's, else 1.
@@ -77,7 +77,8 @@ class Order:
         if self.fingerprint is None:
             self._set(fingerprint=facts.fingerprint)
         self._check_choices()
-        self._settle(self._sequential_grid() if self.kind == "sequential" else self._shuffled_grid())
+        wish = (None, None) if facts.layout is None else facts.layout(self.batch_size)
+        self._settle(self._sequential_grid() if self.kind == "sequential" else self._shuffled_grid(*wish))
 
     def _set(self, **values: Any) -> None:
         for name, value in values.items():
@@ -102,14 +103,18 @@ class Order:
                 raise ConfigError(f'kind="sequential" has no {name}: leave {name} out, or take kind="shuffle"')
         return Grid(num_samples=self.samples, chunk_samples=1, lanes=1, window=1)
 
-    def _shuffled_grid(self) -> Grid:
+    def _shuffled_grid(self, wished_lanes: int | None, wished_window: int | None) -> Grid:
         chunk = min(self.chunk_samples or 1, self.samples)
         num_chunks = -(-self.samples // chunk)
-        if self.lanes is None:
-            lanes = choose_lanes(batch_size=self.batch_size, num_chunks=num_chunks)
-        else:
+        if self.lanes is not None:
             lanes = whole("lanes", self.lanes, most=min(MAX_LANES, self.samples))
-        if self.window is None:
+        elif wished_lanes is not None:
+            lanes = min(wished_lanes, self.batch_size, num_chunks, MAX_LANES)
+        else:
+            lanes = choose_lanes(batch_size=self.batch_size, num_chunks=num_chunks)
+        if self.window is None and wished_window is not None:
+            window = wished_window
+        elif self.window is None:
             window = choose_window(
                 lanes=lanes, chunk_samples=chunk, chunk_bytes=self.chunk_bytes, num_chunks=num_chunks
             )
