@@ -1,0 +1,32 @@
+"""Chunks of bytes to elements in a batch: read, decode, cast and place, compiled where that works."""
+
+from __future__ import annotations
+
+from rankwise.data.store.decode.choosing import choose_decoder
+from rankwise.data.store.decode.decoder import Decoder
+from rankwise.data.store.decode.scratch import Scratch
+from rankwise.data.store.decode.status import describe, is_damage
+from rankwise.data.store.decode.tasks import (
+    KIND_BLOSC,
+    KIND_FILL,
+    KIND_LZ4,
+    KIND_RAW,
+    KIND_ZSTD,
+    ChunkTasks,
+    address_of,
+)
+
+__all__ = [
+    "KIND_BLOSC",
+    "KIND_FILL",
+    "KIND_LZ4",
+    "KIND_RAW",
+    "KIND_ZSTD",
+    "ChunkTasks",
+    "Decoder",
+    "Scratch",
+    "address_of",
+    "choose_decoder",
+    "describe",
+    "is_damage",
+]

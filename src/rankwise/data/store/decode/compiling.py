@@ -1,0 +1,84 @@
+"""From a Python function to the address of a compiled one, by way of numba's cache on disk.
+
+This module imports numba: import it late.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rankwise.data.store.decode.machine import numba
+
+__all__ = ["compiled_address"]
+
+_caching: Any = importlib.import_module("numba.core.caching")
+_cpu: Any = importlib.import_module("numba.core.registry").cpu_target
+
+_SOURCES = ("bits", "machine", "job", "tasks", "status", "symbols", "planes", "fetching", "placing")
+
+_kept: list[Any] = []  # compiled code lives as long as the process: addresses of it are handed out
+
+
+def compiled_address(function: Callable[..., Any], name: str, signature: Any) -> tuple[int, bool]:
+    """Return the address of a function compiled for a signature, as C calls it, and whether it was on disk already.
+
+    It comes from numba's cache on disk where it is there, else it is compiled and put there. A folder for the cache
+    is looked for where numba looks: ``NUMBA_CACHE_DIR``, beside the package, the user's cache folder. Where none can
+    be written, every process compiles.
+
+    Args:
+        function: a function of numbers; what it closes over are constants.
+        name: tells it apart from all others of its module.
+        signature: its types.
+    """
+    # Files of the cache then hold one function each, for one version of everything that shapes it: several processes,
+    # also on different processors, write the same bytes to one file, or different bytes to different files.
+    function.__qualname__ = f"{name}_{_versions()}"
+    address = _loaded(function, signature)
+    return (_compiled(function, signature), False) if address is None else (address, True)
+
+
+def _loaded(function: Callable[..., Any], signature: Any) -> int | None:
+    """Return the address of what lies on disk.
+
+    numba's own way loads all that compiling needs first, which takes longer than everything else here.
+    """
+    try:
+        found = _caching.FunctionCache(function)._load_overload(signature, _cpu.target_context)  # noqa: SLF001
+        if found is None:
+            return None
+        address = int(found.library.get_pointer_to_function(found.fndesc.llvm_cfunc_wrapper_name))
+    except Exception:  # noqa: BLE001  (no folder, a damaged file, another numba: compiling always works)
+        return None
+    _kept.append(found)
+    return address
+
+
+def _compiled(function: Callable[..., Any], signature: Any) -> int:
+    compile_it = functools.partial(numba.cfunc, signature, error_model="numpy", boundscheck=False, _nrt=False)
+    try:
+        made = compile_it(cache=True)(function)
+    except Exception:  # noqa: BLE001  (the cache, or the code: without the cache we see which)
+        with contextlib.suppress(Exception):
+            _caching.FunctionCache(function).flush()
+        made = compile_it()(function)
+    _kept.append(made)
+    return int(made.address)
+
+
+@functools.cache
+def _versions() -> str:
+    """Return a short hash of our sources, of the compilers, and of the processor compiled for."""
+    digest = hashlib.sha256()
+    for name in _SOURCES:
+        with contextlib.suppress(OSError):
+            digest.update(Path(__file__).with_name(f"{name}.py").read_bytes())
+    target = _cpu.target_context.codegen().magic_tuple()
+    digest.update(repr((numba.__version__, importlib.import_module("llvmlite").__version__, target)).encode())
+    return digest.hexdigest()[:16]

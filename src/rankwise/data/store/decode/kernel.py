@@ -1,0 +1,116 @@
+"""`KernelDecoder`: chunks in compiled code, without the interpreter."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from rankwise.data.contract import DType, NDArray
+from rankwise.data.store.decode.decoder import check_run
+from rankwise.data.store.decode.job import SLOTS, job_slots
+from rankwise.data.store.decode.pairs import copies, is_castable, plane_for, plane_name
+from rankwise.data.store.decode.scratch import Scratch
+from rankwise.data.store.decode.tasks import ChunkTasks, address_of
+from rankwise.data.store.decode.threads import ThreadsDecoder
+
+if TYPE_CHECKING:
+    from rankwise.data.store.decode.decoder import Decoder
+
+__all__ = ["KernelDecoder"]
+
+_FIRST_SLOT = SLOTS["first"] // 8
+_SLACK = 2**16
+
+
+class KernelDecoder:
+    """Runs chunks in one compiled loop without the interpreter's lock. Thread-safe.
+
+    The loop is compiled once, and a loop over the elements for each pair of dtypes when it is first met. What it has
+    no loop for (complex numbers to wider ones, other byte orders) it hands to `ThreadsDecoder`.
+
+    Attributes:
+        name: "kernel".
+        num_compiled: functions that had to be compiled, so far.
+        num_loaded: functions that were found compiled on disk, so far.
+
+    Raises:
+        SymbolsMissingError: numcodecs does not export its decoders.
+        ImportError: numba or numcodecs is not installed.
+    """
+
+    name = "kernel"
+
+    def __init__(self) -> None:
+        from rankwise.data.store.decode import symbols
+
+        symbols.register()  # before any compiled code may load: it would end the process on a name that is not there
+        self._symbols = symbols
+        self._compressors = symbols.known_compressors()
+        self._others: Decoder = ThreadsDecoder()
+        self._lock = threading.Lock()
+        self._planes: dict[tuple[DType, DType, bool], int] = {}
+        self._addresses: dict[str, int] = {}
+        self.num_compiled = self.num_loaded = 0
+        self._run = self._compiled_loop()
+
+    def run(self, tasks: ChunkTasks, first: int, last: int, out: NDArray, scratch: Scratch) -> None:
+        """Do the chunks from `first` to `last`; see `Decoder.run`."""
+        stored = tasks.fill.dtype
+        if not is_castable(stored, out.dtype, scaled=tasks.scaled):
+            self._others.run(tasks, first, last, out, scratch)
+            return
+        check_run(tasks, first, last, out)
+        if first == last:
+            return
+        key = (stored, out.dtype, tasks.scaled)
+        self._write_job(tasks, first, last, out, scratch)
+        scratch.job[SLOTS["plane"] // 8] = self._planes.get(key) or self._add_plane(key)
+        self._run(address_of(scratch.job))
+
+    def _write_job(self, tasks: ChunkTasks, first: int, last: int, out: NDArray, scratch: Scratch) -> None:
+        largest = int(tasks.chunk_bytes(first, last).max())
+        # No encoder makes more of a chunk than this: a longer one is damage, and gets no memory
+        most = 2 * largest + _SLACK
+        longest = int(tasks.length[first:last].max(where=tasks.encoded[first:last] == 0, initial=0))
+        scratch.reserve(read_bytes=min(longest, most), decode_bytes=largest, job_slots=job_slots(tasks.ndim))
+        scratch.ensure_context(self._symbols.make_zstd_context, self._symbols.free_zstd_context)
+        unit = tasks.fill.itemsize
+        col_unit = unit if copies(tasks.fill.dtype, out.dtype, scaled=tasks.scaled) else 1
+        fill_step = unit if len(tasks.fill) > 1 else 0
+        buffers = (address_of(scratch.read), len(scratch.read), address_of(scratch.decode))
+        job = scratch.job
+        job[:_FIRST_SLOT] = tasks.addresses
+        place = (unit, out.itemsize, col_unit, fill_step, address_of(out), 0)
+        settings = (first, last, tasks.ndim, *place, *buffers, scratch.context, self._compressors)
+        job[_FIRST_SLOT : _FIRST_SLOT + len(settings)] = settings
+
+    def _add_plane(self, key: tuple[DType, DType, bool]) -> int:
+        stored, wanted, scaled = key
+        name = plane_name(stored, wanted, scaled=scaled)
+        with self._lock:
+            address = self._addresses.get(name)
+            if address is None:
+                from rankwise.data.store.decode.planes import PLANE_SIGNATURE
+
+                loop = plane_for(stored, wanted, scaled=scaled)
+                address = self._addresses[name] = self._compiled(loop, f"plane_{name}", PLANE_SIGNATURE)
+            self._planes[key] = address
+        return address
+
+    def _compiled_loop(self) -> Callable[[int], int]:
+        from rankwise.data.store.decode.machine import types
+        from rankwise.data.store.decode.placing import run_chunks
+
+        address = self._compiled(run_chunks, "run_chunks", types.int64(types.int64))
+        # Calls of such a function let the interpreter's lock go
+        return ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(address)
+
+    def _compiled(self, function: Callable[..., int], name: str, signature: object) -> int:
+        from rankwise.data.store.decode.compiling import compiled_address
+
+        address, was_on_disk = compiled_address(function, name, signature)
+        self.num_loaded += was_on_disk
+        self.num_compiled += not was_on_disk
+        return address

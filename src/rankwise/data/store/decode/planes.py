@@ -1,0 +1,125 @@
+"""Loops that cast the elements of a plane (rows of adjacent elements) on their way into the output.
+
+One is compiled for each pair of dtypes that is met. They take addresses, so that one compiled loop over chunks can
+call any of them. This module imports numba: import it late.
+
+The variants are branches on constants of the enclosing function: numba drops those that are not taken before it looks
+at types, and its cache on disk tells them apart by the values of these constants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from rankwise.data.store.decode.machine import (
+    bfloat16_bits,
+    double_from_half,
+    elements,
+    external,
+    float_from_half_bits,
+    half_bits,
+    half_bits_of_double,
+    types,
+)
+from rankwise.data.store.decode.symbols import PREFIX
+
+__all__ = ["BFLOAT16", "BOOLEAN", "HALF", "NUMBER", "PLANE_SIGNATURE", "PlaneLoop", "checked_plane", "copied_plane"]
+__all__ += ["cast_plane"]
+
+# Returns whether a value does not fit; strides are in bytes, columns in elements (in bytes where they are copied).
+PlaneLoop = Callable[[int, int, int, int, int, int, float, float], int]
+PLANE_SIGNATURE = types.int64(*[types.int64] * 6, types.float64, types.float64)
+
+# What the elements are, where a dtype of numba does not say it.
+NUMBER, BOOLEAN, HALF, BFLOAT16 = range(4)
+
+_memcpy = external(f"{PREFIX}memcpy", types.int64, types.int64, types.int64, types.int64)
+
+
+def copied_plane() -> PlaneLoop:
+    """Return the loop for outputs of the stored dtype."""
+
+    def plane(  # noqa: PLR0917
+        src: int, dst: int, rows: int, cols: int, src_stride: int, dst_stride: int, _scale: float, _offset: float
+    ) -> int:
+        for row in range(rows):
+            _memcpy(dst + row * dst_stride, src + row * src_stride, cols)
+        return 0
+
+    return plane
+
+
+def cast_plane(source: Any, source_is: int, target: Any, target_is: int, working: Any, *, scaled: bool) -> PlaneLoop:
+    """Return the loop that casts, and scales if asked.
+
+    Args:
+        source: scalar type in memory, such as `numpy.uint16`; that of the bits for half precision.
+        source_is: `NUMBER`, `BOOLEAN` or `HALF`.
+        target: scalar type in memory.
+        target_is: `NUMBER`, `BOOLEAN`, `HALF` or `BFLOAT16`.
+        working: float type in which elements are computed on, between source and target; None = in none.
+        scaled: whether elements become ``x * scale + offset``, in `working`.
+    """
+    through = working is not None
+    in_double = working is not None and working.__name__ == "float64"
+
+    def plane(  # noqa: PLR0917
+        src: int, dst: int, rows: int, cols: int, src_stride: int, dst_stride: int, scale: float, offset: float
+    ) -> int:
+        if scaled:
+            times, plus = working(scale), working(offset)
+        for row in range(rows):
+            taken = elements(src + row * src_stride, source)
+            given = elements(dst + row * dst_stride, target)
+            for col in range(cols):
+                value = taken[col]
+                if source_is == BOOLEAN:
+                    real = working(value != 0) if through else value != 0
+                elif source_is == HALF:
+                    real = double_from_half(value) if in_double else float_from_half_bits(value)
+                else:
+                    real = working(value) if through else value
+                done = real * times + plus if scaled else real
+                if target_is == HALF:
+                    given[col] = half_bits_of_double(done) if in_double else half_bits(done)
+                elif target_is == BFLOAT16:
+                    given[col] = bfloat16_bits(done)
+                elif target_is == BOOLEAN:
+                    given[col] = done != 0
+                else:
+                    given[col] = done
+        return 0
+
+    return plane
+
+
+def checked_plane(source: Any, source_is: int, target: Any, low: Any, high: Any) -> PlaneLoop:
+    """Return the loop to integers that may not hold every value.
+
+    Args:
+        source: scalar type in memory.
+        source_is: `NUMBER` or `HALF`.
+        target: integer type.
+        low: of integers, the smallest value that fits, as `source`; of floats, the largest float64 below all that fit.
+        high: the largest value that fits, or the smallest float64 above all that fit.
+    """
+    exact = source.__name__.startswith(("int", "uint")) and source_is == NUMBER
+
+    def plane(  # noqa: PLR0917
+        src: int, dst: int, rows: int, cols: int, src_stride: int, dst_stride: int, _scale: float, _offset: float
+    ) -> int:
+        unfit = 0
+        for row in range(rows):
+            taken = elements(src + row * src_stride, source)
+            given = elements(dst + row * dst_stride, target)
+            for col in range(cols):
+                value = float_from_half_bits(taken[col]) if source_is == HALF else taken[col]
+                if exact:
+                    unfit |= (value < low) | (value > high)
+                else:
+                    unfit |= (not value > low) | (not value < high)
+                given[col] = target(value)
+        return unfit
+
+    return plane

@@ -1,0 +1,103 @@
+"""Known chunks of every kind, decoded and cast before a decoder is trusted with data."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from rankwise.data.store.decode.scratch import Scratch
+from rankwise.data.store.decode.status import OK, describe
+from rankwise.data.store.decode.tasks import (
+    KIND_BLOSC,
+    KIND_FILL,
+    KIND_LZ4,
+    KIND_RAW,
+    KIND_ZSTD,
+    ChunkTasks,
+    address_of,
+)
+from rankwise.errors import DataError
+
+if TYPE_CHECKING:
+    from rankwise.data.contract import IntArray, NDArray
+    from rankwise.data.store.decode.decoder import Decoder
+
+__all__ = ["SelfTestError", "self_test"]
+
+_FILL = 7
+_START, _EXTENT = (2, 3, 5), (4, 9, 20)
+
+
+class SelfTestError(DataError):
+    """A decoder got known chunks wrong: it must not be used."""
+
+
+def self_test(decoder: Decoder) -> None:
+    """Decode and cast chunks of every kind, and one damaged frame of each.
+
+    Raises:
+        SelfTestError: it differs from what NumPy says, or damage passed.
+    """
+    values = np.arange(8 * 16 * 32, dtype=np.uint16).reshape(8, 16, 32) * 37 % 4099
+    frames = _frames(values)
+    region = tuple(slice(low, low + far) for low, far in zip(_START, _EXTENT, strict=True))
+    with Scratch() as scratch:
+        tasks, out = _run(decoder, frames, values, scratch)
+        for chunk, (name, kind, _) in enumerate(frames):
+            status, detail = int(tasks.status[chunk]), int(tasks.detail[chunk])
+            if status != OK:
+                told = describe(status, detail, length=int(tasks.length[chunk]), chunk_bytes=values.nbytes)
+                raise SelfTestError(f"a known chunk ({name}) {told}")
+            if not np.array_equal(out[chunk], np.full(_EXTENT, _FILL) if kind == KIND_FILL else values[region]):
+                raise SelfTestError(f"the elements of a known chunk ({name}) come out wrong")
+        cut = [(name, kind, frame[:-1]) for name, kind, frame in frames if kind != KIND_FILL]
+        tasks, _ = _run(decoder, cut, values, scratch)
+        if (tasks.status == OK).any():
+            raise SelfTestError(f"a damaged chunk passed ({cut[int(np.argmin(tasks.status))][0]})")
+
+
+def _frames(values: NDArray) -> list[tuple[str, int, bytes]]:
+    import numcodecs
+    from numcodecs import blosc
+
+    raw = values.tobytes()
+    frames = [("raw", KIND_RAW, raw), ("missing", KIND_FILL, b"")]
+    frames += [("zstd", KIND_ZSTD, numcodecs.Zstd(level=1).encode(raw)), ("lz4", KIND_LZ4, numcodecs.LZ4().encode(raw))]
+    for name in blosc.list_compressors():
+        for shuffle in (blosc.NOSHUFFLE, blosc.SHUFFLE, blosc.BITSHUFFLE):
+            codec = numcodecs.Blosc(cname=name, clevel=1, shuffle=shuffle, blocksize=2048)
+            frames.append((f"blosc {name} {shuffle}", KIND_BLOSC, bytes(codec.encode(values))))
+    return frames
+
+
+def _run(
+    decoder: Decoder, frames: list[tuple[str, int, bytes]], values: NDArray, scratch: Scratch
+) -> tuple[ChunkTasks, NDArray]:
+    num = len(frames)
+    buffers = [np.frombuffer(frame or b"-", dtype=np.uint8) for _, _, frame in frames]
+    out = np.zeros((num, *_EXTENT), dtype=np.float32)
+    tasks = ChunkTasks(
+        fd=np.full(num, -1),
+        offset=np.zeros(num, dtype=np.int64),
+        length=np.array([len(frame) for _, _, frame in frames]),
+        encoded=np.array([address_of(buffer) for buffer in buffers]),
+        decoded=np.zeros(num, dtype=np.int64),
+        keep=np.zeros(num, dtype=np.int64),
+        kind=np.array([kind for _, kind, _ in frames]),
+        fill=np.full(1, _FILL, dtype=values.dtype),
+        chunk_shape=_rows(values.shape, num),
+        bounds=np.arange(num + 1),
+        src_start=_rows(_START, num),
+        extent=_rows(_EXTENT, num),
+        dst_start=np.arange(num) * int(np.prod(_EXTENT)),
+        dst_strides=np.array([_EXTENT[1] * _EXTENT[2], _EXTENT[2], 1]),
+        status=np.full(num, OK, dtype=np.int32),
+        detail=np.zeros(num, dtype=np.int64),
+    )
+    decoder.run(tasks, 0, num, out, scratch)
+    return tasks, out
+
+
+def _rows(row: tuple[int, ...], num: int) -> IntArray:
+    return np.ascontiguousarray(np.broadcast_to(np.array(row, dtype=np.int64), (num, len(row))))
