@@ -83,3 +83,15 @@ def test_cuda_batches_are_whole_and_stay_so():
         sums.append(batch["x"].double().mean(1))
         ids.append(torch.from_numpy(batch.ids))
     assert torch.equal(torch.cat(sums).cpu(), torch.cat(ids).double())
+
+
+def test_bfloat16_shares_memory_too():
+    """NumPy has no bfloat16 of its own; torch sees the same bits, without a copy."""
+    import ml_dtypes
+
+    buffer = HostBuffer()
+    buffer.reserve({"x": FieldSpec(shape=(2,), dtype=np.dtype(ml_dtypes.bfloat16))}, 2, {})
+    fields = make_placer("cpu").place(buffer, ["x"]).fields
+    buffer.arrays("x")[0][:] = [[1.5, -2.0], [0.25, 3.0]]
+    assert fields["x"].dtype == torch.bfloat16
+    assert fields["x"].tolist() == [[1.5, -2.0], [0.25, 3.0]]

@@ -6,14 +6,30 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
+
 from rankwise.data.contract import IntArray, NDArray
-from rankwise.data.feed.buffer import HostBuffer
+from rankwise.data.feed.buffer import Done
 from rankwise.errors import ConfigError, MissingExtraError
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Placed", "Placer", "make_placer"]
+__all__ = ["PlaceableBuffer", "Placed", "Placer", "make_placer"]
+
+
+class PlaceableBuffer(Protocol):
+    """As much of a buffer as placing it needs; `HostBuffer` is one.
+
+    Attributes:
+        busy: what must have happened before the buffer is filled again.
+    """
+
+    busy: Done | None
+
+    def arrays(self, field: str) -> tuple[NDArray, ...]:
+        """Return the arrays of a field."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +53,7 @@ class Placer(Protocol):
         """Whether what `place` returns lies in the buffer itself, so that the buffer must wait for the consumer."""
         ...
 
-    def place(self, buffer: HostBuffer, names: Iterable[str]) -> Placed:
+    def place(self, buffer: PlaceableBuffer, names: Iterable[str]) -> Placed:
         """Return the fields of a buffer; called by the reader thread, may start a copy and set `buffer.busy`."""
         ...
 
@@ -83,7 +99,7 @@ class _NumpyPlacer:
     pinned = False
     shares_memory = True
 
-    def place(self, buffer: HostBuffer, names: Iterable[str]) -> Placed:
+    def place(self, buffer: PlaceableBuffer, names: Iterable[str]) -> Placed:
         return Placed({name: _one_or_all(buffer.arrays(name)) for name in names})
 
     def receive(self, placed: Placed) -> dict[str, Any]:
@@ -97,6 +113,8 @@ def _tensor(name: str, array: NDArray) -> torch.Tensor:
     """A tensor over the memory of `array`."""
     import torch
 
+    if array.dtype.name == "bfloat16":  # NumPy knows it through ml_dtypes only
+        return torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16)
     try:
         return torch.from_numpy(array)
     except TypeError as error:
@@ -110,7 +128,7 @@ class _TensorPlacer:
     pinned = False
     shares_memory = True
 
-    def place(self, buffer: HostBuffer, names: Iterable[str]) -> Placed:
+    def place(self, buffer: PlaceableBuffer, names: Iterable[str]) -> Placed:
         return Placed({n: _one_or_all(tuple(_tensor(n, array) for array in buffer.arrays(n))) for n in names})
 
     def receive(self, placed: Placed) -> dict[str, Any]:
@@ -129,7 +147,7 @@ class _CopyPlacer:
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
-    def place(self, buffer: HostBuffer, names: Iterable[str]) -> Placed:
+    def place(self, buffer: PlaceableBuffer, names: Iterable[str]) -> Placed:
         return Placed(
             {n: _one_or_all(tuple(_tensor(n, array).to(self._device) for array in buffer.arrays(n))) for n in names}
         )
@@ -153,7 +171,7 @@ class _CudaPlacer:
         self._device = device
         self._stream = torch.cuda.Stream(device=device)  # type: ignore[no-untyped-call]
 
-    def place(self, buffer: HostBuffer, names: Iterable[str]) -> Placed:
+    def place(self, buffer: PlaceableBuffer, names: Iterable[str]) -> Placed:
         import torch
 
         with torch.cuda.stream(self._stream):

@@ -7,8 +7,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from rankwise.data.contract import FieldSpec, IntArray, NDArray
-from rankwise.data.feed.buffer import HostBuffer
+from rankwise.data.contract import BatchBuffer, FieldSpec, IntArray, NDArray
 from rankwise.errors import ConfigError
 
 __all__ = ["SampleTransform", "Transform"]
@@ -34,7 +33,7 @@ class SampleTransform:
         """Find out what samples come out as from one of them, where this rank has none of its own yet."""
         self._one(fields, sample, key)
 
-    def apply(self, raw: HostBuffer, names: tuple[str, ...], ids: IntArray, keys: IntArray, into: HostBuffer) -> None:
+    def apply(self, raw: BatchBuffer, names: tuple[str, ...], ids: IntArray, keys: IntArray, into: BatchBuffer) -> None:
         """Transform every sample of `raw` into `into`.
 
         Args:
