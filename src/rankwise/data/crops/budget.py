@@ -1,0 +1,153 @@
+"""Does it fit? The memory of a stream is added up and settled before the first sample."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from rankwise.data.crops.config import Config
+from rankwise.data.crops.dtypes import Dtype, parse_dtype, resolved_dtype
+from rankwise.data.crops.exceptions import BudgetExceeded
+
+__all__ = ["Budget", "host_memory_bytes", "settle"]
+
+_LEAST_SLOTS = 2  # one is filled while the other is used
+_NATIVE_BYTES = 8  # the widest real element; what arrays hold is not known yet
+_CGROUP = Path("/sys/fs/cgroup/memory.max")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """What a stream takes.
+
+    Attributes:
+        batch_bytes: one batch, all fields and masks.
+        num_slots: batches in memory at the same time: read, ready, and held by the consumer.
+        scratch_bytes: a batch before `transform=`, 0 without one.
+        cache_bytes: decoded chunks.
+        device_cap_bytes: most that batches may take on the device; None = no cap.
+        host_cap_bytes: most that everything may take on the host.
+        on_host: whether the device is the host.
+    """
+
+    batch_bytes: int
+    num_slots: int
+    scratch_bytes: int
+    cache_bytes: int
+    device_cap_bytes: int | None
+    host_cap_bytes: int
+    on_host: bool
+
+    @property
+    def ring_bytes(self) -> int:
+        """All batch buffers together."""
+        return self.num_slots * self.batch_bytes
+
+    @property
+    def host_bytes(self) -> int:
+        """Everything on the host."""
+        return self.ring_bytes + self.scratch_bytes + self.cache_bytes
+
+    @property
+    def slot_limit_bytes(self) -> int:
+        """Most bytes that one batch buffer may grow to, should batches turn out larger."""
+        left = (self.host_cap_bytes - self.scratch_bytes - self.cache_bytes) // self.num_slots
+        return left if self.device_cap_bytes is None else min(left, self.device_cap_bytes // self.num_slots)
+
+    def __str__(self) -> str:
+        cap = "no cap" if self.device_cap_bytes is None else _size(self.device_cap_bytes)
+        ring = f"{_size(self.batch_bytes)} x {self.num_slots} = {_size(self.ring_bytes)}"
+        lines = (
+            ("batches on the device", f"{ring} of {cap}"),
+            (f"batch buffers ({'host' if self.on_host else 'pinned host'})", ring),
+            ("scratch of transform=", _size(self.scratch_bytes)),
+            ("decoded chunks (cache)", _size(self.cache_bytes)),
+            ("sum on the host", f"{_size(self.host_bytes)} of {_size(self.host_cap_bytes)}"),
+        )
+        return "\n".join(f"  {what:<28}{amount}" for what, amount in lines)
+
+
+def settle(config: Config, *, on_host: bool, sharers: int, local_ranks: int, host_bytes: int) -> Budget:
+    """Return what a configuration takes: as many batch buffers as were asked for, or as the caps allow.
+
+    Args:
+        config: the configuration.
+        on_host: whether batches stay in host memory.
+        sharers: ranks that share the device.
+        local_ranks: ranks that share the host.
+        host_bytes: memory of the host.
+
+    Raises:
+        BudgetExceeded: not even two batches fit; the message adds it up and says how much is needed.
+    """
+    batch = _batch_bytes(config)
+    device_cap = config.max_gpu_memory_bytes
+    if device_cap is not None and not on_host:
+        device_cap //= max(1, sharers)
+    host_cap = min(config.max_host_memory_bytes or host_bytes, host_bytes) // max(1, local_ranks)
+    scratch = batch if config.transform is not None else 0
+    fixed = scratch + config.cache_bytes
+    fits = (host_cap - fixed) // batch
+    if device_cap is not None:
+        fits = min(fits, device_cap // batch)
+    budget = Budget(
+        batch_bytes=batch,
+        num_slots=max(_LEAST_SLOTS, min(config.host_buffer_waves, fits)),
+        scratch_bytes=scratch,
+        cache_bytes=config.cache_bytes,
+        device_cap_bytes=device_cap,
+        host_cap_bytes=host_cap,
+        on_host=on_host,
+    )
+    if fits < _LEAST_SLOTS:
+        raise BudgetExceeded(_refusal(config, budget, sharers=1 if on_host else sharers, local_ranks=local_ranks))
+    return budget
+
+
+def host_memory_bytes(limit: Path = _CGROUP) -> int:
+    """Return the memory of this machine, or of its container.
+
+    Args:
+        limit: cgroup v2 file; "max" or a missing file is no limit.
+    """
+    try:
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        total = 2**63
+    try:
+        return min(total, int(limit.read_text()))
+    except (OSError, ValueError):
+        return total
+
+
+def _batch_bytes(config: Config) -> int:
+    total = 0
+    for field in config.all_fields.values():
+        dtype = parse_dtype(field.dtype)
+        itemsize = _NATIVE_BYTES if dtype is Dtype.NATIVE else resolved_dtype(dtype).itemsize
+        with_mask = field.mask if field.mask is not None else field.pad is not None
+        total += math.prod(field.sample_shape) * (itemsize + bool(with_mask))
+    return total * config.samples_per_batch
+
+
+def _refusal(config: Config, budget: Budget, *, sharers: int, local_ranks: int) -> str:
+    device_needed = _LEAST_SLOTS * budget.batch_bytes
+    host_needed = device_needed + budget.scratch_bytes + budget.cache_bytes
+    mends = []
+    if budget.device_cap_bytes is not None and budget.device_cap_bytes < device_needed:
+        mends.append(f"max_gpu_memory_bytes={device_needed * sharers} or more")
+    if budget.host_cap_bytes < host_needed and config.max_host_memory_bytes is not None:
+        mends.append(f"max_host_memory_bytes={host_needed * local_ranks} or more")
+    mends.append("fewer samples_per_batch")
+    if budget.cache_bytes:
+        mends.append("a smaller cache_bytes")
+    shared = f" ({local_ranks} ranks share the host, {sharers} the device)" if max(local_ranks, sharers) > 1 else ""
+    return f"two batches at least must fit, and do not{shared}:\n{budget}\nTake {', or '.join(mends)}"
+
+
+def _size(num_bytes: int) -> str:
+    if num_bytes < 2**20:
+        return f"{num_bytes} bytes"
+    return f"{num_bytes / 2**20:.1f} MiB"

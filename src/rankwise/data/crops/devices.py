@@ -1,0 +1,194 @@
+"""Which device a stream of crops feeds, and whether that agrees with everything else that names one."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from rankwise.data.crops.exceptions import InvalidArgument
+from rankwise.data.crops.numa import gpu_node
+from rankwise.errors import MissingExtraError, WorldError
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["CudaFacts", "RankPlace", "bind_device"]
+
+_said: set[tuple[object, ...]] = set()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CudaFacts:
+    """What torch says about CUDA here.
+
+    Attributes:
+        count: devices that this process sees.
+        current: the device that the process works on already; None = it has not touched CUDA yet.
+    """
+
+    count: int = 0
+    current: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankPlace:
+    """Where a pipeline works.
+
+    Attributes:
+        device: device of torch; None = NumPy arrays.
+        rank: global rank.
+        local_ranks: ranks on this machine.
+        sharers: ranks that share the device, this one included.
+    """
+
+    device: torch.device | None
+    rank: int = 0
+    local_ranks: int = 1
+    sharers: int = 1
+
+    @property
+    def numa_node(self) -> int:
+        """NUMA node that the device hangs on, -1 if unknown."""
+        if self.device is None or self.device.type != "cuda":
+            return -1
+        import torch
+
+        facts = torch.cuda.get_device_properties(self.device)
+        parts = [getattr(facts, f"pci_{part}_id", -1) for part in ("domain", "bus", "device")]
+        if min(parts) < 0:
+            return -1  # a torch that does not say
+        return gpu_node(f"{parts[0]:04x}:{parts[1]:02x}:{parts[2]:02x}.0")
+
+
+def bind_device(
+    wanted: int | str | torch.device | None,
+    *,
+    environ: Mapping[str, str] | None = None,
+    cuda: CudaFacts | None = None,
+) -> RankPlace:
+    """Return where a pipeline works, after checking that the process is of one mind about its device.
+
+    Args:
+        wanted: `Config.device`.
+        environ: the environment; None = the process's own.
+        cuda: what there is of CUDA; None = ask torch.
+
+    Raises:
+        InvalidArgument: the device is not there, or the process works on another one already.
+        MissingExtraError: a device was asked for and torch is not installed.
+    """
+    environ = os.environ if environ is None else environ
+    if find_spec("torch") is None:
+        if wanted not in (None, "numpy"):
+            raise MissingExtraError(
+                f"device={wanted!r} wants torch tensors: pip install 'rankwise[train]', or device=\"numpy\""
+            )
+        return _without_torch(environ)
+    cuda = _ask_torch() if cuda is None else cuda
+    device = None if wanted == "numpy" else _chosen(wanted, environ, cuda)
+    rank, local_ranks = _rank(environ)
+    if device is None or device.type != "cuda":
+        return RankPlace(device=device, rank=rank, local_ranks=local_ranks)
+    _cross_check(device.index or 0, wanted, environ, cuda)
+    sharers = -(-local_ranks // max(1, cuda.count))
+    return RankPlace(device=device, rank=rank, local_ranks=local_ranks, sharers=sharers)
+
+
+def _without_torch(environ: Mapping[str, str]) -> RankPlace:
+    from rankwise.world.place import find_place
+
+    try:
+        place = find_place(environ)
+    except WorldError:
+        return RankPlace(device=None)
+    return RankPlace(device=None, rank=place.rank, local_ranks=place.local_world_size or 1)
+
+
+def _rank(environ: Mapping[str, str]) -> tuple[int, int]:
+    """Global rank and ranks of this machine: of the world, or as the launcher says before there is one."""
+    from rankwise.world import World
+
+    world = World.current()
+    if world.world_size > 1:
+        return world.rank, world.local_world_size
+    place = _without_torch(environ)
+    return place.rank, place.local_ranks
+
+
+def _ask_torch() -> CudaFacts:
+    import torch
+
+    if not torch.cuda.is_available():
+        return CudaFacts()
+    current = torch.cuda.current_device() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
+    return CudaFacts(count=torch.cuda.device_count(), current=current)
+
+
+def _chosen(wanted: int | str | torch.device | None, environ: Mapping[str, str], cuda: CudaFacts) -> torch.device:
+    import torch
+
+    if wanted is None:
+        return _own_device(environ, cuda)
+    try:
+        device = torch.device("cuda", wanted) if isinstance(wanted, int) else torch.device(wanted)
+    except (RuntimeError, TypeError) as error:
+        raise InvalidArgument(
+            f'device is the number of a CUDA device, a device of torch or "numpy"; got {wanted!r}: {error}'
+        ) from error
+    if device.type != "cuda":
+        return device
+    index = device.index if device.index is not None else cuda.current or 0
+    if index >= cuda.count:
+        raise InvalidArgument(
+            f"device={wanted!r} is CUDA device {index}, this process sees {cuda.count}: check CUDA_VISIBLE_DEVICES and "
+            'that this torch is built for CUDA, or take device="cpu" (device=None takes what is there)'
+        )
+    return torch.device("cuda", index)
+
+
+def _own_device(environ: Mapping[str, str], cuda: CudaFacts) -> torch.device:
+    """The world's device if it was bound, else the CUDA device in use, else that of the local rank, else the CPU."""
+    import torch
+
+    from rankwise.world import World
+
+    world = World.current()
+    if world.backend != "none" or world.device.type != "cpu" or not cuda.count:
+        return world.device
+    index = cuda.current
+    if index is None:
+        local = environ.get("LOCAL_RANK", "")
+        index = int(local) % cuda.count if local.isdigit() else 0
+    return torch.device("cuda", index)
+
+
+def _cross_check(index: int, wanted: object, environ: Mapping[str, str], cuda: CudaFacts) -> None:
+    explicit = wanted is not None
+    if explicit and cuda.current is not None and cuda.current != index:
+        raise InvalidArgument(
+            f"Config.device={wanted!r} but the process works on CUDA device {cuda.current} already: pass the same "
+            "number to torch.cuda.set_device and to Config(device=...)"
+        )
+    local = environ.get("LOCAL_RANK", "")
+    if local.isdigit() and int(local) != index and cuda.count > 1:
+        _warn_once(
+            ("rank", local, index),
+            f"LOCAL_RANK is {local} but the pipeline feeds CUDA device {index}: other ranks may feed it too; pass "
+            "device=local_rank, or leave device= out inside rankwise.bind()",
+        )
+    elif not local and not explicit and cuda.count > 1:
+        _warn_once(
+            ("count", cuda.count, index),
+            f"this process sees {cuda.count} CUDA devices and no device was chosen: the pipeline feeds device {index}; "
+            "say Config(device=...)",
+        )
+
+
+def _warn_once(key: tuple[object, ...], text: str) -> None:
+    if key not in _said:
+        _said.add(key)
+        warnings.warn(text, UserWarning, stacklevel=5)

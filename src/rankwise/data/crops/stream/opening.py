@@ -1,0 +1,190 @@
+"""Opens the arrays of samples ahead of their reading, each once, and keeps what their metadata say."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+from rankwise.data.crops.exceptions import (
+    DamacyError,
+    DecodeError,
+    InvalidSample,
+    NotFound,
+    ShutdownError,
+    StorageError,
+)
+from rankwise.data.crops.latency import LatencyModel
+from rankwise.data.store.meta.documents import resolve_place
+from rankwise.data.store.meta.ngff.images import open_image
+from rankwise.data.store.meta.ngff.values import Image
+from rankwise.data.store.meta.nodes import read_node
+from rankwise.errors import DataError
+
+__all__ = ["OpeningStats", "Openings"]
+
+_MAX_THREADS = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpeningStats:
+    """What was opened.
+
+    Attributes:
+        hits: arrays that were open, or being opened, already.
+        misses: arrays that had to be opened.
+        active: arrays that are being opened now.
+        max_active: most of them at any time.
+        delays: delays that a latency model injected.
+        total_delay_s: their sum.
+        max_delay_s: the longest.
+    """
+
+    hits: int = 0
+    misses: int = 0
+    active: int = 0
+    max_active: int = 0
+    delays: int = 0
+    total_delay_s: float = 0.0
+    max_delay_s: float = 0.0
+
+
+class Openings:
+    """The arrays and images that were opened last, by URI; thread-safe.
+
+    Args:
+        capacity: how many are kept.
+        concurrency: how many are opened at the same time, 32 at most.
+        latency: delays to inject; None = none.
+        opener: opens one; `open_image` outside of tests.
+    """
+
+    def __init__(
+        self,
+        *,
+        capacity: int,
+        concurrency: int,
+        latency: LatencyModel | None = None,
+        opener: Callable[[str], Image] = open_image,
+    ) -> None:
+        self._capacity = capacity
+        self._latency = latency
+        self._opener = opener
+        self._kept: OrderedDict[str, Future[Image]] = OrderedDict()
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        self._pool = ThreadPoolExecutor(min(concurrency, _MAX_THREADS), thread_name_prefix="rankwise-open")
+        self._counts = {"hits": 0, "misses": 0, "active": 0, "max_active": 0, "delays": 0}
+        self._total_delay_s = self._max_delay_s = 0.0
+
+    @property
+    def stats(self) -> OpeningStats:
+        """What was opened so far."""
+        with self._lock:
+            return OpeningStats(**self._counts, total_delay_s=self._total_delay_s, max_delay_s=self._max_delay_s)
+
+    def reset_delays(self) -> None:
+        """Start the counts of delays anew."""
+        with self._lock:
+            self._counts["delays"] = 0
+            self._total_delay_s = self._max_delay_s = 0.0
+
+    def start(self, uri: str) -> Future[Image]:
+        """Begin to open an array or image, unless it is known.
+
+        Raises:
+            ShutdownError: closed.
+        """
+        with self._lock:
+            found = self._kept.get(uri)
+            if found is not None:
+                self._counts["hits"] += 1
+                self._kept.move_to_end(uri)
+                return found
+            self._counts["misses"] += 1
+            request = self._counts["misses"] - 1
+            try:
+                found = self._pool.submit(self._open, uri, request)
+            except RuntimeError as error:  # the pool is shut down
+                raise ShutdownError("the pipeline was closed while arrays were opened") from error
+            self._kept[uri] = found
+            if len(self._kept) > self._capacity:
+                self._kept.popitem(last=False)
+        found.add_done_callback(lambda future: self._forget_failure(uri, future))
+        return found
+
+    def get(self, uri: str, sample: int) -> Image:
+        """Return an array or image, waiting for it.
+
+        Args:
+            uri: path or URL.
+            sample: number of the sample that wants it, for the message.
+
+        Raises:
+            NotFound: there is nothing.
+            InvalidSample: there is something else.
+            DecodeError: its metadata are damaged.
+            StorageError: it cannot be read.
+            ShutdownError: closed.
+        """
+        try:
+            return self.start(uri).result()
+        except DamacyError:
+            raise
+        except Exception as error:
+            if self._closing.is_set():
+                raise ShutdownError("the pipeline was closed while arrays were opened") from error
+            raise _explained(error, uri, sample) from error
+
+    def close(self) -> None:
+        """Stop; what is being opened ends by itself."""
+        self._closing.set()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _open(self, uri: str, request: int) -> Image:
+        with self._lock:
+            self._counts["active"] += 1
+            self._counts["max_active"] = max(self._counts["max_active"], self._counts["active"])
+        try:
+            self._delay(request)
+            return self._opener(uri)
+        finally:
+            with self._lock:
+                self._counts["active"] -= 1
+
+    def _delay(self, request: int) -> None:
+        if self._latency is None:
+            return
+        delay_s = self._latency.delay_s(request)
+        with self._lock:
+            self._counts["delays"] += 1
+            self._total_delay_s += delay_s
+            self._max_delay_s = max(self._max_delay_s, delay_s)
+        self._closing.wait(delay_s)
+
+    def _forget_failure(self, uri: str, future: Future[Image]) -> None:
+        """What could not be opened is tried again by the next sample that wants it."""
+        if future.cancelled() or future.exception() is not None:
+            with self._lock:
+                if self._kept.get(uri) is future:
+                    del self._kept[uri]
+
+
+def _explained(error: Exception, uri: str, sample: int) -> DamacyError:
+    text = f"sample {sample} cannot be read: {uri} could not be opened: {error}"
+    kind: type[DamacyError] = DecodeError
+    if isinstance(error, OSError) or not isinstance(error, DataError) or isinstance(error.__cause__, OSError):
+        kind = StorageError
+    else:
+        try:
+            node = read_node(resolve_place(uri))
+        except DataError:
+            node = None
+            return DecodeError(text, uri=uri, sample=sample)
+        if node is None:
+            kind = NotFound
+        elif node.kind == "group" and "multiscales" in str(error):
+            kind = InvalidSample
+    return kind(text, uri=uri, sample=sample)

@@ -1,0 +1,207 @@
+"""From the crops of samples to boxes of arrays: levels, channels, and whether the shapes fit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rankwise.data.crops.config import Config, Field
+from rankwise.data.crops.exceptions import BudgetExceeded, DamacyError, InvalidSample, RankMismatch
+from rankwise.data.crops.reading import FieldBoxes
+from rankwise.data.crops.reading.checking import box_text
+from rankwise.data.crops.sample import Crop, Sample
+from rankwise.data.crops.stream.opening import Openings
+from rankwise.data.store.meta import ArrayMeta
+from rankwise.data.store.meta.ngff.values import Image
+from rankwise.errors import DataError
+
+__all__ = ["ArrayBoxes", "check_sample", "crops_of", "grouped", "resolve"]
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayBoxes:
+    """What one field of one sample takes: boxes of one shape out of one array.
+
+    Attributes:
+        array: the array.
+        starts: first element of each box, along each axis.
+        shape: extent of the boxes.
+    """
+
+    array: ArrayMeta
+    starts: tuple[tuple[int, ...], ...]
+    shape: tuple[int, ...]
+
+
+def crops_of(sample: Sample, config: Config) -> dict[str, Crop]:
+    """Return the crops of a sample by field, in the order of the configuration."""
+    return {config.field: sample.crop, **{name: crop for name, crop in sample.also if name in config.fields}}
+
+
+def check_sample(sample: object, config: Config, number: int) -> None:
+    """Refuse what is no sample, or does not fit the configuration; looks at no array.
+
+    Raises:
+        InvalidSample: it is of another type, has other fields, or a box of another shape.
+        RankMismatch: a box has another number of axes.
+    """
+    if not isinstance(sample, Sample):
+        raise InvalidSample(
+            f"sample {number} is a {type(sample).__name__}: push an iterable of Sample(uri, box)", sample=number
+        )
+    given = {name for name, _ in sample.also}
+    if given != config.fields.keys():
+        raise InvalidSample(
+            f"sample {number} has boxes for the further fields {sorted(given)}, the configuration names "
+            f"{sorted(config.fields)}: give also={{name: Crop(uri, box)}} for each of them",
+            uri=sample.uri,
+            aabb=sample.aabb,
+            sample=number,
+        )
+    fields = config.all_fields
+    for name, crop in crops_of(sample, config).items():
+        _check_shape(crop, fields[name], name, number)
+
+
+def _check_shape(crop: Crop, field: Field, name: str, number: int) -> None:
+    wanted, got = tuple(field.sample_shape), crop.shape
+    if isinstance(crop.channel, tuple):
+        got = (len(crop.channel), *got)
+    if got == wanted or _long(got) == _long(wanted):
+        return
+    kind = RankMismatch if len(_long(got)) != len(_long(wanted)) else InvalidSample
+    what = "sample_shape" if name == "image" else f"sample_shape of field {name!r}"
+    raise kind(
+        f"sample {number}: its box {box_text(crop.aabb)} of {crop.uri} has the shape {list(got)}, {what} is "
+        f"{list(wanted)}; every box of a field has that shape (axes of extent 1 may be left out)",
+        uri=crop.uri,
+        aabb=crop.aabb,
+        sample=number,
+    )
+
+
+def _long(shape: Sequence[int]) -> tuple[int, ...]:
+    """A shape without its axes of extent 1."""
+    return tuple(extent for extent in shape if extent != 1)
+
+
+def resolve(sample: Sample, number: int, config: Config, openings: Openings) -> dict[str, ArrayBoxes]:
+    """Return the boxes of a sample by field, waiting for its arrays to be opened.
+
+    Raises:
+        DamacyError: an array is not there or cannot be opened, has no such level or channel, or breaks a cap.
+    """
+    found = {}
+    for name, crop in crops_of(sample, config).items():
+        boxes = _boxes(crop, openings.get(crop.uri, number), number)
+        _check_caps(boxes, crop, config, number)
+        found[name] = boxes
+    return found
+
+
+def _boxes(crop: Crop, image: Image, number: int) -> ArrayBoxes:
+    level = crop.level or 0
+    if not -len(image.levels) <= level < len(image.levels):
+        raise _misfit(crop, number, f"it has {len(image.levels)} levels (0 is the finest), asked for level {level}")
+    array = image.levels[level].array
+    start = tuple(first for first, _ in crop.aabb)
+    if crop.channel is None:
+        return ArrayBoxes(array, (start,), crop.shape)
+    axis = image.channel_axis
+    if axis is None:
+        names = ", ".join(each.name for each in image.axes)
+        raise _misfit(crop, number, f"it has no axis of channels (its axes: {names}): leave channel= out")
+    if len(start) + 1 != array.ndim:
+        raise RankMismatch(
+            f"sample {number} cannot be read: with channel= a box of {crop.uri} has {array.ndim - 1} axes (those of "
+            f"shape {list(array.shape)} but axis {axis}), {box_text(crop.aabb)} has {len(start)}",
+            uri=crop.uri,
+            aabb=crop.aabb,
+            sample=number,
+        )
+    wanted = crop.channel if isinstance(crop.channel, tuple) else (crop.channel,)
+    try:
+        channels = [image.channel(one) for one in wanted]
+    except DataError as error:
+        raise _misfit(crop, number, str(error)) from error
+    starts = tuple((*start[:axis], channel, *start[axis:]) for channel in channels)
+    return ArrayBoxes(array, starts, (*crop.shape[:axis], 1, *crop.shape[axis:]))
+
+
+def _misfit(crop: Crop, number: int, why: str) -> InvalidSample:
+    return InvalidSample(
+        f"sample {number} cannot be read: box {box_text(crop.aabb)} of {crop.uri}: {why}",
+        uri=crop.uri,
+        aabb=crop.aabb,
+        sample=number,
+    )
+
+
+def _check_caps(boxes: ArrayBoxes, crop: Crop, config: Config, number: int) -> None:
+    array, limit = boxes.array, config.max_chunk_uncompressed_bytes
+    if limit is not None and array.chunk_bytes > limit:
+        raise _named(
+            BudgetExceeded, crop, number,
+            f"its chunks have {array.chunk_bytes} bytes after decoding, max_chunk_uncompressed_bytes is {limit}: raise "
+            f"it to {array.chunk_bytes}",
+        )  # fmt: skip
+    most = config.max_shards_per_sample
+    if most is None or array.ndim != len(boxes.shape):
+        return
+    touched = sum(
+        math.prod(
+            (first + extent - 1) // size - first // size + 1
+            for first, extent, size in zip(start, boxes.shape, array.files, strict=True)
+        )
+        for start in boxes.starts
+    )
+    if touched > most:
+        raise _named(
+            InvalidSample, crop, number,
+            f"it touches {touched} files, max_shards_per_sample is {most}: raise it to {touched}, or leave it out",
+        )  # fmt: skip
+
+
+def _named(kind: type[DamacyError], crop: Crop, number: int, why: str) -> DamacyError:
+    return kind(
+        f"sample {number} cannot be read: box {box_text(crop.aabb)} of {crop.uri}: {why}",
+        uri=crop.uri,
+        aabb=crop.aabb,
+        sample=number,
+    )
+
+
+def grouped(resolved: Mapping[int, Mapping[str, ArrayBoxes]], fields: Sequence[str]) -> dict[str, list[FieldBoxes]]:
+    """Return what fills each field, boxes of one shape together.
+
+    Args:
+        resolved: the boxes of samples by field, by place in the batch, ascending.
+        fields: names of the fields.
+    """
+    return {name: list(_field({row: boxes[name] for row, boxes in resolved.items()})) for name in fields}
+
+
+def _field(boxes: Mapping[int, ArrayBoxes]) -> Iterator[FieldBoxes]:
+    by_shape: dict[tuple[tuple[int, ...], int], list[int]] = {}
+    for row, each in boxes.items():
+        by_shape.setdefault((each.shape, len(each.starts)), []).append(row)
+    for (shape, per_sample), rows in by_shape.items():
+        numbers: dict[str, int] = {}
+        arrays: list[ArrayMeta] = []
+        which = []
+        for row in rows:
+            array = boxes[row].array
+            if array.place not in numbers:
+                numbers[array.place] = len(arrays)
+                arrays.append(array)
+            which += [numbers[array.place]] * per_sample
+        yield FieldBoxes(
+            arrays=tuple(arrays),
+            which=np.array(which, dtype=np.int64),
+            starts=np.array([start for row in rows for start in boxes[row].starts], dtype=np.int64),
+            shape=shape,
+            rows=np.array(rows, dtype=np.int64),
+        )
