@@ -8,6 +8,7 @@ from typing import Any
 
 from rankwise.data.store.meta.documents import read_document
 from rankwise.data.store.meta.nodes import Node, node_of, parse_object
+from rankwise.data.store.remote import RemoteFiles
 from rankwise.errors import DataError
 
 __all__ = ["consolidated_children"]
@@ -15,7 +16,7 @@ __all__ = ["consolidated_children"]
 _V2_NAMES = {".zarray": "array", ".zgroup": "group"}
 
 
-def consolidated_children(group: Node) -> dict[str, Node] | None:
+def consolidated_children(group: Node, remote: RemoteFiles | None = None) -> dict[str, Node] | None:
     """Return the nodes directly in a group by name, as its consolidated metadata tell; None without them.
 
     They are a copy that nothing keeps true, so the documents of the nodes themselves go before them wherever those are
@@ -26,7 +27,7 @@ def consolidated_children(group: Node) -> dict[str, Node] | None:
     """
     found = group.consolidated
     if found is None:
-        found = _v3(group) if group.zarr_format == 3 else _v2(group)
+        found = _v3(group) if group.zarr_format == 3 else _v2(group, remote)
     if found is None:
         return None
     children = {path: node for path, node in found.items() if "/" not in path}
@@ -46,8 +47,8 @@ def _v3(group: Node) -> dict[str, Node] | None:
     return {path: node_of(f"{group.place}/{path}", _checked(document, path)) for path, document in metadata.items()}
 
 
-def _v2(group: Node) -> dict[str, Node] | None:
-    text = read_document(group.place, ".zmetadata")
+def _v2(group: Node, remote: RemoteFiles | None) -> dict[str, Node] | None:
+    text = read_document(group.place, ".zmetadata", remote)
     if text is None:
         return None
     metadata = parse_object(text, group.place, ".zmetadata").get("metadata")

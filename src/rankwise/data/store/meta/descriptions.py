@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rankwise.data.store.meta.ngff.attributes import ome_attributes
 from rankwise.data.store.meta.nodes import Node
-from rankwise.data.store.meta.tree import STORES
+from rankwise.data.store.meta.tree import Nodes
 from rankwise.errors import DataError
 
 __all__ = ["describe_group"]
@@ -12,7 +12,7 @@ __all__ = ["describe_group"]
 _MOST = 8
 
 
-def describe_group(group: Node) -> str:
+def describe_group(group: Node, nodes: Nodes) -> str:
     """Return what to say after "it": "is an OME-Zarr image with the levels ...", "holds the arrays ..."."""
     try:
         ome = ome_attributes(group)
@@ -21,15 +21,15 @@ def describe_group(group: Node) -> str:
         if "multiscales" in ome:
             levels = _listed(ome["multiscales"][0]["datasets"])
             return f"is an OME-Zarr image with the levels {levels}: read one of them, or use open_image"
-        return f"holds {_inside(group)}"
+        return f"holds {_inside(group, nodes)}"
     except (DataError, KeyError, IndexError, TypeError):
         return "holds what cannot be listed"
 
 
-def _inside(group: Node) -> str:
+def _inside(group: Node, nodes: Nodes) -> str:
     kinds: dict[str, list[str]] = {"arrays": [], "images": [], "groups": []}
-    for name, known in STORES.inside(group.place, group).items():
-        node = known or STORES.node(f"{group.place}/{name}")
+    for name, known in nodes.inside(group.place, group).items():
+        node = known or nodes.node(f"{group.place}/{name}")
         if node is not None:
             kinds[_kind(node)].append(name)
         if sum(map(len, kinds.values())) > _MOST:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from rankwise.data.store.meta.documents import read_document
+from rankwise.data.store.remote import RemoteFiles
 from rankwise.errors import DataError
 
 __all__ = ["Node", "absent", "node_of", "parse_object", "read_node"]
@@ -37,20 +38,20 @@ class Node:
     consolidated: Mapping[str, Node] | None = field(default=None, repr=False)
 
 
-def read_node(place: str) -> Node | None:
+def read_node(place: str, remote: RemoteFiles | None = None) -> Node | None:
     """Return the node at a place, None where there is none. Version 3 goes before version 2.
 
     Raises:
         DataError: a document cannot be read, or is no JSON object.
     """
-    found = read_document(place, "zarr.json")
+    found = read_document(place, "zarr.json", remote)
     if found is not None:
         return node_of(place, parse_object(found, place, "zarr.json"))
     kinds: tuple[tuple[str, Literal["array", "group"]], ...] = ((".zarray", "array"), (".zgroup", "group"))
     for name, kind in kinds:
-        found = read_document(place, name)
+        found = read_document(place, name, remote)
         if found is not None:
-            attributes = read_document(place, ".zattrs")
+            attributes = read_document(place, ".zattrs", remote)
             return Node(
                 place=place,
                 kind=kind,

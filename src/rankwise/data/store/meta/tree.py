@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from rankwise.data.store.meta.arrays import array_of
 from rankwise.data.store.meta.consolidated import consolidated_children
-from rankwise.data.store.meta.listing import list_inside, natural_order
+from rankwise.data.store.meta.documents import list_folders
+from rankwise.data.store.meta.kept import KeptMetas
+from rankwise.data.store.meta.listing import natural_order
 from rankwise.data.store.meta.nodes import Node, read_node
 from rankwise.data.store.meta.values import ArrayMeta
+from rankwise.data.store.remote import RemoteFiles
 
 __all__ = ["STORES", "Nodes", "StoredNodes"]
 
@@ -41,17 +45,27 @@ class Nodes(Protocol):
             DataError: it cannot be listed.
         """
 
+    def kept(self, place: str, read: Callable[[str], ArrayMeta]) -> ArrayMeta:
+        """Return what is known of the array at a place already, else read it."""
+
 
 class StoredNodes:
     """The stores themselves.
 
     On this machine every node is asked for its own documents. Behind a URL, where that is dear, the consolidated
     metadata of a group are believed if it has some.
+
+    Args:
+        remote: how to read behind URLs; by default with the options of `RemoteFiles`.
     """
+
+    def __init__(self, remote: RemoteFiles | None = None) -> None:
+        self._remote = remote
+        self._kept = KeptMetas()
 
     def node(self, place: str) -> Node | None:
         """Return the array or group at a place."""
-        return read_node(place)
+        return read_node(place, self._remote)
 
     def array(self, node: Node) -> ArrayMeta:
         """Return what the documents of an array say."""
@@ -59,10 +73,18 @@ class StoredNodes:
 
     def inside(self, place: str, group: Node | None) -> dict[str, Node | None]:
         """Return the names of the folders in a place, with their node where it is known already."""
-        known = consolidated_children(group) if group is not None and "://" in place else None
+        known = consolidated_children(group, self._remote) if group is not None and "://" in place else None
         if known is not None:
             return {name: known[name] for name in sorted(known, key=natural_order)}
-        return dict.fromkeys(list_inside(place))
+        names = (name for name in list_folders(place, self._remote) if not name.startswith("."))
+        return dict.fromkeys(sorted(names, key=natural_order))
+
+    def kept(self, place: str, read: Callable[[str], ArrayMeta]) -> ArrayMeta:
+        """Return what is known of the array at a place already, if it is still true, else read it."""
+        return self._kept.get(place, read)
+
+    def __reduce__(self) -> tuple[type[StoredNodes], tuple[RemoteFiles | None]]:
+        return type(self), (self._remote,)
 
 
 STORES = StoredNodes()

@@ -44,7 +44,9 @@ def image_of(node: Node, nodes: Nodes, *, multiscale: int = 0) -> Image:
     if "multiscales" not in ome:
         from rankwise.data.store.meta.descriptions import describe_group
 
-        raise DataError(f"the group {node.place} is no OME-Zarr image (no 'multiscales'); it {describe_group(node)}")
+        raise DataError(
+            f"the group {node.place} is no OME-Zarr image (no 'multiscales'); it {describe_group(node, nodes)}"
+        )
     described = take_list(ome, "multiscales", node.place)
     if not 0 <= multiscale < len(described):
         raise DataError(f"{node.place} describes {len(described)} images, asked for number {multiscale}")
