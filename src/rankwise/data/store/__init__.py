@@ -8,8 +8,10 @@ from rankwise.data.store.cache import DEFAULT_CACHE_BYTES, ChunkCache
 from rankwise.data.store.grid import Grid
 from rankwise.data.store.meta import ArrayMeta, ChunkCodec, read_meta
 from rankwise.data.store.opening import load_zarr, open_array, open_arrays, wrap_array
+from rankwise.data.store.plan import BoxPlan
 from rankwise.data.store.presence import ByteRange, Found
-from rankwise.data.store.reader import BoxPlan, BoxReader
+from rankwise.data.store.reader import BoxReader
+from rankwise.data.store.reading import ReaderStats
 from rankwise.data.store.stats import Counters, StoreStats
 
 __all__ = [
@@ -27,6 +29,7 @@ __all__ = [
     "Found",
     "Grid",
     "Pad",
+    "ReaderStats",
     "StoreStats",
     "StoredArray",
     "load_zarr",

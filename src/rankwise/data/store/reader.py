@@ -2,74 +2,139 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from rankwise.data.contract import NDArray
-from rankwise.data.store.boxes import BoxReport, BoxRequest
-from rankwise.data.store.boxes.plain import read_plainly
-from rankwise.data.store.boxes.values import check_conversion
+from rankwise.data.store.boxes import BoxReport, BoxRequest, check_conversion
 from rankwise.data.store.cache import DEFAULT_CACHE_BYTES, ChunkCache
+from rankwise.data.store.files import FileBook, HandleCache
+from rankwise.data.store.hints import advise_plans
+from rankwise.data.store.meta import ArrayMeta
+from rankwise.data.store.plan import BoxPlan, make_plan
+from rankwise.data.store.reading import (
+    Admission,
+    Executor,
+    ReaderCounters,
+    ReaderStats,
+    ScratchPool,
+    SlowArrays,
+    Tools,
+    WorkCrew,
+    reading_threads,
+)
+from rankwise.errors import ConfigError
 
-__all__ = ["BoxPlan", "BoxReader"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class BoxPlan:
-    """How one request is read; made by `BoxReader.plan`, read by the same reader.
-
-    Attributes:
-        request: what was asked.
-        num_chunks: different chunks that it touches.
-        read_bytes: encoded bytes to read, as far as known without reading the data.
-        decode_bytes: bytes to decode.
-    """
-
-    request: BoxRequest
-    num_chunks: int
-    read_bytes: int
-    decode_bytes: int
+__all__ = ["BoxReader"]
 
 
 class BoxReader:
-    """Plans and reads requests; thread-safe.
+    """Plans and reads requests; thread-safe. May travel to other processes, where it opens everything anew.
+
+    Each chunk that a plan touches is read and decoded once, straight into the places that it fills, by several
+    threads without the interpreter's lock. Decoded chunks that come again are kept.
 
     Args:
         cache: bytes of decoded chunks kept in memory (0 = none), or a `ChunkCache` that several readers share.
-        threads: threads that read and decode; None = the cores that this rank may use.
+        threads: threads that read and decode; None = the cores that this rank may use, shared with the other ranks of
+            the machine.
+        max_open_files: files kept open; None = half of what the process may open.
+
+    Raises:
+        ConfigError: `threads` or `max_open_files` is below 1.
     """
 
-    def __init__(self, *, cache: ChunkCache | int = DEFAULT_CACHE_BYTES, threads: int | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        cache: ChunkCache | int = DEFAULT_CACHE_BYTES,
+        threads: int | None = None,
+        max_open_files: int | None = None,
+    ) -> None:
+        for name, value in (("threads", threads), ("max_open_files", max_open_files)):
+            if value is not None and value < 1:
+                raise ConfigError(f"a reader wants {name} of at least 1, got {value}")
         self.cache = cache if isinstance(cache, ChunkCache) else ChunkCache(cache)
-        self._threads = threads
+        self.num_threads = reading_threads() if threads is None else threads
+        self._arguments = {"cache": self.cache, "threads": threads, "max_open_files": max_open_files}
+        self._book = FileBook()
+        self._handles = HandleCache(max_open_files)
+        self._counters = ReaderCounters()
+        self._serials = _Serials()
+        self._crew = WorkCrew(self.num_threads)
+        self._scratches = ScratchPool()
+        self._executor: Executor | None = None
+        self._lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (self._arguments,)
+
+    @property
+    def stats(self) -> ReaderStats:
+        """What was done so far."""
+        return self._counters.stats
+
+    @property
+    def decoder(self) -> str:
+        """Which decoder is at work: "kernel", or "threads" where the kernel cannot be used."""
+        return self._execution().decoder_name
+
+    def reset_stats(self) -> None:
+        """Count from zero."""
+        self._counters.reset()
 
     def plan(self, request: BoxRequest) -> BoxPlan:
-        """Return how a request is read; touches metadata and shard indexes only.
+        """Return how a request is read; looks at files and shard indexes, not at data.
 
         Raises:
             ConfigError: elements cannot be converted as asked.
         """
+        started = time.perf_counter()
         for array in request.arrays:
             check_conversion(array.dtype, request.dtype, scaled=request.scale is not None, place=array.place)
-        return BoxPlan(request=request, num_chunks=0, read_bytes=0, decode_bytes=0)
+        plan = make_plan(request, self._book, self._serials.of)
+        self._counters.add(ReaderStats(plan_s=time.perf_counter() - started))
+        return plan
 
     def hint(self, plans: Sequence[BoxPlan]) -> None:
-        """Ask the system to read the bytes of plans soon. Best effort."""
+        """Ask the system to read the bytes of plans soon. Best effort; chunks that are kept are left out."""
+        advise_plans(plans, self._handles, kept=self._is_kept if len(self.cache) else None)
 
     def read(self, jobs: Sequence[tuple[BoxPlan, NDArray]]) -> tuple[BoxReport, ...]:
-        """Read plans, each into its own C-contiguous array [B, *shape]; one report for each.
+        """Read plans, each into its own array; one report for each.
 
         What goes wrong with a box stands in its report and does not touch the others.
 
+        Args:
+            jobs: plans of this reader, each with a C-contiguous array [B, *shape] of the dtype asked for.
+
         Raises:
-            DataError: the storage cannot be read at all.
+            ConfigError: an array has another shape or dtype, or is not contiguous.
         """
-        return tuple(read_plainly(plan.request, out) for plan, out in jobs)
+        started = time.perf_counter()
+        for plan, out in jobs:
+            _check_output(plan, out)
+        reports, stats = self._execution().run(jobs)
+        self._counters.add(
+            stats
+            + ReaderStats(
+                boxes=sum(len(plan.request) for plan, _ in jobs),
+                failed_boxes=sum(len(report.errors) for report in reports),
+                out_bytes=sum(out.nbytes for _, out in jobs),
+                read_s=time.perf_counter() - started,
+            )
+        )
+        return reports
 
     def close(self) -> None:
-        """Give threads and files back. Reading again opens them anew."""
+        """Give threads, files and scratch memory back. Reading again opens them anew."""
+        self._crew.close()
+        self._handles.close()
+        self._scratches.clear()
 
     def __enter__(self) -> Self:
         return self
@@ -78,3 +143,53 @@ class BoxReader:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _is_kept(self, array: ArrayMeta, number: int) -> bool:
+        return (self._serials.of(array), number) in self.cache
+
+    def _execution(self) -> Executor:
+        """Made at the first use: choosing a decoder compiles or loads the kernel."""
+        with self._lock:
+            if self._executor is None:
+                tools = Tools.choose(
+                    scratches=self._scratches,
+                    handles=self._handles,
+                    cache=self.cache,
+                    admission=Admission(self.cache.capacity_bytes),
+                    slow=SlowArrays(),
+                    serial=self._serials.of,
+                )
+                self._executor = Executor(tools, self._crew)
+            return self._executor
+
+
+class _Serials:
+    """Numbers for arrays: cheap keys for what is remembered of them."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[ArrayMeta, int]] = {}
+        self._by_value: dict[tuple[str, str], int] = {}
+
+    def of(self, array: ArrayMeta) -> int:
+        """Return the number of an array; equal for equal places and metadata."""
+        known = self._known.get(id(array))
+        if known is None:
+            serial = self._by_value.setdefault((array.place, array.fingerprint), next(_SERIAL))
+            known = self._known.setdefault(id(array), (array, serial))  # holds the array, so that its id stays its own
+        return known[1]
+
+
+_SERIAL = itertools.count()
+
+
+def _rebuild(arguments: dict[str, Any]) -> BoxReader:
+    return BoxReader(**arguments)
+
+
+def _check_output(plan: BoxPlan, out: NDArray) -> None:
+    wanted = (len(plan.request), *plan.request.shape)
+    if out.shape != wanted or out.dtype != plan.request.dtype or not out.flags.c_contiguous:
+        raise ConfigError(
+            f"a plan wants a C-contiguous output of shape {list(wanted)} and dtype {plan.request.dtype}; got "
+            f"{'a' if out.flags.c_contiguous else 'a strided'} {out.dtype} of shape {list(out.shape)}"
+        )

@@ -1,4 +1,4 @@
-"""Boxes by zarr-python alone, one after the other: slow, obvious, and what the fast path is compared with."""
+"""Boxes by zarr-python alone, one after the other: slow, obvious: what the fast path is compared with."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from rankwise.data.contract import IntArray, NDArray
-from rankwise.data.store.boxes.request import BoxError, BoxReport, BoxRequest
-from rankwise.data.store.boxes.values import converted
+from rankwise.data.store.boxes import BoxError, BoxReport, BoxRequest, converted
 from rankwise.data.store.meta import ArrayMeta
 from rankwise.errors import DataError
 

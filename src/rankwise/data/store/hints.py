@@ -1,0 +1,70 @@
+"""Telling the system which bytes will be read soon."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from rankwise.data.contract import IntArray
+from rankwise.data.store.files import HandleCache
+from rankwise.data.store.meta import ArrayMeta
+from rankwise.data.store.plan import BoxPlan
+
+__all__ = ["advise_plans", "fused"]
+
+_GAP_BYTES = 16 * 2**10  # four pages: the disk reads on through smaller gaps anyway
+_MOST_BYTES = 8 * 2**20  # of one hint
+_FEWEST_CHUNKS = 2
+
+
+def advise_plans(
+    plans: Sequence[BoxPlan], handles: HandleCache, *, kept: Callable[[ArrayMeta, int], bool] | None
+) -> None:
+    """Call ``posix_fadvise(WILLNEED)`` for the bytes of plans, neighbours fused. Best effort: says nothing.
+
+    Args:
+        plans: what will be read.
+        handles: open files.
+        kept: tells chunks that need no reading, by array and number; None = all need it.
+    """
+    if not hasattr(os, "posix_fadvise"):
+        return
+    for plan in plans:
+        advise_plans([odd.plan for odd in plan.odd], handles, kept=kept)
+        chunks = plan.chunks
+        wanted = chunks.offset >= 0
+        for at in np.flatnonzero(wanted).tolist() if kept is not None else ():
+            assert kept is not None
+            wanted[at] = not kept(plan.request.arrays[int(chunks.array[at])], int(chunks.number[at]))
+        file, offset, length = (column[wanted] for column in (chunks.file, chunks.offset, chunks.length))
+        for number, begin, size in zip(*(part.tolist() for part in fused(file, offset, length)), strict=True):
+            facts = plan.files[number]
+            if "://" in facts.path:
+                continue
+            try:
+                os.posix_fadvise(handles.get(facts.path).fd, begin, max(0, size), os.POSIX_FADV_WILLNEED)
+            except OSError:
+                continue  # reading it will say what is wrong
+
+
+def fused(file: IntArray, offset: IntArray, length: IntArray) -> tuple[IntArray, IntArray, IntArray]:
+    """Join byte ranges of the same file that touch or nearly do, up to 8 MiB each.
+
+    Args:
+        file: int64[K], ascending.
+        offset: int64[K], ascending in each file.
+        length: int64[K].
+
+    Returns:
+        file, offset and length of the joined ranges.
+    """
+    if len(file) < _FEWEST_CHUNKS:
+        return file, offset, length
+    end = offset + length
+    apart = (file[1:] != file[:-1]) | (offset[1:] - end[:-1] > _GAP_BYTES)
+    apart |= end[1:] // _MOST_BYTES != end[:-1] // _MOST_BYTES
+    first = np.concatenate([[0], np.flatnonzero(apart) + 1])
+    last = np.concatenate([first[1:], [len(file)]]) - 1
+    return file[first], offset[first], end[last] - offset[first]

@@ -1,0 +1,22 @@
+"""Carrying plans out: slabs of chunks, read and decoded by several threads straight into the batch."""
+
+from __future__ import annotations
+
+from rankwise.data.store.reading.admission import Admission
+from rankwise.data.store.reading.executing import Executor
+from rankwise.data.store.reading.slow import SlowArrays
+from rankwise.data.store.reading.stats import ReaderCounters, ReaderStats
+from rankwise.data.store.reading.threads import WorkCrew, reading_threads
+from rankwise.data.store.reading.tools import ScratchPool, Tools
+
+__all__ = [
+    "Admission",
+    "Executor",
+    "ReaderCounters",
+    "ReaderStats",
+    "ScratchPool",
+    "SlowArrays",
+    "Tools",
+    "WorkCrew",
+    "reading_threads",
+]

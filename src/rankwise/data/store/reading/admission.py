@@ -1,0 +1,68 @@
+"""Which decoded chunks are worth keeping: those that come again."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Hashable, Sequence
+
+__all__ = ["Admission"]
+
+_WORTH = 0.15  # share of touches that repeat, above which every chunk is kept
+_SMOOTHING = 1 / 512  # of the running mean over touches
+_GHOSTS_PER_PLACE = 4
+_FEWEST_GHOSTS = 1024
+
+
+class Admission:
+    """Decides whether a chunk that is about to be decoded is kept; thread-safe.
+
+    Writing every decoded chunk to memory costs as much as casting it, and under a global shuffle hardly any chunk comes
+    back before it must leave. So the keys of chunks that were not kept are remembered for a while: one that comes back
+    is kept, and as soon as enough of them come back (a window order, overlapping crops) all of them are.
+
+    Args:
+        capacity_bytes: size of the cache.
+        everything: keep every chunk at once, for an order that is known to come back soon.
+    """
+
+    def __init__(self, capacity_bytes: int, *, everything: bool = False) -> None:
+        self._everything = everything
+        self._capacity_bytes = capacity_bytes
+        self._ghosts: OrderedDict[Hashable, None] = OrderedDict()
+        self._lock = threading.Lock()
+        self.repeat_share = 0.0
+
+    def wants(self, keys: Sequence[Hashable], num_bytes: int) -> list[bool]:
+        """Return which of some chunks to keep that were touched and not found.
+
+        Args:
+            keys: the chunks.
+            num_bytes: size of each when decoded.
+        """
+        if num_bytes > self._capacity_bytes:
+            return [False] * len(keys)
+        limit = max(_FEWEST_GHOSTS, _GHOSTS_PER_PLACE * self._capacity_bytes // max(1, num_bytes))
+        with self._lock:
+            answers = [self._wants(key) for key in keys]
+            while len(self._ghosts) > limit:
+                self._ghosts.popitem(last=False)
+        return answers
+
+    def found(self, num_chunks: int) -> None:
+        """Record that chunks were touched and found in the cache."""
+        with self._lock:
+            for _ in range(num_chunks):
+                self._touch(repeat=True)
+
+    def _wants(self, key: Hashable) -> bool:
+        known = key in self._ghosts
+        self._touch(repeat=known)
+        if known or self._everything or self.repeat_share > _WORTH:
+            self._ghosts.pop(key, None)
+            return True
+        self._ghosts[key] = None
+        return False
+
+    def _touch(self, *, repeat: bool) -> None:
+        self.repeat_share += _SMOOTHING * (repeat - self.repeat_share)

@@ -1,0 +1,133 @@
+"""`Executor`: carries out several plans at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from rankwise.data.contract import IntArray, NDArray
+from rankwise.data.store.boxes import BoxError, BoxReport, converted
+from rankwise.data.store.plan import BoxPlan, OddBox
+from rankwise.data.store.reading.failures import ChunkFailure, box_errors, changed_files, never_written
+from rankwise.data.store.reading.fast import FastChunks
+from rankwise.data.store.reading.slow_chunks import SlowChunks
+from rankwise.data.store.reading.stats import ReaderStats
+from rankwise.data.store.reading.threads import WorkCrew
+from rankwise.data.store.reading.tools import Tools
+
+__all__ = ["Executor"]
+
+
+class Executor:
+    """Reads plans on a crew of threads.
+
+    Args:
+        tools: what runs share.
+        crew: the threads.
+    """
+
+    def __init__(self, tools: Tools, crew: WorkCrew) -> None:
+        self._tools = tools
+        self._crew = crew
+
+    @property
+    def decoder_name(self) -> str:
+        """Which decoder is at work."""
+        return self._tools.decoder.name
+
+    def run(self, jobs: Sequence[tuple[BoxPlan, NDArray]]) -> tuple[tuple[BoxReport, ...], ReaderStats]:
+        """Fill the outputs; return a report for each job, and what was done."""
+        runs = [_Run(plan, out, self._tools) for plan, out in jobs]
+        self._crew.run(task for run in runs for task in run.tasks(self._crew.num_threads))
+        reports = tuple(run.report() for run in runs)
+        return reports, sum((run.stats for run in runs), ReaderStats())
+
+
+class _Run:
+    """One plan on its way into one output."""
+
+    def __init__(self, plan: BoxPlan, out: NDArray, tools: Tools) -> None:
+        self._plan = plan
+        self._out = out
+        _prefill(plan, out)
+        fast, slow = _split(plan)
+        self._parts: list[FastChunks | SlowChunks] = [FastChunks(plan, chosen, out, tools) for chosen in fast]
+        self._parts.append(SlowChunks(plan, slow, out, tools))
+        self._odd = [_OddRun(odd, plan, tools) for odd in plan.odd]
+
+    def tasks(self, num_threads: int) -> Iterator[Callable[[], None]]:
+        for part in self._parts:
+            yield from part.tasks(num_threads)
+        for odd in self._odd:
+            yield from odd.run.tasks(num_threads)
+
+    @property
+    def stats(self) -> ReaderStats:
+        own = ReaderStats(fill_chunks=int((self._plan.chunks.offset == -1).sum()), targets=len(self._plan.targets.box))
+        parts = [part.stats for part in self._parts] + [odd.run.stats for odd in self._odd]
+        return sum(parts, own)
+
+    def report(self) -> BoxReport:
+        failed: dict[int, ChunkFailure] = {}
+        for part in self._parts:
+            failed |= part.failed
+        failed |= changed_files(self._plan)
+        fill_boxes = never_written(self._plan)
+        errors = list(box_errors(self._plan, failed))
+        for odd in self._odd:
+            errors += odd.finish(self._out, fill_boxes)
+        valid = np.ones(len(self._plan.request), dtype=np.bool_)
+        valid[[error.box for error in errors]] = False
+        stats = self.stats
+        return BoxReport(
+            valid=valid,
+            errors=tuple(sorted(errors, key=lambda error: error.box)),
+            fill_chunks=stats.fill_chunks,
+            fast_chunks=stats.fast_chunks,
+            slow_chunks=stats.slow_chunks,
+            cached_chunks=stats.cached_chunks,
+            fill_boxes=fill_boxes & valid,
+        )
+
+
+class _OddRun:
+    """A box that is made of a region inside its array."""
+
+    def __init__(self, odd: OddBox, plan: BoxPlan, tools: Tools) -> None:
+        self._odd = odd
+        self._region = np.empty((1, *odd.plan.request.shape), dtype=plan.request.dtype)
+        self.run = _Run(odd.plan, self._region, tools)
+
+    def finish(self, out: NDArray, fill_boxes: NDArray) -> list[BoxError]:
+        """Put the box together; return what went wrong with it."""
+        box, report = self._odd.box, self.run.report()
+        fill_boxes[box] = report.fill_boxes[0]
+        out[box] = self._region[0][np.ix_(*self._odd.picks)]
+        return [BoxError(box=box, place=e.place, error=e.error, damage=e.damage) for e in report.errors]
+
+
+def _prefill(plan: BoxPlan, out: NDArray) -> None:
+    """Boxes that stick out begin as the fill value."""
+    request = plan.request
+    for box in np.flatnonzero(plan.filled).tolist():
+        which = int(request.which[box])
+        out[box] = converted(
+            np.full(1, request.arrays[which].fill_value, dtype=request.arrays[which].dtype),
+            request.dtype,
+            scale=None if request.scale is None else float(request.scale[which]),
+            offset=None if request.offset is None else float(request.offset[which]),
+            place=f"the fill value of {request.arrays[which].place}",
+        )[0]
+
+
+def _split(plan: BoxPlan) -> tuple[list[IntArray], IntArray]:
+    """The readable chunks: for our decoders by stored dtype (missing ones included), and for zarr-python."""
+    metas, chunks = plan.request.arrays, plan.chunks
+    exotic = np.array([meta.codec.kind == "zarr" for meta in metas], dtype=np.bool_)[chunks.array]
+    dtypes = sorted({meta.dtype for meta in metas}, key=str)
+    dtype = np.array([dtypes.index(meta.dtype) for meta in metas], dtype=np.int64)[chunks.array]
+    slow = exotic & (chunks.offset >= 0)
+    fast = ~slow & (chunks.offset >= -1)
+    groups = [np.flatnonzero(fast & (dtype == k)) for k in range(len(dtypes))]
+    return [group for group in groups if len(group)], np.flatnonzero(slow)

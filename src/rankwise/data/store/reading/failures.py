@@ -1,0 +1,101 @@
+"""What went wrong with chunks, and which boxes it concerns."""
+
+from __future__ import annotations
+
+import errno
+from dataclasses import dataclass
+
+import numpy as np
+
+from rankwise.data.contract import BoolArray, IntArray
+from rankwise.data.store.boxes import BoxError
+from rankwise.data.store.files import local_identity
+from rankwise.data.store.plan import BoxPlan
+from rankwise.errors import DataError
+
+__all__ = ["REPLACED", "ChunkFailure", "box_errors", "changed_files", "is_passing", "never_written", "place_of"]
+
+REPLACED = (
+    "lies in a file that was replaced or written to after it was first looked at: open the store anew, and do not "
+    "write to it while it is read"
+)
+
+# What a network file system or a busy device answers once and not the next time.
+_PASSING = frozenset(
+    getattr(errno, name)
+    for name in ("EIO", "EAGAIN", "EINTR", "ESTALE", "ETIMEDOUT", "EBUSY", "ENOBUFS", "ENFILE", "EMFILE", "ECONNRESET")
+    if hasattr(errno, name)
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkFailure:
+    """One chunk that could not be read.
+
+    Attributes:
+        what: what happened, in words.
+        damage: whether the content is damaged; False for trouble with the storage.
+        cause: the error behind it.
+        boxes: the boxes that it concerns; None = all that the chunk fills.
+    """
+
+    what: str
+    damage: bool = True
+    cause: BaseException | None = None
+    boxes: IntArray | None = None
+
+
+def is_passing(number: int) -> bool:
+    """Whether an errno may be gone on the next try."""
+    return number in _PASSING
+
+
+def place_of(plan: BoxPlan, chunk: int) -> str:
+    """Name a chunk: array, coordinates, file and bytes."""
+    table = plan.chunks
+    array = plan.request.arrays[int(table.array[chunk])]
+    where = f"chunk {tuple(table.coords[chunk].tolist())} of the array {array.place}"
+    offset, length = int(table.offset[chunk]), int(table.length[chunk])
+    path = plan.files[int(table.file[chunk])].path
+    return f"{where} (bytes {offset} to {offset + length - 1} of {path})" if length > 0 else f"{where} ({path})"
+
+
+def box_errors(plan: BoxPlan, failed: dict[int, ChunkFailure]) -> tuple[BoxError, ...]:
+    """Return one error for each box that cannot be trusted, those known since planning included."""
+    found = {error.box: error for error in plan.failed}
+    for chunk, failure in sorted(failed.items()):
+        place = place_of(plan, chunk)
+        mend = ": copy or write the store again" if failure.damage else ""
+        error = DataError(f"{place} {failure.what}{mend}")
+        error.__cause__ = failure.cause
+        boxes = _boxes(plan, chunk) if failure.boxes is None else failure.boxes
+        for box in boxes.tolist():
+            found.setdefault(box, BoxError(box=box, place=place, error=error, damage=failure.damage))
+    return tuple(found[box] for box in sorted(found))
+
+
+def _boxes(plan: BoxPlan, chunk: int) -> IntArray:
+    bounds = plan.targets.bounds
+    return np.unique(plan.targets.box[bounds[chunk] : bounds[chunk + 1]])
+
+
+def never_written(plan: BoxPlan) -> BoolArray:
+    """bool[B]: boxes of which no chunk was ever written."""
+    present = np.repeat(plan.chunks.offset != -1, np.diff(plan.targets.bounds))
+    counts = np.bincount(plan.targets.box[present], minlength=len(plan.request))
+    empty: BoolArray = counts == 0
+    return empty
+
+
+def changed_files(plan: BoxPlan) -> dict[int, ChunkFailure]:
+    """The chunks of shards that were replaced or written to since their index was read.
+
+    A file of one chunk is compared when it is opened, which is when it is read.
+    """
+    changed: dict[int, ChunkFailure] = {}
+    for number, facts in enumerate(plan.files):
+        if facts.index is None or not facts.exists or facts.identity == local_identity(facts.path):
+            continue
+        for chunk in np.flatnonzero((plan.chunks.file == number) & (plan.chunks.offset >= 0)).tolist():
+            changed[chunk] = ChunkFailure(REPLACED)
+    return changed

@@ -1,0 +1,243 @@
+"""The chunks of a plan that our own decoders know, as tables for them, slab by slab."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+import time
+from collections.abc import Callable, Hashable, Iterator
+from functools import partial
+
+import numpy as np
+
+from rankwise.data.contract import IntArray, NDArray
+from rankwise.data.store.decode.status import OS_ERROR, OUT_OF_RANGE, describe, is_damage
+from rankwise.data.store.decode.tasks import (
+    KIND_BLOSC,
+    KIND_FILL,
+    KIND_LZ4,
+    KIND_RAW,
+    KIND_ZSTD,
+    ChunkTasks,
+    address_of,
+)
+from rankwise.data.store.files import FileFacts, OpenFile
+from rankwise.data.store.plan import BoxPlan
+from rankwise.data.store.reading.failures import REPLACED, ChunkFailure, is_passing
+from rankwise.data.store.reading.slabs import cut_slabs
+from rankwise.data.store.reading.stats import ReaderStats
+from rankwise.data.store.reading.tools import Tools
+
+__all__ = ["FastChunks"]
+
+_RETRY_S = (0.05, 0.25, 1.0)
+_NO_FILE = -1
+_KINDS = {"raw": KIND_RAW, "zstd": KIND_ZSTD, "blosc": KIND_BLOSC, "lz4": KIND_LZ4}
+
+
+class FastChunks:
+    """Chunks of one stored dtype of a plan.
+
+    Args:
+        plan: the plan.
+        chosen: int64[n], which of its chunks, ascending.
+        out: [B, *shape], C-contiguous.
+        tools: what runs share.
+    """
+
+    def __init__(self, plan: BoxPlan, chosen: IntArray, out: NDArray, tools: Tools) -> None:
+        self._plan = plan
+        self._chosen = chosen
+        self._out = out
+        self._tools = tools
+        self._kept: dict[int, tuple[Hashable, NDArray]] = {}  # position -> key and the buffer that is being filled
+        self._found: dict[int, NDArray] = {}  # position -> decoded already
+        self._box, self._tasks = self._tables()
+        self.failed: dict[int, ChunkFailure] = {}
+        self.retries = 0
+        self._lock = threading.Lock()
+        self.seconds = 0.0
+
+    @property
+    def stats(self) -> ReaderStats:
+        """What was done."""
+        held = np.array(sorted(self._found), dtype=np.int64)
+        kinds = self._plan.chunks.offset[self._chosen] >= 0
+        kinds[held] = False
+        decoded = self._chosen[kinds]
+        sizes = np.array([meta.chunk_bytes for meta in self._plan.request.arrays], dtype=np.int64)
+        return ReaderStats(
+            fast_chunks=len(decoded),
+            cached_chunks=len(held),
+            read_bytes=int(self._plan.chunks.length[decoded].sum()),
+            decoded_bytes=int(sizes[self._plan.chunks.array[decoded]].sum()),
+            retries=self.retries,
+            decode_s=self.seconds,
+        )
+
+    def tasks(self, num_threads: int) -> Iterator[Callable[[], None]]:
+        """Yield pieces of work, in the order in which they should start."""
+        largest = max(self._plan.request.arrays[int(k)].chunk_bytes for k in np.unique(self._array))
+        for first, last in cut_slabs(self._plan.chunks.file[self._chosen], largest, num_threads):
+            yield partial(self._run, first, last)
+
+    @property
+    def _array(self) -> IntArray:
+        return self._plan.chunks.array[self._chosen]
+
+    def _tables(self) -> tuple[IntArray, ChunkTasks]:
+        """The box of each target, and what the decoder is told."""
+        request, chunks = self._plan.request, self._plan.chunks
+        array, num = self._array, len(self._chosen)
+        kinds = np.array([_KINDS.get(meta.codec.kind, KIND_FILL) for meta in request.arrays], dtype=np.int64)
+        offset = chunks.offset[self._chosen]
+        dtype = request.arrays[int(array[0])].dtype
+        fills = np.array([meta.fill_value if meta.dtype == dtype else 0 for meta in request.arrays]).astype(dtype)
+        bounds, targets = self._targets()
+        table = self._plan.targets
+        box = table.box[targets]
+        keep, decoded = self._cached(offset, array)
+        return box, ChunkTasks(
+            fd=np.full(num, _NO_FILE, dtype=np.int64),
+            offset=offset,
+            length=chunks.length[self._chosen],
+            encoded=np.zeros(num, dtype=np.int64),
+            decoded=decoded,
+            keep=keep,
+            kind=np.where(offset < 0, KIND_FILL, kinds[array]),
+            fill=fills[array],
+            chunk_shape=np.array([meta.chunks for meta in request.arrays], dtype=np.int64)[array],
+            bounds=bounds,
+            src_start=table.src_start[targets],
+            extent=table.extent[targets],
+            dst_start=table.dst_start[targets],
+            dst_strides=np.cumprod((1, *request.shape[:0:-1]), dtype=np.int64)[::-1].copy(),
+            scale=None if request.scale is None else request.scale[request.which[box]],
+            offset_=None if request.offset is None else request.offset[request.which[box]],
+            status=np.zeros(num, dtype=np.int32),
+            detail=np.zeros(num, dtype=np.int64),
+        )
+
+    def _targets(self) -> tuple[IntArray, IntArray | slice]:
+        """Where the targets of the chosen chunks begin, and which rows of the plan's table they are."""
+        plan_bounds = self._plan.targets.bounds
+        if len(self._chosen) == len(self._plan.chunks):
+            return plan_bounds, slice(None)
+        sizes = np.diff(plan_bounds)[self._chosen]
+        bounds = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+        rows = np.arange(bounds[-1]) + np.repeat(plan_bounds[self._chosen] - bounds[:-1], sizes)
+        return bounds, rows
+
+    def _cached(self, offset: IntArray, array: IntArray) -> tuple[IntArray, IntArray]:
+        """Addresses of buffers to keep decoded chunks in, and of chunks that are decoded already; 0 = neither."""
+        keep, decoded = np.zeros(len(offset), dtype=np.int64), np.zeros(len(offset), dtype=np.int64)
+        cache, admission = self._tools.cache, self._tools.admission
+        if cache.capacity_bytes == 0:
+            return keep, decoded
+        numbers = self._plan.chunks.number[self._chosen]
+        for which in np.unique(array).tolist():
+            meta = self._plan.request.arrays[which]
+            places = np.flatnonzero((offset >= 0) & (array == which))
+            serial = self._tools.serial(meta)
+            keys = [(serial, number) for number in numbers[places].tolist()]
+            pairs = list(zip(places.tolist(), keys, cache.peek(keys), strict=True))
+            self._found |= {at: found for at, _, found in pairs if found is not None}
+            absent = [(at, key) for at, key, found in pairs if found is None]
+            admission.found(len(pairs) - len(absent))
+            wanted = admission.wants([key for _, key in absent], meta.chunk_bytes)
+            for at, key in itertools.compress(absent, wanted):
+                self._kept[at] = (key, np.empty(meta.chunks, dtype=meta.dtype))
+        for at, found in self._found.items():
+            decoded[at] = address_of(found)
+        for at, (_, buffer) in self._kept.items():
+            keep[at] = address_of(buffer)
+        return keep, decoded
+
+    def _run(self, first: int, last: int) -> None:
+        started = time.perf_counter()
+        handles = self._open(first, last)
+        with self._tools.scratches.borrow() as scratch:
+            self._tools.decoder.run(self._tasks, first, last, self._out, scratch)
+        if self._tasks.status[first:last].any():
+            self._again(first, last)
+        self._keep(first, last)
+        del handles
+        with self._lock:
+            self.seconds += time.perf_counter() - started
+
+    def _open(self, first: int, last: int) -> list[OpenFile]:
+        """Open the files of some chunks; the handles must be held while they are read."""
+        files = self._plan.chunks.file[self._chosen[first:last]]
+        tasks, handles = self._tasks, []
+        needed = (tasks.kind[first:last] != KIND_FILL) & (tasks.decoded[first:last] == 0)
+        for file in np.unique(files[needed]).tolist():
+            members = first + np.flatnonzero(needed & (files == file))
+            facts = self._plan.files[file]
+            try:
+                handle = self._handle(facts)
+            except OSError as error:
+                self._give_up(
+                    members,
+                    ChunkFailure(f"cannot be read: its file cannot be opened: {error}", damage=False, cause=error),
+                )
+                continue
+            if handle.identity != facts.identity:
+                self._give_up(members, ChunkFailure(REPLACED))
+                continue
+            tasks.fd[members] = handle.fd
+            handles.append(handle)
+        return handles
+
+    def _handle(self, facts: FileFacts) -> OpenFile:
+        handle = self._tools.handles.get(facts.path)
+        if handle.identity != facts.identity:
+            self._tools.handles.forget(facts.path)
+            handle = self._tools.handles.get(facts.path)
+        return handle
+
+    def _give_up(self, members: IntArray, failure: ChunkFailure) -> None:
+        for at in members.tolist():
+            self.failed[int(self._chosen[at])] = failure
+            self._tasks.kind[at] = KIND_FILL  # nothing is read for it; its boxes are reported
+
+    def _again(self, first: int, last: int) -> None:
+        """Try chunks again whose reading met passing trouble; record what stays wrong."""
+        status, detail = self._tasks.status, self._tasks.detail
+        for at in (first + np.flatnonzero(status[first:last])).tolist():
+            for pause in _RETRY_S:
+                if status[at] != OS_ERROR or not is_passing(int(detail[at])):
+                    break
+                time.sleep(pause)
+                self._once_more(at)
+            if status[at]:
+                self.failed[int(self._chosen[at])] = self._failure(at)
+
+    def _once_more(self, at: int) -> None:
+        path = self._plan.files[int(self._plan.chunks.file[self._chosen[at]])].path
+        self._tools.handles.forget(path)  # an old handle may be what is stale
+        self._tasks.status[at] = 0
+        handles = self._open(at, at + 1)
+        with self._tools.scratches.borrow() as scratch:
+            self._tools.decoder.run(self._tasks, at, at + 1, self._out, scratch)
+        del handles
+        with self._lock:
+            self.retries += 1
+
+    def _failure(self, at: int) -> ChunkFailure:
+        tasks, status, detail = self._tasks, int(self._tasks.status[at]), int(self._tasks.detail[at])
+        size = int(tasks.chunk_bytes(at, at + 1)[0])
+        words = describe(status, detail, length=int(tasks.length[at]), chunk_bytes=size)
+        cause = OSError(detail, os.strerror(detail)) if status == OS_ERROR else None
+        boxes = None
+        if status == OUT_OF_RANGE:
+            targets = slice(int(tasks.bounds[at]), int(tasks.bounds[at + 1]))
+            boxes = np.unique(self._box[targets][tasks.unfit[targets]])
+        return ChunkFailure(words, damage=is_damage(status), cause=cause, boxes=boxes)
+
+    def _keep(self, first: int, last: int) -> None:
+        if not self._kept:
+            return
+        for at in range(first, last):
+            if at in self._kept and int(self._chosen[at]) not in self.failed:
+                self._tools.cache.put(*self._kept[at])

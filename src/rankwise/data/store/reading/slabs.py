@@ -1,0 +1,36 @@
+"""How the chunks of a plan are dealt out: a few neighbours at a time, from one file after the other."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rankwise.data.contract import IntArray
+
+__all__ = ["cut_slabs"]
+
+_SLAB_BYTES = 4 * 2**20  # decoded; long enough that handing it out costs nothing, short enough to share out evenly
+_SLABS_PER_THREAD = 6
+
+
+def cut_slabs(file: IntArray, chunk_bytes: int, num_threads: int) -> list[tuple[int, int]]:
+    """Return runs ``first:last`` of chunks that one thread takes at a time, in the order in which they are taken.
+
+    The chunks of a file stay in order. Where several files are long, their runs take turns: reads of one file wait
+    for each other on network file systems, reads of several do not.
+
+    Args:
+        file: int64[K], the file of each chunk, ascending.
+        chunk_bytes: bytes of a decoded chunk.
+        num_threads: threads that will take them.
+    """
+    fair = -(-len(file) // (num_threads * _SLABS_PER_THREAD))
+    most = max(1, min(fair, _SLAB_BYTES // max(1, chunk_bytes)))
+    slabs: list[tuple[int, int, int]] = []
+    edges = [0, *(np.flatnonzero(np.diff(file)) + 1).tolist(), len(file)]
+    begin = 0
+    for edge in edges[1:]:
+        if edge - begin < most and edge != len(file):
+            continue  # short files share a slab
+        slabs += [(turn, first, min(first + most, edge)) for turn, first in enumerate(range(begin, edge, most))]
+        begin = edge
+    return [(first, last) for _, first, last in sorted(slabs)]

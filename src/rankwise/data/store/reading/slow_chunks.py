@@ -1,0 +1,116 @@
+"""The chunks of a plan that only zarr-python decodes."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import numpy as np
+
+from rankwise.data.contract import IntArray, NDArray
+from rankwise.data.store.boxes import converted
+from rankwise.data.store.plan import BoxPlan
+from rankwise.data.store.reading.failures import ChunkFailure
+from rankwise.data.store.reading.stats import ReaderStats
+from rankwise.data.store.reading.tools import Tools
+from rankwise.errors import DataError
+
+__all__ = ["SlowChunks"]
+
+_UNFIT = "holds values that do not fit the dtype that was asked for: choose a wider dtype"
+_RETRY_S = (0.05, 0.25, 1.0)
+
+
+class SlowChunks:
+    """Chunks that are decoded one by one, each through zarr-python, and scattered by NumPy.
+
+    Args:
+        plan: the plan.
+        chosen: int64[n], which of its chunks.
+        out: [B, *shape], C-contiguous.
+        tools: what runs share.
+    """
+
+    def __init__(self, plan: BoxPlan, chosen: IntArray, out: NDArray, tools: Tools) -> None:
+        self._plan = plan
+        self._chosen = chosen
+        self._out = out
+        self._tools = tools
+        self.failed: dict[int, ChunkFailure] = {}
+        self._lock = threading.Lock()
+        self.stats = ReaderStats()
+
+    def tasks(self, _num_threads: int) -> Iterator[Callable[[], None]]:
+        """Yield one piece of work for each chunk."""
+        for chunk in self._chosen.tolist():
+            yield partial(self._run, chunk)
+
+    def _run(self, chunk: int) -> None:
+        started = time.perf_counter()
+        try:
+            values, cached, retries = self._decoded(chunk)
+        except (DataError, OSError) as error:
+            words = str(error).rstrip(".") if isinstance(error, DataError) else f"cannot be read: {error}"
+            self.failed[chunk] = ChunkFailure(words, damage=isinstance(error, DataError), cause=error)
+            return
+        unfit = self._scatter(chunk, values)
+        if unfit:
+            self.failed[chunk] = ChunkFailure(_UNFIT, damage=False, boxes=np.array(unfit, dtype=np.int64))
+        done = ReaderStats(
+            slow_chunks=int(not cached),
+            cached_chunks=int(cached),
+            read_bytes=0 if cached else max(0, int(self._plan.chunks.length[chunk])),
+            decoded_bytes=0 if cached else values.nbytes,
+            retries=retries,
+            decode_s=time.perf_counter() - started,
+        )
+        with self._lock:
+            self.stats += done
+
+    def _decoded(self, chunk: int) -> tuple[NDArray, bool, int]:
+        """The values of a chunk, whether they were in the cache, and how often reading was tried again."""
+        table = self._plan.chunks
+        meta = self._plan.request.arrays[int(table.array[chunk])]
+        serial = self._tools.serial(meta)
+        key = (serial, int(table.number[chunk]))
+        (held,) = self._tools.cache.peek([key])
+        if held is not None:
+            return held, True, 0
+        coords = tuple(table.coords[chunk].tolist())
+        values, retries = self._persistently(lambda: self._tools.slow.chunk(serial, meta, coords))
+        if self._tools.cache.capacity_bytes:  # decoding these is dear: each is kept at once
+            values = np.ascontiguousarray(values)
+            self._tools.cache.put(key, values)
+        return values, False, retries
+
+    def _persistently(self, decode: Callable[[], NDArray]) -> tuple[NDArray, int]:
+        """Values, and how often it was tried again."""
+        for retries, pause in enumerate(_RETRY_S):
+            try:
+                return decode(), retries
+            except OSError:
+                time.sleep(pause)
+        return decode(), len(_RETRY_S)
+
+    def _scatter(self, chunk: int, values: NDArray) -> list[int]:
+        """Put values where they belong; return the boxes whose dtype they do not fit."""
+        unfit: list[int] = []
+        request, targets = self._plan.request, self._plan.targets
+        which = int(self._plan.chunks.array[chunk])
+        scale = None if request.scale is None else float(request.scale[which])
+        offset = None if request.offset is None else float(request.offset[which])
+        size = int(np.prod(request.shape))
+        for at in range(int(targets.bounds[chunk]), int(targets.bounds[chunk + 1])):
+            box = int(targets.box[at])
+            extent = targets.extent[at].tolist()
+            begin = np.unravel_index(int(targets.dst_start[at]) - box * size, request.shape)
+            into = tuple(slice(int(low), int(low) + n) for low, n in zip(begin, extent, strict=True))
+            taken = tuple(slice(low, low + n) for low, n in zip(targets.src_start[at].tolist(), extent, strict=True))
+            place = request.arrays[which].place
+            try:
+                self._out[box][into] = converted(values[taken], request.dtype, scale=scale, offset=offset, place=place)
+            except DataError:
+                unfit.append(box)
+        return unfit

@@ -1,0 +1,78 @@
+"""Threads that read and decode: how many, and a small pool in which the caller works too."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from rankwise.world.place import find_place
+from rankwise.world.threads import cpu_mask, usable_cores
+
+__all__ = ["WorkCrew", "reading_threads"]
+
+
+def reading_threads() -> int:
+    """Return how many threads this rank reads with: its fair part of the cores that it may use, at least 1.
+
+    Cores that the ranks of a machine share are divided among them; a rank that was bound to cores of its own has those.
+    """
+    mask = len(cpu_mask())
+    ranks = find_place(os.environ).local_world_size or 1
+    has_its_own = mask * ranks <= (os.cpu_count() or 1)
+    return max(1, usable_cores(mask) // (1 if has_its_own else ranks))
+
+
+class WorkCrew:
+    """Runs tasks on `num_threads` threads, the calling one among them.
+
+    The threads are started with the first work that is worth them, and end with `close` or the interpreter.
+    """
+
+    def __init__(self, num_threads: int) -> None:
+        self.num_threads = num_threads
+        self._pool: ThreadPoolExecutor | None = None
+        self._lock = threading.Lock()
+
+    def run(self, tasks: Iterable[Callable[[], None]]) -> None:
+        """Run all tasks, in order of their start; the first error stops what has not begun and is raised."""
+        waiting = deque(tasks)
+        helpers = [self._submit(waiting) for _ in range(min(self.num_threads, len(waiting)) - 1)]
+        try:
+            _work(waiting)
+        except BaseException:
+            waiting.clear()
+            raise
+        finally:
+            errors = [helper.exception() for helper in helpers]
+        for error in errors:
+            if error is not None:
+                raise error
+
+    def close(self) -> None:
+        """Let the threads go."""
+        with self._lock:
+            pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.shutdown(wait=True)
+
+    def _submit(self, waiting: deque[Callable[[], None]]) -> Future[None]:
+        with self._lock:
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(self.num_threads - 1, thread_name_prefix="rankwise-decoder")
+            return self._pool.submit(_work, waiting)
+
+
+def _work(waiting: deque[Callable[[], None]]) -> None:
+    try:
+        while True:
+            try:
+                task = waiting.popleft()
+            except IndexError:
+                return
+            task()
+    except BaseException:
+        waiting.clear()
+        raise

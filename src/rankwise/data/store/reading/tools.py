@@ -1,0 +1,76 @@
+"""What all runs of a reader share."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Self
+
+from rankwise.data.store.cache import ChunkCache
+from rankwise.data.store.decode import Decoder, Scratch, choose_decoder
+from rankwise.data.store.files import HandleCache
+from rankwise.data.store.meta import ArrayMeta
+from rankwise.data.store.reading.admission import Admission
+from rankwise.data.store.reading.slow import SlowArrays
+
+__all__ = ["ScratchPool", "Tools"]
+
+_LOG = logging.getLogger(__name__)
+
+
+class ScratchPool:
+    """Scratch memory, one for each thread that works at a time."""
+
+    def __init__(self) -> None:
+        self._free: list[Scratch] = []
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def borrow(self) -> Iterator[Scratch]:
+        """Lend one."""
+        with self._lock:
+            scratch = self._free.pop() if self._free else Scratch()
+        try:
+            yield scratch
+        finally:
+            with self._lock:
+                self._free.append(scratch)
+
+    def clear(self) -> None:
+        """Free what is not lent."""
+        with self._lock:
+            self._free.clear()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Tools:
+    """Shared by the runs of one reader; every part is thread-safe.
+
+    Attributes:
+        decoder: decodes what it knows.
+        scratches: memory to decode into.
+        handles: open files.
+        cache: decoded chunks.
+        admission: which of them are worth keeping.
+        slow: arrays as zarr-python opens them.
+        serial: returns a number that tells arrays apart.
+    """
+
+    decoder: Decoder
+    scratches: ScratchPool
+    handles: HandleCache
+    cache: ChunkCache
+    admission: Admission
+    slow: SlowArrays
+    serial: Callable[[ArrayMeta], int]
+
+    @classmethod
+    def choose(cls, **parts: Any) -> Self:
+        """Return tools with the best decoder that works here; says once when that is not the kernel."""
+        decoder, why = choose_decoder()
+        if why:
+            _LOG.warning("chunks are decoded by threads of Python, which is slower than the compiled kernel: %s", why)
+        return cls(decoder=decoder, **parts)

@@ -1,0 +1,30 @@
+"""Which decoded chunks are kept."""
+
+from rankwise.data.store.reading.admission import Admission
+
+
+def test_what_never_comes_back_is_not_kept():
+    """A stream of different chunks keeps none of them: no memory is written for nothing."""
+    admission = Admission(10**6)
+    assert not any(admission.wants([k], 1000)[0] for k in range(5000))
+
+
+def test_what_comes_back_is_kept():
+    """The second touch of a chunk keeps it."""
+    admission = Admission(10**6)
+    assert not admission.wants(["a"], 1000)[0]
+    assert admission.wants(["a"], 1000)[0]
+
+
+def test_many_repeats_keep_everything():
+    """Once a fair share of touches repeats, chunks are kept at their first touch."""
+    admission = Admission(10**6)
+    for _ in range(200):
+        admission.found(1)
+    assert admission.wants(["never seen"], 1000)[0]
+
+
+def test_larger_than_the_cache_is_never_kept():
+    """What cannot stay is not copied."""
+    admission = Admission(1000)
+    assert not any(admission.wants(["a"], 2000)[0] for _ in range(3))

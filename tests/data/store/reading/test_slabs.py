@@ -1,0 +1,31 @@
+"""How chunks are dealt out to threads."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankwise.data.store.reading.slabs import cut_slabs
+
+
+@given(
+    st.lists(st.integers(0, 5), max_size=80).map(sorted),
+    st.sampled_from([1, 1000, 2**18, 2**24]),
+    st.integers(1, 8),
+)
+def test_every_chunk_is_in_one_slab(files, chunk_bytes, threads):
+    """Whatever the files, sizes and threads: slabs are disjoint and complete, and bounded."""
+    slabs = cut_slabs(np.array(files, np.int64), chunk_bytes, threads)
+    taken = [at for first, last in slabs for at in range(first, last)]
+    assert sorted(taken) == list(range(len(files)))
+    assert all((last - first) * chunk_bytes <= 4 * 2**20 or last - first == 1 for first, last in slabs)
+
+
+def test_long_files_take_turns():
+    """Runs of several long files alternate, each file in its own order."""
+    slabs = cut_slabs(np.repeat([0, 1], 8), 2**20, 1)
+    assert slabs == [(0, 3), (8, 11), (3, 6), (11, 14), (6, 8), (14, 16)]
+
+
+def test_short_files_share_a_slab():
+    """An array of one file per chunk is not dealt out chunk by chunk."""
+    assert cut_slabs(np.arange(12), 1000, 1) == [(0, 2), (2, 4), (4, 6), (6, 8), (8, 10), (10, 12)]
