@@ -30,6 +30,11 @@ class Ask:
     body: bool = True
 
     @property
+    def is_part(self) -> bool:
+        """Whether a part of the object is wanted."""
+        return self.body and (self.start != 0 or self.length is not None)
+
+    @property
     def span(self) -> str:
         """Which bytes, in words."""
         if not self.body:

@@ -60,7 +60,15 @@ class Requests:
         """
         location = locate(ask.url)
         store = open_store(location, self.options)
-        part = self.run(lambda: send(store, location, ask), url=ask.url, what=ask.span)
+        try:
+            part = self.run(lambda: send(store, location, ask), url=ask.url, what=ask.span)
+        except (BeyondError, NoRangesError) as error:
+            if ask.is_part:
+                raise
+            self.counters.add(RemoteStats(failures=1))
+            raise TransferError(
+                f"{ask.url} ({ask.span}): the store answers as if a part of it were wanted", url=ask.url
+            ) from error
         if part is not None:
             self.counters.add(RemoteStats(fetched_bytes=part.data.nbytes))
         return part

@@ -1,0 +1,57 @@
+"""Which failures pass."""
+
+import pickle
+
+import pytest
+
+from rankwise.data.store.remote import ObjectChangedError, TransferError
+from rankwise.data.store.remote.trouble import TruncatedError, judge
+
+
+class GenericError(Exception):
+    """Named as obstore's."""
+
+
+def status(code):
+    return GenericError(
+        f"Generic S3 error: Error performing GET u in 1s - Server returned non-2xx status code: {code}: "
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "reason"),
+    [
+        (status("500 Internal Server Error"), "passing", "500 Internal Server Error"),
+        (status("502 Bad Gateway"), "passing", "502"),
+        (status("425 Too Early"), "passing", "425"),
+        (status("501 Not Implemented"), "refused", "501"),
+        (status("400 Bad Request"), "refused", "400"),
+        (status("416 Range Not Satisfiable"), "beyond", "ends before"),
+        (GenericError("kind: Decode,"), "passing", "kind"),
+        (
+            GenericError('error\nkind: Connect,\nmessage: "No route to host"'),
+            "passing",
+            r"no connection (No route to host)",
+        ),
+        (GenericError("invalid peer certificate: UnknownIssuer\nkind: Connect,"), "refused", "certificate"),
+        (GenericError("Received redirect without LOCATION"), "refused", "elsewhere"),
+        (GenericError("Error performing PUT http://169.254.169.254/latest"), "denied", "no credentials"),
+        (GenericError("x <Code>NoSuchBucket</Code>"), "refused", "no such bucket"),
+        (GenericError("something new\nwith details"), "refused", "something new"),
+        (FileNotFoundError("x"), "missing", "no such object"),
+        (TruncatedError("3 bytes came where 4 were announced"), "passing", "cut: 3 bytes"),
+    ],
+)
+def test_failures_are_told_apart(error, kind, reason):
+    """By status, by what the network said, and with a reason of one line; what is unknown is not tried for ever."""
+    trouble = judge(error)
+    assert trouble.kind == kind
+    assert reason in trouble.reason
+    assert "\n" not in trouble.reason
+
+
+def test_errors_survive_pickling():
+    """They travel between processes with what they know."""
+    error = pickle.loads(pickle.dumps(TransferError("gone", url="s3://b/x", attempts=3)))
+    assert (str(error), error.url, error.attempts, error.damage) == ("gone", "s3://b/x", 3, False)
+    assert pickle.loads(pickle.dumps(ObjectChangedError("new", url="s3://b/x"))).damage

@@ -1,0 +1,66 @@
+"""The threads behind a reader."""
+
+import gc
+import threading
+import weakref
+
+import pytest
+
+from rankwise.data.store.remote.workers import Workers
+
+
+def running():
+    return [thread for thread in threading.enumerate() if thread.name == "rankwise-remote"]
+
+
+@pytest.fixture
+def no_threads():
+    """Wait for those of other tests to end."""
+    for thread in running():
+        thread.join(20)
+
+
+def test_no_more_threads_than_tasks_or_than_allowed(no_threads):
+    """Threads start with the work: two tasks need two, ten need the three that are allowed."""
+    for num_tasks, num_threads in ((2, 2), (10, 3)):
+        gate, done = threading.Event(), threading.Semaphore(0)
+        workers = Workers(3, on_end=lambda: None)
+        for _ in range(num_tasks):
+            workers.submit(lambda gate=gate, done=done: (gate.wait(20), done.release()))
+        assert len(running()) == num_threads
+        gate.set()
+        for _ in range(num_tasks):
+            assert done.acquire(timeout=20)
+        workers.close()
+        for thread in running():
+            thread.join(20)
+        assert running() == []
+
+
+def test_tasks_that_wait_are_run_when_it_closes(no_threads):
+    """Nobody waits for a task in vain; new ones are refused."""
+    gate, done = threading.Event(), threading.Semaphore(0)
+    workers = Workers(1, on_end=gate.set)
+    workers.submit(lambda: gate.wait(20))
+    workers.submit(done.release)
+    workers.close()
+    assert done.acquire(timeout=20)
+    with pytest.raises(RuntimeError, match="closed"):
+        workers.submit(done.release)
+
+
+def test_a_reader_that_is_forgotten_takes_its_threads_along(no_threads):
+    """Collected like anything else; its threads end and whatever waits in them is told."""
+    told = threading.Event()
+    workers = Workers(2, on_end=told.set)
+    ran = threading.Event()
+    workers.submit(ran.set)
+    assert ran.wait(20)
+    gone = weakref.ref(workers)
+    del workers
+    gc.collect()
+    assert gone() is None
+    assert told.is_set()
+    for thread in running():
+        thread.join(20)
+    assert running() == []
