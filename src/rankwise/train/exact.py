@@ -28,12 +28,13 @@ class StepReport:
     """What one step did, seen from one rank.
 
     Attributes:
-        num_samples: real samples of the global batch.
+        num_samples: real samples of the global batch that arrived.
         weight: sum of the weights over all ranks: what the gradient was divided by.
         loss: this rank's (sum of losses, sum of weights); the sum is a tensor without a graph. Empty shares give zeros.
         metrics: this rank's (sum, weight) by name.
         grad_norm: norm of the exact gradient before clipping, None if it was not asked for. Equal on all ranks.
         resume: the order's state after this step; what `BatchLoader.mark_done` wants.
+        num_lost: real samples of the global batch that were damaged and left out, over all ranks.
     """
 
     num_samples: int
@@ -42,6 +43,7 @@ class StepReport:
     metrics: Mapping[str, tuple[Any, Any]]
     grad_norm: float | None
     resume: OrderState
+    num_lost: int = 0
 
 
 class ExactStep:
@@ -56,7 +58,7 @@ class ExactStep:
 
     The first call runs the warm-up pass (see `warm_up`) and agrees with the other ranks on how the global weight is
     counted: by the order, without communication, when the step function returns per-sample losses or a mean; by one
-    small all-reduce per step when it returns (sum, weight).
+    small all-reduce per step when it returns (sum, weight), or when the loader may leave out damaged samples.
 
     Args:
         model: what `prepare` returned.
@@ -65,7 +67,7 @@ class ExactStep:
         world: this rank's world; `World.current()` if None.
         scheduler: anything with a `step()`, called once after each optimizer step.
         max_grad_norm: clip the exact gradient to this norm; None leaves it alone.
-        counted: False forces the all-reduce, for loaders that may skip samples; None decides as above.
+        counted: False forces the all-reduce; None decides as above.
     """
 
     def __init__(
@@ -89,6 +91,7 @@ class ExactStep:
         self._max_grad_norm = max_grad_norm
         self._counted = counted
         self._held: Batch | None = None
+        self._may_skip = False
 
     def __call__(self, batches: tuple[Batch, ...]) -> StepReport:
         """Take one step. Collective: every rank calls it with its own share of the same global batch.
@@ -102,28 +105,40 @@ class ExactStep:
         step = batches[0].share.step
         known = float(step.count) if self._counted else None
         window = Window(self._model, self._world, num_micro=len(batches), total_weight=known)
+        if self._may_skip:
+            window.add_samples(sum(batch.count for batch in batches))
         outputs = [self._micro_batch(window, batch) for batch in batches]
         weight = window.finish()
+        arrived = step.count if window.num_samples is None else window.num_samples
         grad_norm = self._clip(step.epoch, step.index)
         self._optimizer.step()
         if self._scheduler is not None:
             self._scheduler.step()
         loss, metrics = _totals([o for o in outputs if o is not None])
         return StepReport(
-            num_samples=step.count,
+            num_samples=arrived,
             weight=weight,
             loss=loss,
             metrics=metrics,
             grad_norm=grad_norm,
             resume=batches[0].resume,
+            num_lost=step.count - arrived,
         )
 
     def _prepare_first(self, batches: tuple[Batch, ...]) -> None:
         held = held_sample(batches, self._world)
         counted = warm_up(self._model, self._step_fn, held, self._world)
+        # ranks must agree: one that counts alone would leave the others waiting in the all-reduce
+        skips = max(int(getattr(batch, "may_skip", False)) for batch in batches)
+        counted_by_all, skips_on_none = self._world.all_reduce((int(counted), 1 - skips), op="min")
+        self._may_skip = not skips_on_none
+        if self._counted and self._may_skip:
+            raise StepError(
+                "counted=True takes the number of samples from the order, but this loader may leave out damaged ones "
+                "(on_bad_sample=): leave counted= out"
+            )
         if self._counted is None:
-            # ranks must agree: one that counts alone would leave the others waiting in the all-reduce
-            self._counted = bool(self._world.all_reduce(int(counted), op="min"))
+            self._counted = bool(counted_by_all) and not self._may_skip
         self._held = held
 
     def _micro_batch(self, window: Window, batch: Batch) -> StepOutput | None:

@@ -120,6 +120,7 @@ class Loop:
         progressed = self.session.progressed
         progressed.num_steps += 1
         progressed.num_samples += report.num_samples
+        progressed.num_lost += report.num_lost
         self._pace.num_samples += report.num_samples
         self.recent.add_step(report)
         self.whole.add_step(report)

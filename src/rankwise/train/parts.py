@@ -19,22 +19,24 @@ __all__ = ["Progressed", "RunningMeans", "seed_training"]
 
 
 class Progressed:
-    """How far the run is: optimizer steps and samples since its very first start."""
+    """How far the run is: optimizer steps and samples since its very first start, and samples that were left out."""
 
     scope: Literal["replicated"] = "replicated"
 
     def __init__(self) -> None:
         self.num_steps = 0
         self.num_samples = 0
+        self.num_lost = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Return both counts."""
-        return {"num_steps": self.num_steps, "num_samples": self.num_samples}
+        """Return the counts."""
+        return {"num_steps": self.num_steps, "num_samples": self.num_samples, "num_lost": self.num_lost}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over both counts."""
+        """Take over the counts."""
         self.num_steps = int(state["num_steps"])
         self.num_samples = int(state["num_samples"])
+        self.num_lost = int(state["num_lost"])
 
 
 class RunningMeans:

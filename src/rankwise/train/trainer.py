@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import os
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from torch import nn
 
 __all__ = ["FitResult", "Trainer"]
+
+_LOG = logging.getLogger("rankwise.train")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,7 +195,10 @@ class Trainer:
         if self.hooks.fit_start is not None:
             self.hooks.fit_start(self)
         self.model.train()
-        values = loop.run(train, first_epoch=int(str(train.state_dict()["epoch"])), epochs=epochs)
+        try:
+            values = loop.run(train, first_epoch=int(str(train.state_dict()["epoch"])), epochs=epochs)
+        finally:
+            self._say_lost(session)
         session.finish(values)
         if self.hooks.fit_end is not None:
             self.hooks.fit_end(self)
@@ -202,6 +208,12 @@ class Trainer:
             run_dir=session.path,
             resumed_step=session.resumed_step,
         )
+
+    def _say_lost(self, session: Session) -> None:
+        """Name the samples that were left out as damaged, over all ranks and restarts of the run."""
+        lost, seen = session.progressed.num_lost, session.progressed.num_samples
+        if lost and self.world.is_main:
+            _LOG.warning("%d of %d samples were damaged and left out of the training", lost, lost + seen)
 
     def _new_step(self) -> ExactStep:
         return ExactStep(

@@ -55,6 +55,7 @@ class Window:
         self._opened = 0
         self._backwards = 0
         self._weight: float | torch.Tensor = 0.0
+        self._num_samples: int | None = None
 
     def micro_batch(self) -> AbstractContextManager[Any]:
         """Return the context of the next micro-batch; forward *and* backward belong inside it.
@@ -82,6 +83,18 @@ class Window:
         self._backwards += 1
         self._weight = self._weight + weight
 
+    def add_samples(self, num_samples: int) -> None:
+        """Count samples that arrived: `num_samples` is their sum over the ranks after `finish`.
+
+        Every rank does so at least once in a step, or none does; only with weights that are added up.
+        """
+        self._num_samples = (self._num_samples or 0) + num_samples
+
+    @property
+    def num_samples(self) -> int | None:
+        """Samples that were counted, after `finish` those of all ranks; None if nobody counted."""
+        return self._num_samples
+
     def finish(self) -> float:
         """Complete the gradients of the global mean and return the sum of all weights; every rank calls it.
 
@@ -92,10 +105,17 @@ class Window:
             raise StepError(f"the window wants {self._num_micro} micro-batches, got {self._backwards} backward passes")
         if self._total_weight is not None:
             return self._total_weight
-        weight = float(self._weight)
-        total_weight = _positive(weight if self._world.world_size == 1 else self._world.all_reduce(weight))
+        total_weight = _positive(self._sum_over_ranks(float(self._weight)))
         self._rescale(self._factor(total_weight))
         return total_weight
+
+    def _sum_over_ranks(self, weight: float) -> float:
+        if self._world.world_size == 1:
+            return weight
+        if self._num_samples is None:
+            return float(self._world.all_reduce(weight))
+        weight, self._num_samples = self._world.all_reduce((weight, self._num_samples))
+        return float(weight)
 
     def _factor(self, total_weight: float) -> float:
         """Undo the wrapper's division by the number of ranks, and divide by the sum of weights."""

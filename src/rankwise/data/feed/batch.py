@@ -25,9 +25,15 @@ class FeedBatch(ShareView):
     """
 
     def __init__(
-        self, share: Share, fields: dict[str, Any], *, num_lost: int, give_back: Callable[[Any], None]
+        self,
+        share: Share,
+        fields: dict[str, Any],
+        *,
+        give_back: Callable[[Any], None],
+        num_lost: int = 0,
+        may_skip: bool = False,
     ) -> None:
-        super().__init__(share, num_lost=num_lost)
+        super().__init__(share, num_lost=num_lost, may_skip=may_skip)
         self._fields: dict[str, Any] | None = fields
         self._give_back: Callable[[Any], None] | None = give_back
 
@@ -69,7 +75,7 @@ class FeedBatch(ShareView):
     def detach(self) -> FeedBatch:
         """Return a copy with memory of its own, which no loader uses again."""
         copies = {name: _copied(field) for name, field in self.fields.items()}
-        return FeedBatch(self._share, copies, num_lost=self._num_lost, give_back=_keep)
+        return self._again(copies, give_back=_keep)
 
     def stand_in(self) -> FeedBatch:
         """Return a batch of two samples that owns its memory and can be pickled: the first one twice, else zeros."""
@@ -77,12 +83,15 @@ class FeedBatch(ShareView):
         ids = self.ids[[0, 0]] if some else np.zeros(2, dtype=np.int64)
         share = replace(self._share, micro=0, num_micro=1, positions=ids, ids=ids, weights=None)
         fields = {name: _first_twice(field, some=some) for name, field in self.fields.items()}
-        return FeedBatch(share, fields, num_lost=0, give_back=_keep)
+        return FeedBatch(share, fields, give_back=_keep)
 
     def with_fields(self, fields: dict[str, Any]) -> FeedBatch:
         """Return this batch with other fields; it takes over the memory, and this object counts as released."""
         give_back, self._give_back, self._fields = self._give_back, None, None
-        return FeedBatch(self._share, fields, num_lost=self._num_lost, give_back=give_back or _keep)
+        return self._again(fields, give_back=give_back or _keep)
+
+    def _again(self, fields: dict[str, Any], *, give_back: Callable[[Any], None]) -> FeedBatch:
+        return FeedBatch(self._share, fields, num_lost=self._num_lost, may_skip=self._may_skip, give_back=give_back)
 
     def release(self, event: Any = None) -> None:
         """Give the memory back: at once, or when `event` (a CUDA event) has happened. Calling it twice is fine."""

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rankwise.data.contract import FieldSpec, NDArray
+from rankwise.data.contract import BoolArray, FieldSpec, NDArray
 from rankwise.errors import ConfigError
 
 __all__ = ["BufferPool", "Done", "HostBuffer"]
@@ -66,6 +66,14 @@ class HostBuffer:
         """
         return self._views[field]
 
+    def keep(self, kept: BoolArray) -> None:
+        """Drop rows of every field: the kept ones move up, in their order.
+
+        Args:
+            kept: bool[B], which rows stay.
+        """
+        self._views = {name: _kept_rows(arrays, kept) for name, arrays in self._views.items()}
+
     def _field(self, name: str, spec: FieldSpec, num_samples: int, capacity: Mapping[str, int]) -> tuple[NDArray, ...]:
         if not spec.ragged:
             return (self._room(name, (num_samples, *spec.shape), spec.dtype),)
@@ -84,6 +92,31 @@ class HostBuffer:
         if name not in self._memory or self._memory[name].nbytes < wanted:
             self._memory[name], self._owners[name] = _allocate(wanted, pinned=self._pinned)
         return self._memory[name][:wanted].view(dtype).reshape(shape)
+
+
+def _kept_rows(arrays: tuple[NDArray, ...], kept: BoolArray) -> tuple[NDArray, ...]:
+    if len(arrays) == 1:
+        return (_moved_up(arrays[0], kept),)
+    data, indices, indptr = arrays
+    lengths = np.diff(indptr)
+    values = np.repeat(kept, lengths)
+    bounds = indptr[: int(kept.sum()) + 1]
+    bounds[1:] = np.cumsum(lengths[kept])
+    end = int(indptr[0]) + len(values)
+    return _moved_up(data[:end], values), _moved_up(indices[:end], values), bounds
+
+
+def _moved_up(array: NDArray, kept: BoolArray) -> NDArray:
+    """The kept rows at the beginning of the same memory."""
+    count = int(kept.sum())
+    if array.ndim == 1:
+        array[:count] = array[kept]
+        return array[:count]
+    # row after row: a selection as a whole would need as much memory again
+    for to, row in enumerate(np.flatnonzero(kept).tolist()):
+        if to != row:
+            array[to] = array[row]
+    return array[:count]
 
 
 def _allocate(num_bytes: int, *, pinned: bool) -> tuple[NDArray, Any]:

@@ -13,6 +13,7 @@ from rankwise.data.feed.buffer import BufferPool, HostBuffer
 from rankwise.data.feed.cursor import Cursor, CursorLoader, check_fits
 from rankwise.data.feed.place import Placer, make_placer
 from rankwise.data.feed.reader import ReadAhead, ReadBatch, ReadStep, StepReader
+from rankwise.data.feed.skipping import OnBadSample, SkipBudget
 from rankwise.data.feed.transform import SampleTransform, Transform
 from rankwise.errors import ConfigError
 
@@ -31,6 +32,7 @@ class LoaderStats:
     Attributes:
         steps: steps.
         samples: samples of this rank, padding included.
+        skipped: damaged samples of this rank that were left out.
         chunks_decoded: chunks that were decoded for them (what a cache held is not counted).
         fill_chunks: chunks that are missing from the store and stand for the fill value.
         read_s: seconds the reader spent on them.
@@ -39,6 +41,7 @@ class LoaderStats:
 
     steps: int = 0
     samples: int = 0
+    skipped: int = 0
     chunks_decoded: int = 0
     fill_chunks: int = 0
     read_s: float = 0.0
@@ -69,6 +72,9 @@ class FeedLoader(CursorLoader):
         batch_transform: ``batch_transform(fields, keys) -> fields`` for a whole batch, on the consumer's thread and
             device, when the batch is handed over; batches may be empty.
         fields: the fields to read; None = all.
+        on_bad_sample: "raise", or how many damaged samples this rank may leave out, over all epochs: batches then have
+            fewer rows, and `ids`, `key` and `count` tell of those that arrived. Trouble with the storage is never
+            skipped. Give the same on all ranks: the training step then adds up how many samples arrived.
 
     Raises:
         ConfigError: an argument is out of range, or there is no such field.
@@ -88,6 +94,7 @@ class FeedLoader(CursorLoader):
         transform: Transform | None = None,
         batch_transform: BatchTransform | None = None,
         fields: Sequence[str] | None = None,
+        on_bad_sample: OnBadSample = "raise",
     ) -> None:
         if depth < 0:
             raise ConfigError(f"depth is how many steps may lie ready, at least 0; got {depth}")
@@ -100,6 +107,7 @@ class FeedLoader(CursorLoader):
         self._batch_transform = batch_transform
         self._spare: list[HostBuffer] = []
         self._stats = LoaderStats()
+        self._budget = SkipBudget(on_bad_sample)
         _check_ragged(self.source, transform)
 
     @property
@@ -126,6 +134,10 @@ class FeedLoader(CursorLoader):
                 ahead.close()
             self._spare = pool.drain()
 
+    def say_skipped(self) -> None:
+        """Say how many damaged samples this rank left out, if any; they are also in `stats`."""
+        self._budget.say_total(self._cursor.rank)
+
     def _reader(self, pool: BufferPool) -> StepReader:
         return StepReader(
             self.source,
@@ -134,6 +146,7 @@ class FeedLoader(CursorLoader):
             placer=self._placer,
             transform=None if self._transform is None else SampleTransform(self._transform),
             depth=self._depth,
+            budget=self._budget,
         )
 
     def _next(self, items: Iterator[ReadStep]) -> ReadStep | None:
@@ -146,6 +159,7 @@ class FeedLoader(CursorLoader):
                 old,
                 steps=old.steps + 1,
                 samples=old.samples + sum(batch.share.num_samples for batch in item.batches),
+                skipped=old.skipped + sum(batch.num_lost for batch in item.batches),
                 chunks_decoded=old.chunks_decoded + sum(r.fast_chunks + r.slow_chunks for r in reports),
                 fill_chunks=old.fill_chunks + sum(r.fill_chunks for r in reports),
                 read_s=old.read_s + item.read_s,
@@ -164,8 +178,9 @@ class FeedLoader(CursorLoader):
                 read.buffer.busy = event
             pool.give_back(read.buffer)
 
-        num_lost = int((~read.report.valid).sum())
-        batch = FeedBatch(read.share, fields, num_lost=num_lost, give_back=give_back)
+        batch = FeedBatch(
+            read.share, fields, num_lost=read.num_lost, may_skip=self._budget.may_skip, give_back=give_back
+        )
         if self._batch_transform is None:
             return batch
         return batch.with_fields(self._transformed(batch, fields))

@@ -9,12 +9,15 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from rankwise.data.contract import IntArray, Plan, ReadReport, Share, Source, Step, sample_keys
+import numpy as np
+
+from rankwise.data.contract import BoolArray, IntArray, Plan, ReadReport, Share, Source, Step, sample_keys
 from rankwise.data.feed.buffer import BufferPool, HostBuffer
 from rankwise.data.feed.conveyor import Conveyor
 from rankwise.data.feed.place import Placed, Placer
+from rankwise.data.feed.skipping import SkipBudget
 from rankwise.data.feed.transform import SampleTransform
 
 __all__ = ["ReadAhead", "ReadBatch", "ReadStep", "StepReader"]
@@ -26,12 +29,21 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadBatch:
-    """One micro-batch that was read: its share, its buffer, its fields, how it went."""
+    """One micro-batch that was read.
+
+    Attributes:
+        share: the samples that arrived.
+        buffer: where they are.
+        placed: their fields.
+        report: how it went.
+        num_lost: real samples that were left out.
+    """
 
     share: Share
     buffer: HostBuffer
     placed: Placed
     report: ReadReport
+    num_lost: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +64,7 @@ class StepReader:
         placer: where batches go.
         transform: per sample, or None.
         depth: steps that may lie ready; the pool hands out one more.
+        budget: decides about samples that cannot be read.
     """
 
     def __init__(
@@ -63,6 +76,7 @@ class StepReader:
         placer: Placer,
         transform: SampleTransform | None,
         depth: int,
+        budget: SkipBudget,
     ) -> None:
         self._source = source
         self._names = names
@@ -70,6 +84,7 @@ class StepReader:
         self._placer = placer
         self._transform = transform
         self._depth = depth
+        self._budget = budget
         self._scratch = HostBuffer()
 
     def read(self, steps: Iterable[tuple[Step, tuple[Share, ...]]]) -> Iterator[ReadStep]:
@@ -116,22 +131,26 @@ class StepReader:
         try:
             names = self._names
             if self._transform is None:
-                report = self._read(plan, buffer)
+                share, report = self._read(plan, buffer)
             else:
-                report = self._read(plan, self._scratch)
-                self._transformed(self._transform, step, plan.share, buffer)
+                share, report = self._read(plan, self._scratch)
+                self._transformed(self._transform, step, share, buffer)
                 names = tuple(self._transform.specs or ())
             placed = self._placer.place(buffer, names)
         except BaseException:
             self.pool.give_back(buffer)
             raise
-        return ReadBatch(share=plan.share, buffer=buffer, placed=placed, report=report)
+        num_lost = _num_real(plan.share) - _num_real(share)
+        return ReadBatch(share=share, buffer=buffer, placed=placed, report=report, num_lost=num_lost)
 
-    def _read(self, plan: Plan, into: HostBuffer) -> ReadReport:
+    def _read(self, plan: Plan, into: HostBuffer) -> tuple[Share, ReadReport]:
+        """Read a plan; what the budget lets pass is left out of the buffer and of the share."""
         report = self._source.read(plan, into)
-        if report.errors:
-            raise report.errors[0]
-        return report
+        kept = self._budget.kept(report, plan.share)
+        if kept is None:
+            return plan.share, report
+        into.keep(kept)
+        return _kept_share(plan.share, kept), report
 
     def _transformed(self, transform: SampleTransform, step: Step, share: Share, into: HostBuffer) -> None:
         if transform.specs is None and share.num_samples == 0:
@@ -139,19 +158,34 @@ class StepReader:
         transform.apply(self._scratch, self._names, share.ids, _keys(step, share.ids), into)
 
     def _learn(self, transform: SampleTransform, step: Step, share: Share) -> None:
-        """A rank whose first share is empty looks at the step's first sample to know what samples come out as."""
-        probe = Share(
-            step=step, micro=0, num_micro=1, rank=share.rank, world_size=share.world_size,
-            positions=share.positions[:0] + step.start, ids=step.ids[:1], weights=None,
-        )  # fmt: skip
-        held = HostBuffer()
-        self._read(self._source.plan(probe), held)
-        fields = {name: held.arrays(name)[0][0] for name in self._names}
-        transform.learn(fields, int(probe.ids[0]), int(_keys(step, probe.ids)[0]))
+        """A rank whose first share is empty looks at the step's first good sample to know what samples come out as."""
+        for place in range(len(step.ids)):
+            probe = Share(
+                step=step, micro=0, num_micro=1, rank=share.rank, world_size=share.world_size,
+                positions=np.array([step.start + place]), ids=step.ids[place : place + 1], weights=None,
+            )  # fmt: skip
+            held = HostBuffer()
+            report = self._source.read(self._source.plan(probe), held)
+            if report.errors and self._budget.may_skip and report.errors[0].damage:
+                continue  # whoever has it in his share counts it
+            if report.errors:
+                raise report.errors[0]
+            fields = {name: held.arrays(name)[0][0] for name in self._names}
+            transform.learn(fields, int(probe.ids[0]), int(_keys(step, probe.ids)[0]))
+            return
 
 
 def _keys(step: Step, ids: IntArray) -> IntArray:
     return sample_keys(step.resume.seed, step.epoch, ids)
+
+
+def _num_real(share: Share) -> int:
+    return share.num_samples if share.weights is None else int(np.count_nonzero(share.weights))
+
+
+def _kept_share(share: Share, kept: BoolArray) -> Share:
+    weights = None if share.weights is None else share.weights[kept]
+    return replace(share, positions=share.positions[kept], ids=share.ids[kept], weights=weights)
 
 
 class ReadAhead:

@@ -13,13 +13,15 @@ class ShareView:
     """The half of the contract's `Batch` that follows from the share; batches add the data.
 
     Args:
-        share: which samples the batch holds.
-        num_lost: real samples of the share that could not be read.
+        share: which samples the batch holds: those that arrived.
+        num_lost: real samples that should have been among them, but were damaged and left out.
+        may_skip: whether batches of this loader may lack samples, on this or any other rank.
     """
 
-    def __init__(self, share: Share, *, num_lost: int = 0) -> None:
+    def __init__(self, share: Share, *, num_lost: int = 0, may_skip: bool = False) -> None:
         self._share = share
         self._num_lost = num_lost
+        self._may_skip = may_skip
 
     @property
     def share(self) -> Share:
@@ -41,8 +43,17 @@ class ShareView:
     def count(self) -> int:
         """Real samples that arrived: neither padding nor skipped."""
         weights = self._share.weights
-        real = len(self.ids) if weights is None else int(np.count_nonzero(weights))
-        return real - self._num_lost
+        return len(self.ids) if weights is None else int(np.count_nonzero(weights))
+
+    @property
+    def num_lost(self) -> int:
+        """Real samples of this rank's share that were damaged and are not in the batch."""
+        return self._num_lost
+
+    @property
+    def may_skip(self) -> bool:
+        """Whether batches may lack samples, so that only the ranks together know how many a step has."""
+        return self._may_skip
 
     @property
     def resume(self) -> OrderState:
