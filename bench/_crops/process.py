@@ -6,6 +6,7 @@ given work at a time.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -36,8 +37,10 @@ class ReaderProcess:
 
     def round(self, first: int, count: int, *, digest: bool = False) -> dict[str, float]:
         """Read batches ``first .. first + count - 1``; return CPU and wall seconds, or their digest."""
-        self._process.stdin.write(json.dumps({"first": first, "count": count, "digest": digest}) + "\n")
-        self._process.stdin.flush()
+        order = json.dumps({"first": first, "count": count, "digest": digest}) + "\n"
+        with contextlib.suppress(BrokenPipeError):  # the missing answer tells
+            self._process.stdin.write(order)
+            self._process.stdin.flush()
         answer = self._process.stdout.readline()
         if not answer:
             raise RuntimeError(f"the process of {self.name} ended with {self._process.wait()}")
@@ -47,7 +50,8 @@ class ReaderProcess:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
         self._process.wait()
         self._process.stdout.close()
 
