@@ -80,6 +80,11 @@ class ChunkCache:
             return waiting.result(), True
         return self._load(key, load, mine), False
 
+    def holds(self, keys: Sequence[Hashable]) -> list[bool]:
+        """Return which of `keys` are kept now; touches none of them."""
+        with self._lock:
+            return [key in self._kept for key in keys]
+
     def peek(self, keys: Sequence[Hashable]) -> list[NDArray | None]:
         """Return the arrays of `keys` that are kept now, None for the others."""
         with self._lock:

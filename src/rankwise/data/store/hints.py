@@ -7,9 +7,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from rankwise.data.contract import IntArray
+from rankwise.data.contract import BoolArray, IntArray
 from rankwise.data.store.files import HandleCache
-from rankwise.data.store.meta import ArrayMeta
 from rankwise.data.store.plan import BoxPlan
 
 __all__ = ["advise_plans", "fused"]
@@ -20,14 +19,14 @@ _FEWEST_CHUNKS = 2
 
 
 def advise_plans(
-    plans: Sequence[BoxPlan], handles: HandleCache, *, kept: Callable[[ArrayMeta, int], bool] | None
+    plans: Sequence[BoxPlan], handles: HandleCache, *, kept: Callable[[BoxPlan], BoolArray] | None
 ) -> None:
     """Call ``posix_fadvise(WILLNEED)`` for the bytes of plans, neighbours fused. Best effort: says nothing.
 
     Args:
         plans: what will be read.
         handles: open files.
-        kept: tells chunks that need no reading, by array and number; None = all need it.
+        kept: tells which chunks of a plan, bool[K], need no reading; None = all need it.
     """
     if not hasattr(os, "posix_fadvise"):
         return
@@ -35,9 +34,8 @@ def advise_plans(
         advise_plans([odd.plan for odd in plan.odd], handles, kept=kept)
         chunks = plan.chunks
         wanted = chunks.offset >= 0
-        for at in np.flatnonzero(wanted).tolist() if kept is not None else ():
-            assert kept is not None
-            wanted[at] = not kept(plan.request.arrays[int(chunks.array[at])], int(chunks.number[at]))
+        if kept is not None:
+            wanted &= ~kept(plan)
         file, offset, length = (column[wanted] for column in (chunks.file, chunks.offset, chunks.length))
         for number, begin, size in zip(*(part.tolist() for part in fused(file, offset, length)), strict=True):
             facts = plan.files[number]

@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from rankwise.data.contract import NDArray
+import numpy as np
+
+from rankwise.data.contract import BoolArray, NDArray
 from rankwise.data.store.boxes import BoxReport, BoxRequest, check_conversion
 from rankwise.data.store.cache import DEFAULT_CACHE_BYTES, ChunkCache
 from rankwise.data.store.files import FileBook, HandleCache
@@ -102,7 +104,7 @@ class BoxReader:
 
     def hint(self, plans: Sequence[BoxPlan]) -> None:
         """Ask the system to read the bytes of plans soon. Best effort; chunks that are kept are left out."""
-        advise_plans(plans, self._handles, kept=self._is_kept if len(self.cache) else None)
+        advise_plans(plans, self._handles, kept=self._kept if len(self.cache) else None)
 
     def read(self, jobs: Sequence[tuple[BoxPlan, NDArray]]) -> tuple[BoxReport, ...]:
         """Read plans, each into its own array; one report for each.
@@ -144,8 +146,11 @@ class BoxReader:
     ) -> None:
         self.close()
 
-    def _is_kept(self, array: ArrayMeta, number: int) -> bool:
-        return (self._serials.of(array), number) in self.cache
+    def _kept(self, plan: BoxPlan) -> BoolArray:
+        """bool[K]: which chunks of a plan are in the cache."""
+        serials = [self._serials.of(array) for array in plan.request.arrays]
+        keys = [(serials[k], n) for k, n in zip(plan.chunks.array.tolist(), plan.chunks.number.tolist(), strict=True)]
+        return np.array(self.cache.holds(keys), dtype=np.bool_)
 
     def _execution(self) -> Executor:
         """Made at the first use: choosing a decoder compiles or loads the kernel."""

@@ -23,9 +23,10 @@ def test_every_chunk_is_in_one_slab(files, chunk_bytes, threads):
 def test_long_files_take_turns():
     """Runs of several long files alternate, each file in its own order."""
     slabs = cut_slabs(np.repeat([0, 1], 8), 2**20, 1)
-    assert slabs == [(0, 3), (8, 11), (3, 6), (11, 14), (6, 8), (14, 16)]
+    assert slabs == [(0, 4), (8, 12), (4, 8), (12, 16)]
 
 
 def test_short_files_share_a_slab():
     """An array of one file per chunk is not dealt out chunk by chunk."""
-    assert cut_slabs(np.arange(12), 1000, 1) == [(0, 2), (2, 4), (4, 6), (6, 8), (8, 10), (10, 12)]
+    assert cut_slabs(np.arange(12), 1000, 2) == [(0, 2), (2, 4), (4, 6), (6, 8), (8, 10), (10, 12)]
+    assert cut_slabs(np.arange(12), 1000, 1) == [(0, 12)]

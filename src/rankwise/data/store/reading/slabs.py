@@ -9,7 +9,7 @@ from rankwise.data.contract import IntArray
 __all__ = ["cut_slabs"]
 
 _SLAB_BYTES = 4 * 2**20  # decoded; long enough that handing it out costs nothing, short enough to share out evenly
-_SLABS_PER_THREAD = 6
+_SLABS_PER_THREAD = 4
 
 
 def cut_slabs(file: IntArray, chunk_bytes: int, num_threads: int) -> list[tuple[int, int]]:
@@ -23,7 +23,8 @@ def cut_slabs(file: IntArray, chunk_bytes: int, num_threads: int) -> list[tuple[
         chunk_bytes: bytes of a decoded chunk.
         num_threads: threads that will take them.
     """
-    fair = -(-len(file) // (num_threads * _SLABS_PER_THREAD))
+    # one thread has nobody to share with
+    fair = len(file) if num_threads == 1 else -(-len(file) // (num_threads * _SLABS_PER_THREAD))
     most = max(1, min(fair, _SLAB_BYTES // max(1, chunk_bytes)))
     slabs: list[tuple[int, int, int]] = []
     edges = [0, *(np.flatnonzero(np.diff(file)) + 1).tolist(), len(file)]
