@@ -1,0 +1,222 @@
+"""From images and rules to tables: everything that an epoch's crops are computed from."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rankwise.data.contract import BoolArray, FloatArray, IntArray
+from rankwise.data.crops.index.bits import BitTable
+from rankwise.data.crops.index.blocks import choose_block
+from rankwise.data.crops.index.cells import CellGrid, CellTable
+from rankwise.data.crops.index.draws import Draws
+from rankwise.data.crops.index.finding import CellFinder
+from rankwise.data.crops.index.frame import Frame, make_frame
+from rankwise.data.crops.index.image import CropImage
+from rankwise.data.crops.index.lattice import Lattice, free_lattice, tile_lattice
+from rankwise.data.crops.index.layout import FieldLayout, make_layout
+from rankwise.data.crops.index.placing import Placement
+from rankwise.data.crops.index.rules import Rules
+from rankwise.data.crops.index.take import Take
+from rankwise.data.crops.index.tiles import Tiles
+from rankwise.data.crops.index.weighing import image_bounds, image_weights
+from rankwise.errors import ConfigError
+
+__all__ = ["Compiled", "compile_rules"]
+
+_TILES_AT_ONCE = 1 << 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Compiled:
+    """The tables of one set of rules.
+
+    Attributes:
+        frame: the reference.
+        layouts: the fields by name.
+        placement: where crops lie.
+        digest: hash of all that decides it.
+    """
+
+    frame: Frame
+    layouts: Mapping[str, FieldLayout]
+    placement: Placement
+    digest: str
+
+    @property
+    def element_bytes(self) -> float:
+        """Decoded bytes per element of the reference, over all fields, in the first image."""
+        return sum(_element_bytes(layout) for layout in self.layouts.values())
+
+
+def compile_rules(
+    images: Sequence[CropImage], takes: Mapping[str, Take], rules: Rules, finder: CellFinder, *, used: BoolArray
+) -> Compiled:
+    """Return the tables of an index.
+
+    Args:
+        images: the N images.
+        takes: the fields; the first one is the reference.
+        rules: the choices.
+        finder: makes maps of masks and labels.
+        used: bool[N], the images that crops come from.
+
+    Raises:
+        ConfigError: the rules do not fit the images, or no crop is left.
+    """
+    name, take = next(iter(takes.items()))
+    part = take.part or name
+    level = rules.level if take.level is None else take.level
+    frame = make_frame(images, part=part, level=level, shape=rules.shape)
+    lattice = _lattice(frame, rules)
+    layouts = {
+        name: make_layout(name, take, images, frame, lattice, level=level if (take.part or name) == part else None)
+        for name, take in takes.items()
+    }
+    maps = _Maps(images, rules, frame, finder, used)
+    placement: Placement
+    if rules.num_random is None:
+        placement, parts = _tiles(frame, rules, lattice, layouts, maps)
+    else:
+        placement, parts = _draws(images, frame, rules, lattice, maps)
+    return Compiled(frame=frame, layouts=layouts, placement=placement, digest=_digest(takes, rules, layouts, parts))
+
+
+def _element_bytes(layout: FieldLayout) -> float:
+    linked = [axis for axis, reference in enumerate(layout.linked) if reference >= 0]
+    channels = 1 if layout.channel_axis is None else layout.arrays[0].chunks[layout.channel_axis]
+    return float(np.prod(layout.ratio[0, linked])) * layout.arrays[0].dtype.itemsize * channels
+
+
+def _lattice(frame: Frame, rules: Rules) -> Lattice:
+    if rules.num_random is not None:
+        step = np.minimum(frame.chunks, frame.sizes) if rules.align else np.ones_like(frame.sizes)
+        return free_lattice(frame.sizes, frame.extent, step, padded=rules.pad is not None)
+    stride = frame.extent.copy()
+    if rules.stride is not None:
+        stride[frame.num_stepped :] = rules.stride
+    if rules.align and (stride % np.minimum(frame.chunks, frame.sizes)).any():
+        raise ConfigError(
+            f'align="chunk" wants a stride of whole chunks: the stride is {stride.tolist()}, the chunks of '
+            f"{frame.levels[0].array.place} are {frame.chunks[0].tolist()} along these axes"
+        )
+    return tile_lattice(frame.sizes, frame.extent, stride, edges=rules.edges)
+
+
+class _Maps:
+    """The mask and the labels of all images as cells, on the axes of the reference."""
+
+    def __init__(
+        self, images: Sequence[CropImage], rules: Rules, frame: Frame, finder: CellFinder, used: BoolArray
+    ) -> None:
+        self.used = used
+        self.mask: list[CellGrid] | None = None
+        self.foreground: list[CellGrid] | None = None
+        if rules.mask is not None:
+            self.mask = finder.mask_cells(images, rules.mask, frame, used)
+        if rules.foreground is not None and rules.foreground.fraction > 0:
+            self.foreground = finder.foreground_cells(images, rules.foreground, frame, used)
+            if self.mask is not None:
+                self.foreground = [_both(a, b) for a, b in zip(self.foreground, self.mask, strict=True)]
+
+
+def _both(cells: CellGrid, mask: CellGrid) -> CellGrid:
+    """The chosen cells whose centre is chosen in a mask of another resolution."""
+    chosen = cells.chosen.copy()
+    places = np.argwhere(chosen)
+    chosen[tuple(places.T)] = mask.at((places + 0.5) * cells.size + cells.corner)
+    return CellGrid(chosen=chosen, size=cells.size, corner=cells.corner)
+
+
+def _tiles(
+    frame: Frame, rules: Rules, lattice: Lattice, layouts: Mapping[str, FieldLayout], maps: _Maps
+) -> tuple[Tiles, list[object]]:
+    counts = np.where(maps.used[:, None], lattice.counts, 0)
+    lattice = Lattice(origin=lattice.origin, step=lattice.step, last=lattice.last, counts=counts)
+    block = choose_block(
+        extent=frame.extent,
+        stride=lattice.step[0],
+        chunks=frame.chunks[0],
+        counts=counts.max(axis=0),
+        element_bytes=sum(_element_bytes(layout) for layout in layouts.values()),
+        region_bytes=rules.region_bytes,
+    )
+    tiles = Tiles.over(lattice, block=block)
+    if maps.mask is not None and rules.mask is not None and tiles.num_tiles:
+        kept = BitTable.of(_kept_tiles(tiles, maps.mask, frame, rules.mask.share))
+        tiles = Tiles(lattice=lattice, block=block, ends=tiles.ends, kept=kept)
+    if tiles.num_crops == 0:
+        raise ConfigError(
+            f"no crop of {list(frame.shape)} is left in {len(frame.levels)} images: the images are smaller (see "
+            "edges=), or mask= and where= leave out everything"
+        )
+    return tiles, [block.tolist(), tiles.ends.tobytes(), b"" if tiles.kept is None else tiles.kept.packed.tobytes()]
+
+
+def _kept_tiles(tiles: Tiles, mask: list[CellGrid], frame: Frame, share: float) -> list[BoolArray]:
+    kept = []
+    for low in range(0, tiles.num_tiles, _TILES_AT_ONCE):
+        places = tiles.tile_places(np.arange(low, min(low + _TILES_AT_ONCE, tiles.num_tiles), dtype=np.int64))
+        part = np.zeros(len(places.images), dtype=np.bool_)
+        for image in np.unique(places.images).tolist():
+            mine = places.images == image
+            held = mask[image].fraction_in(places.starts[mine], frame.extent)
+            part[mine] = (held > 0) & (held >= share)
+        kept.append(part)
+    return kept
+
+
+def _draws(
+    images: Sequence[CropImage], frame: Frame, rules: Rules, lattice: Lattice, maps: _Maps
+) -> tuple[Draws, list[object]]:
+    assert rules.num_random is not None
+    room = np.where(maps.used, lattice.totals(), 0).astype(np.float64)
+    weights = image_weights(images, rules.weights)
+    allowed = None if maps.mask is None else CellTable.of(maps.mask)
+    amounts = room if allowed is None else np.where(room > 0, allowed.counts, 0).astype(np.float64)
+    bounds = image_bounds(weights, amounts, what="no image has room for a crop (mask=, where= and weights= included)")
+    labelled: CellTable | None = None
+    labelled_bounds: FloatArray | None = None
+    if maps.foreground is not None:
+        labelled = CellTable.of(maps.foreground)
+        found = np.where(room > 0, labelled.counts, 0).astype(np.float64)
+        labelled_bounds = image_bounds(weights, found, what=f"foreground={rules.foreground}: nothing is labelled")
+    draws = Draws(
+        num_crops=rules.num_random,
+        lattice=lattice,
+        extent=frame.extent,
+        bounds=bounds,
+        neighbourhood=rules.neighbourhood,
+        redraw=rules.redraw,
+        allowed=allowed,
+        foreground=labelled,
+        foreground_bounds=labelled_bounds,
+        fraction=0.0 if rules.foreground is None else rules.foreground.fraction,
+    )
+    return draws, [bounds.tobytes(), _table_bytes(allowed), _table_bytes(labelled), _array_bytes(labelled_bounds)]
+
+
+def _table_bytes(table: CellTable | None) -> bytes:
+    return b"" if table is None else table.bits.packed.tobytes()
+
+
+def _array_bytes(array: FloatArray | IntArray | None) -> bytes:
+    return b"" if array is None else array.tobytes()
+
+
+def _digest(
+    takes: Mapping[str, Take], rules: Rules, layouts: Mapping[str, FieldLayout], parts: Sequence[object]
+) -> str:
+    digest = hashlib.sha256()
+    for name, layout in layouts.items():
+        digest.update(repr((name, takes[name].described(), layout.shape, layout.linked)).encode())
+        digest.update("".join(array.fingerprint for array in layout.arrays).encode())
+        digest.update(layout.ratio.tobytes() + layout.shift.tobytes() + layout.channels.tobytes())
+    choices = (rules.shape, rules.num_random, rules.redraw, rules.neighbourhood, rules.align, rules.edges, rules.stride)
+    digest.update(repr(choices).encode())
+    for part in parts:
+        digest.update(part if isinstance(part, bytes) else repr(part).encode())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,306 @@
+"""`CropIndex`: every crop of a catalogue of images by number, without a list of them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any, Literal, overload
+
+import numpy as np
+
+from rankwise.data.contract import FieldSpec, IntArray
+from rankwise.data.crops.index.blocks import region_elements
+from rankwise.data.crops.index.columns import ImageColumns
+from rankwise.data.crops.index.compiling import Compiled
+from rankwise.data.crops.index.finding import CellFinder
+from rankwise.data.crops.index.image import CropImage
+from rankwise.data.crops.index.inputs import Images, gather_images
+from rankwise.data.crops.index.lattice import Edges
+from rankwise.data.crops.index.placing import Places
+from rankwise.data.crops.index.rules import Curriculum, Foreground, Mask, Rules, Weights
+from rankwise.data.crops.index.splitting import By, split_images
+from rankwise.data.crops.index.stages import Stages
+from rankwise.data.crops.index.take import Take
+from rankwise.data.crops.index.tiles import Tiles
+from rankwise.data.crops.reading.field import MASK_SUFFIX
+from rankwise.data.store.boxes import Pad
+from rankwise.errors import ConfigError
+
+__all__ = ["CropIndex", "CropPlace"]
+
+# Decoded bytes that the regions of all lanes may hold together: what a rank's cache holds by default.
+_LANES_BYTES = 256 << 20
+_LEAST_LANES, _MOST_LANES = 8, 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CropPlace:
+    """Where a crop was taken from.
+
+    Attributes:
+        image: the image.
+        start: first element along each axis of its reference array.
+        stop: element after the last one; beyond the array where it is padded.
+        axes: names of the axes.
+        array: place of the reference array.
+    """
+
+    image: CropImage
+    start: tuple[int, ...]
+    stop: tuple[int, ...]
+    axes: tuple[str, ...]
+    array: str
+
+
+class CropIndex:
+    """All crops of a catalogue of images: a grid of tiles, or random crops that each epoch draws anew.
+
+    A crop is a number. Where it lies is computed from the number (and seed and epoch, for random ones), so an index
+    over 10^8 crops costs no list of them, and an `Order` over it is shuffled, sharded and resumed like any other.
+
+    Args:
+        images: URIs of arrays, metadata of arrays, mappings of parts to those (``{"image": uri, "label": uri}``, one
+            image each), `CropImage`s, or several of these.
+        shape: extents of a crop along the last axes of the reference that are not channels (None = a whole axis).
+            Further axes before them (time) are stepped through, channels are taken whole; one extent per axis crops
+            all axes.
+        fields: name -> `Take`: what the fields of a crop take; the first is the reference. None = every part of the
+            first image; a list of names = those parts.
+        level: resolution level of the reference, 0 is the finest.
+        stride: distance between tiles; None = `shape`, tiles side by side.
+        edges: what becomes of a last tile that would stick out: "shift" moves it inside, "pad" pads it, "drop"
+            leaves it out.
+        num_random: take so many random crops per epoch instead of tiles.
+        redraw: whether each epoch draws other random crops; False for validation.
+        weights: how likely images are drawn from: "equal", numbers, a mapping by name, a function of the image; None =
+            all places for crops are equally likely.
+        where: images to use, a function of the image.
+        mask: where crops may lie: a part of the images, a function of an image that returns an array, or a `Mask`.
+        foreground: ``(part, fraction)`` or a `Foreground`: so many of the random crops are drawn around a labelled
+            element. The maps of labels are made here, by reading the labels once.
+        neighbourhood: this many random crops of one region follow each other in a lane of the order and share chunks.
+        align: "chunk" lets crops begin at chunk borders (and, for random ones, at the end of an axis).
+        curriculum: what epochs change: ``{0: Stage(...), 10: Stage(...)}`` (from that epoch on), or a pure function
+            of the epoch. For random crops.
+        labels: name -> function of an image: further fields, numbers of the image that a crop is from.
+        pad: what stands for elements outside, for fields whose `Take` does not say; "fill" where `edges` is "pad".
+        region_bytes: decoded bytes of the tiles that are read together; None derives it from a crop.
+        maps: folder where maps of labels and masks are kept for later processes; None = keep them in this one only.
+        root: folder or URL below which the paths of arrays are their names; None = the last part of the path alone.
+
+    Attributes:
+        images: the images.
+        takes: the fields.
+        rules: the choices.
+
+    Raises:
+        ConfigError: choices do not fit each other or the images, or no crop is left.
+        DataError: an array cannot be read.
+    """
+
+    def __init__(
+        self,
+        images: Images,
+        *,
+        shape: Sequence[int | None],
+        fields: Mapping[str, Take] | Sequence[str] | None = None,
+        level: int = 0,
+        stride: Sequence[int] | None = None,
+        edges: Edges = "shift",
+        num_random: int | None = None,
+        redraw: bool = True,
+        weights: Weights | None = None,
+        where: Callable[[CropImage], bool] | None = None,
+        mask: Mask | str | Callable[[CropImage], Any] | None = None,
+        foreground: Foreground | tuple[str, float] | None = None,
+        neighbourhood: int = 1,
+        align: Literal["chunk"] | None = None,
+        curriculum: Curriculum | None = None,
+        labels: Mapping[str, Callable[[CropImage], Any]] | None = None,
+        pad: Pad | None = None,
+        region_bytes: int | None = None,
+        maps: str | os.PathLike[str] | None = None,
+        root: str | os.PathLike[str] | None = None,
+    ) -> None:
+        rules = Rules(
+            shape=tuple(shape),
+            level=level,
+            stride=None if stride is None else tuple(stride),
+            edges=edges,
+            num_random=num_random,
+            redraw=redraw,
+            weights=weights,
+            mask=mask if mask is None or isinstance(mask, Mask) else Mask(mask),
+            foreground=Foreground(*foreground) if isinstance(foreground, tuple) else foreground,
+            neighbourhood=neighbourhood,
+            align=align,
+            pad="fill" if edges == "pad" and pad is None else pad,
+            region_bytes=region_bytes,
+        )
+        found = gather_images(images, root=None if root is None else os.fspath(root))
+        chosen = found if where is None else tuple(image for image in found if where(image))
+        if not chosen:
+            raise ConfigError(f"where= leaves out all {len(found)} images")
+        self._finder = CellFinder(maps)
+        self._settle(chosen, _named_takes(fields, chosen[0], rules.pad), rules, curriculum, dict(labels or {}))
+
+    def _settle(
+        self,
+        images: tuple[CropImage, ...],
+        takes: Mapping[str, Take],
+        rules: Rules,
+        curriculum: Curriculum | None,
+        labels: Mapping[str, Callable[[CropImage], Any]],
+    ) -> None:
+        self.images = images
+        self.takes = takes
+        self.rules = rules
+        self._labels = labels
+        self.columns = ImageColumns(images, labels)
+        self.stages = Stages(images, takes, rules, self._finder, curriculum)
+        parts = (self.stages.digest(), self.columns.digest)
+        self.fingerprint = hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+
+    @property
+    def num_samples(self) -> int:
+        """Crops of an epoch."""
+        return self.stages.at(0).placement.num_crops
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    def __repr__(self) -> str:
+        kind = "tiles" if self.rules.num_random is None else "random crops"
+        fields = ", ".join(f"{name} {list(spec.shape)} {spec.dtype}" for name, spec in self.fields.items())
+        return f"CropIndex({self.num_samples} {kind} of {len(self.images)} images: {fields})"
+
+    @property
+    def fields(self) -> Mapping[str, FieldSpec]:
+        """The fields of a crop by name, as they are in the first epoch."""
+        specs: dict[str, FieldSpec] = {}
+        for name, layout in self.stages.at(0).layouts.items():
+            specs[name] = layout.field.spec
+            if layout.field.mask:
+                specs[name + MASK_SUFFIX] = FieldSpec(shape=layout.field.shape, dtype=np.dtype(np.bool_))
+        return MappingProxyType({**specs, **self.columns.specs})
+
+    @property
+    def chunk_samples(self) -> int:
+        """Neighbouring crops that are read from one region."""
+        placement = self.stages.at(0).placement
+        return placement.block_crops if isinstance(placement, Tiles) else self.rules.neighbourhood
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Decoded bytes of such a region, about."""
+        made = self.stages.at(0)
+        if isinstance(made.placement, Tiles):
+            block, stride = made.placement.block, made.placement.lattice.step[0]
+        else:
+            block = np.where((made.frame.extent > 1) & (self.rules.neighbourhood > 1), 2, 1)
+            stride = np.maximum(made.frame.extent // 2, 1)
+        elements = region_elements(block, extent=made.frame.extent, stride=stride, chunks=made.frame.chunks[0])
+        return max(1, int(elements * made.element_bytes))
+
+    def order_layout(self, batch_size: int) -> tuple[int | None, int | None]:
+        """Return the lanes and the window that suit an order over this index; None leaves the choice to the order.
+
+        As many lanes as a cache holds regions of, between 8 and 64; and so few that a batch takes the crops of a
+        neighbourhood together.
+        """
+        if self.rules.neighbourhood > 1:
+            return max(1, batch_size // self.rules.neighbourhood), 1
+        if self.chunk_samples == 1:
+            return None, None
+        return int(np.clip(_LANES_BYTES // self.chunk_bytes, _LEAST_LANES, _MOST_LANES)), None
+
+    def compiled(self, epoch: int) -> Compiled:
+        """Return what the crops of an epoch are computed from."""
+        return self.stages.at(epoch)
+
+    def places(self, ids: IntArray, *, seed: int, epoch: int = 0) -> Places:
+        """Return where crops lie.
+
+        Args:
+            ids: int64[B], numbers of crops.
+            seed: seed of the order; without meaning for tiles.
+            epoch: epoch, from 0.
+        """
+        return self.stages.at(epoch).placement.places(np.asarray(ids, dtype=np.int64), seed=seed, epoch=epoch)
+
+    def describe(self, ids: IntArray, *, seed: int, epoch: int = 0) -> tuple[CropPlace, ...]:
+        """Return the images and boxes of crops, to be looked at; arguments as for `places`."""
+        made, found = self.stages.at(epoch), self.places(ids, seed=seed, epoch=epoch)
+        return tuple(
+            CropPlace(
+                image=self.images[image],
+                start=tuple(start),
+                stop=tuple((np.array(start) + made.frame.extent).tolist()),
+                axes=made.frame.axes,
+                array=made.frame.levels[image].array.place,
+            )
+            for image, start in zip(found.images.tolist(), found.starts.tolist(), strict=True)
+        )
+
+    def of_images(self, numbers: Sequence[int]) -> CropIndex:
+        """Return the index over some of the images only, by the same choices.
+
+        Raises:
+            ConfigError: there are none, or no crop is left.
+        """
+        if not len(numbers):
+            raise ConfigError("an index wants at least one image, got none")
+        rules = self.rules
+        if isinstance(rules.weights, Sequence) and not isinstance(rules.weights, str):
+            rules = replace(rules, weights=tuple(rules.weights[number] for number in numbers))
+        chosen = object.__new__(type(self))
+        chosen._finder = self._finder
+        images = tuple(self.images[number] for number in numbers)
+        chosen._settle(images, self.takes, rules, self.stages.curriculum, self._labels)
+        return chosen
+
+    @overload
+    def split(self, *, by: By, fractions: Mapping[str, float], seed: int = ...) -> dict[str, CropIndex]: ...
+    @overload
+    def split(self, *, by: By, fractions: Sequence[float], seed: int = ...) -> tuple[CropIndex, ...]: ...
+    def split(
+        self, *, by: By, fractions: Mapping[str, float] | Sequence[float], seed: int = 1889
+    ) -> dict[str, CropIndex] | tuple[CropIndex, ...]:
+        """Return indexes over parts of the images, the same on every rank; images that are added later move no old one.
+
+        Where an image goes follows from a hash of its plate, well or name. So parts are as large as asked for only
+        within chance; what came out is logged, and a warning says when it is far off.
+
+        Args:
+            by: what stays together: "plate", "well" (of a plate), "array" (the image), or a function of the image.
+            fractions: sizes of the parts, ``{"train": 0.8, "val": 0.2}`` or ``(0.8, 0.2)``, at most 1 together.
+            seed: another seed, another split.
+
+        Returns:
+            The parts, by name or in order.
+
+        Raises:
+            ConfigError: an image has no plate or well, names are not unique, or a part is empty.
+        """
+        named = isinstance(fractions, Mapping)
+        names = [str(name) for name in fractions] if named else [f"part {number}" for number in range(len(fractions))]
+        sizes = list(fractions.values()) if isinstance(fractions, Mapping) else list(fractions)
+        parts = split_images(self.images, by=by, fractions=sizes, names=names, seed=seed)
+        made = [self.of_images(part) for part in parts]
+        return dict(zip(names, made, strict=True)) if named else tuple(made)
+
+
+def _named_takes(
+    fields: Mapping[str, Take] | Sequence[str] | None, first: CropImage, pad: Pad | None
+) -> dict[str, Take]:
+    if isinstance(fields, str):
+        raise ConfigError(f"fields= is a mapping or a list of names, got the text {fields!r}")
+    if fields is None:
+        fields = list(first.parts)
+    takes = dict(fields) if isinstance(fields, Mapping) else {name: Take() for name in fields}
+    if not takes or not all(isinstance(take, Take) for take in takes.values()):
+        raise ConfigError(f"fields= maps names to Take(...), at least one; got {fields!r:.120}")
+    return {name: take if take.pad is not None else replace(take, pad=pad) for name, take in takes.items()}

@@ -1,0 +1,139 @@
+"""Maps of masks and labels for all images; those that had to be read are kept, in memory and on disk."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from rankwise.data.contract import BoolArray
+from rankwise.data.crops.index.cells import CellGrid
+from rankwise.data.crops.index.frame import Frame
+from rankwise.data.crops.index.image import CropImage, Level
+from rankwise.data.crops.index.maps import coarse_enough, given_cells, label_cells, placed_cells, pooling
+from rankwise.data.crops.index.rules import Foreground, Mask
+from rankwise.data.store.reader import BoxReader
+
+__all__ = ["CellFinder"]
+
+_KEPT_BYTES = 64 << 20
+
+
+class CellFinder:
+    """Finds which cells of images are chosen by a mask or by labels.
+
+    A map is found by reading an array once, whole. It is known by the array's place, metadata, and the sizes and times
+    of its files, so that an array that was written to since is read anew.
+
+    Args:
+        folder: where maps are kept between processes; None = in this process only.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str] | None = None) -> None:
+        self._folder = None if folder is None else Path(folder)
+        self._kept: OrderedDict[str, BoolArray] = OrderedDict()
+        self.num_read = 0
+
+    def __getstate__(self) -> dict[str, object]:
+        return {"_folder": self._folder, "_kept": OrderedDict(), "num_read": 0}
+
+    def mask_cells(self, images: Sequence[CropImage], mask: Mask, frame: Frame, used: BoolArray) -> list[CellGrid]:
+        """Return the cells in which crops may lie, for each image; none in images that are not used."""
+        found = []
+        for number, image in enumerate(images):
+            if not used[number]:
+                found.append(_uniform(frame, number, chosen=False))
+            elif isinstance(mask.source, str):
+                wanted = Foreground(mask.source, 1.0, level=mask.level)
+                found.append(self._of_part(image, wanted, frame, number))
+            else:
+                given = mask.source(image)
+                every = _uniform(frame, number, chosen=True)
+                found.append(every if given is None else given_cells(given, frame, number, name=image.name))
+        return found
+
+    def foreground_cells(
+        self, images: Sequence[CropImage], wanted: Foreground, frame: Frame, used: BoolArray
+    ) -> list[CellGrid]:
+        """Return the cells that hold one of the wanted labels, for each image; none in images that are not used."""
+        return [
+            self._of_part(image, wanted, frame, number) if used[number] else _uniform(frame, number, chosen=False)
+            for number, image in enumerate(images)
+        ]
+
+    def _of_part(self, image: CropImage, wanted: Foreground, frame: Frame, number: int) -> CellGrid:
+        if wanted.level is None:
+            level = coarse_enough(image.levels(wanted.part), frame, number)
+        else:
+            level = image.level(wanted.part, wanted.level)
+        pool = pooling(level, frame, number)
+        return placed_cells(self._cells(level, pool, wanted.classes), pool, level, frame, number)
+
+    def _cells(self, level: Level, pool: tuple[int, ...], classes: tuple[int, ...] | None) -> BoolArray:
+        key = _key(level, pool, classes)
+        if key in self._kept:
+            self._kept.move_to_end(key)
+            return self._kept[key]
+        shape = tuple(-(-size // step) for size, step in zip(level.array.shape, pool, strict=True))
+        cells = self._load(key, shape)
+        if cells is None:
+            self.num_read += 1
+            with BoxReader(cache=0) as reader:
+                cells = label_cells(level, pool, classes, reader)
+            self._save(key, cells)
+        self._kept[key] = cells
+        while sum(kept.nbytes for kept in self._kept.values()) > _KEPT_BYTES and len(self._kept) > 1:
+            self._kept.popitem(last=False)
+        return cells
+
+    def _load(self, key: str, shape: tuple[int, ...]) -> BoolArray | None:
+        if self._folder is None or not (path := self._folder / f"{key}.npy").is_file():
+            return None
+        packed = np.load(path, allow_pickle=False)
+        size = int(np.prod(shape))
+        if packed.dtype != np.uint8 or packed.size != -(-size // 8):
+            return None
+        cells: BoolArray = np.unpackbits(packed, count=size).astype(np.bool_).reshape(shape)
+        return cells
+
+    def _save(self, key: str, cells: BoolArray) -> None:
+        if self._folder is None:
+            return
+        self._folder.mkdir(parents=True, exist_ok=True)
+        # Several ranks may find the same map at once: each writes a file of its own and the last one stays.
+        handle, name = tempfile.mkstemp(dir=self._folder, suffix=".tmp")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                np.save(file, np.packbits(cells))
+            Path(name).replace(self._folder / f"{key}.npy")
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+
+
+def _uniform(frame: Frame, image: int, *, chosen: bool) -> CellGrid:
+    cells = np.full((1,) * frame.num_axes, chosen)
+    return CellGrid(chosen=cells, size=frame.sizes[image].astype(np.float64), corner=np.zeros(frame.num_axes))
+
+
+def _key(level: Level, pool: tuple[int, ...], classes: tuple[int, ...] | None) -> str:
+    array = level.array
+    facts = (1, array.place, array.fingerprint, _files(array.place, remote=array.is_remote), pool, classes)
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:32]
+
+
+def _files(place: str, *, remote: bool) -> tuple[int, int, int]:
+    """Number of files of a local array, their bytes, and the newest time; an array behind a URL counts by its name."""
+    if remote:
+        return 0, 0, 0
+    num_files = num_bytes = newest = 0
+    for folder, _, names in os.walk(place):
+        for name in names:
+            facts = (Path(folder) / name).stat()
+            num_files, num_bytes, newest = num_files + 1, num_bytes + facts.st_size, max(newest, facts.st_mtime_ns)
+    return num_files, num_bytes, newest

@@ -1,0 +1,240 @@
+"""From the place of a crop on the reference to the boxes of one field: its own array, spacing, axes and channels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from rankwise.data.contract import DType, FloatArray, IntArray
+from rankwise.data.crops.index.channels import channel_boxes
+from rankwise.data.crops.index.frame import Frame
+from rankwise.data.crops.index.image import CropImage, Level
+from rankwise.data.crops.index.lattice import Lattice
+from rankwise.data.crops.index.links import affine_map, chosen_levels, linked_axes
+from rankwise.data.crops.index.take import Take
+from rankwise.data.crops.reading import CropField, FieldBoxes
+from rankwise.data.store.meta import ArrayMeta
+from rankwise.errors import ConfigError
+
+__all__ = ["FieldLayout", "make_layout"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FieldLayout:
+    """One field of an index, for all images.
+
+    A box starts at ``floor(start * ratio + shift + 0.5)`` along an axis that the reference has too, and at 0 along any
+    other; `low` and `high` bound it where nothing may lie outside.
+
+    Attributes:
+        field: what the field looks like in a batch.
+        arrays: its array in each of the N images.
+        linked: int[E], the reference's axis of each axis of the field's arrays, -1 where there is none.
+        ratio: float64[N, E], elements of the field per element of the reference.
+        shift: float64[N, E].
+        bounds: int64[2, N, E], least and largest start; None = none.
+        shape: extent of a box along the E axes.
+        channels: int64[N, K], first element along the axis of channels for each of the K boxes of a sample.
+        channel_axis: that axis, None if there is none.
+    """
+
+    field: CropField
+    arrays: tuple[ArrayMeta, ...]
+    linked: tuple[int, ...]
+    ratio: FloatArray
+    shift: FloatArray
+    bounds: IntArray | None
+    shape: tuple[int, ...]
+    channels: IntArray
+    channel_axis: int | None
+
+    def boxes(self, images: IntArray, starts: IntArray) -> FieldBoxes:
+        """Return the boxes of crops that start at int64[B, D] on the reference arrays of images int64[B]."""
+        used, which = np.unique(images, return_inverse=True)
+        num_boxes = self.channels.shape[1]
+        placed = np.repeat(self.starts(images, starts), num_boxes, axis=0)
+        if self.channel_axis is not None:
+            placed[:, self.channel_axis] = self.channels[images].ravel()
+        return FieldBoxes(
+            arrays=tuple(self.arrays[image] for image in used.tolist()),
+            which=np.repeat(which.astype(np.int64), num_boxes),
+            starts=placed,
+            shape=self.shape,
+        )
+
+    def starts(self, images: IntArray, starts: IntArray) -> IntArray:
+        """Return where crops start on the field's own arrays, int64[B, E]."""
+        linked = np.array(self.linked, dtype=np.int64)
+        placed = np.floor(starts[:, linked] * self.ratio[images] + self.shift[images] + 0.5).astype(np.int64)
+        placed[:, linked < 0] = 0
+        return placed if self.bounds is None else np.clip(placed, *self.bounds[:, images])
+
+
+def make_layout(
+    name: str, take: Take, images: Sequence[CropImage], frame: Frame, lattice: Lattice, *, level: int | None
+) -> FieldLayout:
+    """Return the layout of one field.
+
+    Args:
+        name: the field.
+        take: what it takes.
+        images: the N images.
+        frame: the reference.
+        lattice: where crops may start on it.
+        level: the level of the reference, for a field of the reference's own part; None = the nearest spacing.
+
+    Raises:
+        ConfigError: the field's arrays do not fit the reference or each other, or would be left without `pad`.
+    """
+    levels = chosen_levels(take.part or name, take, images, frame, level)
+    _refuse_other_axes(name, images, levels)
+    linked = linked_axes(levels[0], frame)
+    channel_axis = _own_channel_axis(levels[0], linked)
+    _refuse_unlinked(name, images, levels, linked, channel_axis)
+    channels, channel_extent = channel_boxes(name, take, images, levels, channel_axis)
+    ratio, shift = affine_map(frame, levels, linked)
+    shape = _extents(name, take, frame, linked, ratio=ratio, images=images)
+    for axis, reference in enumerate(linked):
+        if reference >= 0:
+            shift[:, axis] += (int(frame.extent[reference]) * ratio[:, axis] - shape[axis]) / 2
+    if channel_axis is not None:
+        shape[channel_axis] = channel_extent
+    layout = FieldLayout(
+        field=CropField(
+            shape=_sample_shape(
+                name,
+                take,
+                frame,
+                linked=linked,
+                shape=shape,
+                channel_axis=channel_axis,
+                num_boxes=channels.shape[1],
+            ),
+            dtype=_common_dtype(name, take, [level.array for level in levels]),
+            pad=take.pad,
+            normalise=take.normalise,
+            mask=take.mask,
+        ),
+        arrays=tuple(level.array for level in levels),
+        linked=linked,
+        ratio=ratio,
+        shift=shift,
+        bounds=None,
+        shape=tuple(shape),
+        channels=channels,
+        channel_axis=channel_axis,
+    )
+    return layout if take.pad is not None else _kept_inside(name, layout, lattice)
+
+
+def _own_channel_axis(level: Level, linked: tuple[int, ...]) -> int | None:
+    """The axis of channels to choose from, None if there is none or crops are cut along it."""
+    axis = level.channel_axis
+    return None if axis is not None and linked[axis] >= 0 else axis
+
+
+def _refuse_other_axes(name: str, images: Sequence[CropImage], levels: Sequence[Level]) -> None:
+    for image, level in zip(images, levels, strict=True):
+        if level.axes != levels[0].axes:
+            raise ConfigError(
+                f"field {name!r} has the axes {', '.join(levels[0].axes)} in {images[0].name!r}, but "
+                f"{', '.join(level.axes)} in {image.name!r}: make two indexes"
+            )
+
+
+def _refuse_unlinked(
+    name: str, images: Sequence[CropImage], levels: Sequence[Level], linked: tuple[int, ...], channel_axis: int | None
+) -> None:
+    single = [axis for axis, reference in enumerate(linked) if reference < 0 and axis != channel_axis]
+    for image, level in zip(images, levels, strict=True):
+        for axis in single:
+            if level.array.shape[axis] != 1:
+                raise ConfigError(
+                    f"field {name!r} has {level.array.shape[axis]} elements along axis {level.axes[axis]} of image "
+                    f"{image.name!r}, an axis that the reference has not: which of them belong to a crop is unclear"
+                )
+
+
+def _extents(
+    name: str, take: Take, frame: Frame, linked: tuple[int, ...], *, ratio: FloatArray, images: Sequence[CropImage]
+) -> list[int]:
+    """Return the extent of a box along each axis; 1 along those that the reference has not."""
+    if take.shape is not None and len(take.shape) != len(frame.shape):
+        raise ConfigError(
+            f"Take(shape={take.shape}) of field {name!r} wants {len(frame.shape)} extents, one for each cropped axis"
+        )
+    extents = []
+    for axis, reference in enumerate(linked):
+        cropped = reference - frame.num_stepped
+        if cropped < 0:
+            extents.append(1)
+        elif take.shape is not None:
+            extents.append(take.shape[cropped])
+        else:
+            extents.append(_same_extent(name, frame.extent[reference] * ratio[:, axis], images))
+    return extents
+
+
+def _same_extent(name: str, wanted: FloatArray, images: Sequence[CropImage]) -> int:
+    rounded = np.maximum(np.floor(wanted + 0.5), 1)
+    other = np.flatnonzero(rounded != rounded[0])
+    if len(other):
+        raise ConfigError(
+            f"in elements of field {name!r} a crop is {rounded[0]:g} long in image {images[0].name!r}, but "
+            f"{rounded[other[0]]:g} in {images[int(other[0])].name!r}, as their spacings differ: give the field a shape"
+        )
+    return int(rounded[0])
+
+
+def _sample_shape(
+    name: str,
+    take: Take,
+    frame: Frame,
+    *,
+    linked: tuple[int, ...],
+    shape: Sequence[int],
+    channel_axis: int | None,
+    num_boxes: int,
+) -> tuple[int, ...]:
+    """Return what is left of a box in a sample: the cropped axes, and the channels unless a single one was chosen."""
+    kept = [axis for axis, reference in enumerate(linked) if reference >= frame.num_stepped or axis == channel_axis]
+    if num_boxes > 1 and kept[0] != channel_axis:
+        raise ConfigError(
+            f"field {name!r} takes the channels {take.channel!r}, which do not follow each other, along an axis that "
+            "is not the first: take all channels and choose in transform=, or make each a field of its own"
+        )
+    if isinstance(take.channel, str | int):
+        kept = [axis for axis in kept if axis != channel_axis]
+    return tuple(shape[axis] * (num_boxes if axis == channel_axis else 1) for axis in kept)
+
+
+def _common_dtype(name: str, take: Take, arrays: Sequence[ArrayMeta]) -> DType:
+    stored = arrays[0].dtype
+    if take.dtype is None and take.normalise is None:
+        other = next((array for array in arrays if array.dtype != stored), None)
+        if other is not None:
+            raise ConfigError(
+                f"field {name!r} would take the dtype of its arrays, but {arrays[0].place} holds {stored} and "
+                f"{other.place} {other.dtype}: choose one, Take(dtype=...)"
+            )
+    return take.chosen_dtype(stored)
+
+
+def _kept_inside(name: str, layout: FieldLayout, lattice: Lattice) -> FieldLayout:
+    """Let rounding move boxes by one element to stay inside, and refuse what would lie outside otherwise."""
+    every = np.arange(len(layout.arrays), dtype=np.int64)
+    sizes = np.array([array.shape for array in layout.arrays], dtype=np.int64)
+    high = sizes - np.array(layout.shape, dtype=np.int64)
+    first, last = layout.starts(every, lattice.origin), layout.starts(every, lattice.last)
+    outside = ((first < -1) | (last > high + 1) | (high < 0)) & (lattice.totals() > 0)[:, None]
+    if outside.any():
+        image, axis = (int(place[0]) for place in np.nonzero(outside))
+        raise ConfigError(
+            f"boxes of field {name!r} would leave {layout.arrays[image].place}: along axis {axis} they begin at "
+            f"{int(first[image, axis])} to {int(last[image, axis])} and are {layout.shape[axis]} long, the array has "
+            f'{int(sizes[image, axis])} elements: choose Take(pad="fill", "edge" or "reflect"), or smaller crops'
+        )
+    high = np.maximum(high, 0)
+    return replace(layout, bounds=np.stack([np.zeros_like(high), high]))

@@ -1,0 +1,147 @@
+"""The choices of an index: validated values, without any data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from rankwise.data.contract import NDArray
+from rankwise.data.crops.index.image import CropImage
+from rankwise.data.crops.index.lattice import Edges
+from rankwise.data.store.boxes import Pad
+from rankwise.errors import ConfigError
+
+__all__ = ["Curriculum", "Foreground", "Mask", "Rules", "Stage", "Weights"]
+
+Weights: TypeAlias = Literal["equal"] | Sequence[float] | Mapping[str, float] | Callable[[CropImage], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Foreground:
+    """Which random crops are drawn around labelled elements.
+
+    Attributes:
+        part: the part of the images that holds labels, such as "label".
+        fraction: which share of the crops, 0 to 1.
+        classes: the labels that count; None = all but 0.
+        level: the level that is looked at; None = the coarsest that still shows what lies in a crop.
+    """
+
+    part: str
+    fraction: float
+    classes: tuple[int, ...] | None = None
+    level: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_share("a foreground's fraction", self.fraction)
+
+
+@dataclass(frozen=True, slots=True)
+class Mask:
+    """Where crops may lie: random crops have their centre in it, of tiles at least some part lies in it.
+
+    Attributes:
+        source: a part of the images (what is not 0 is allowed), or a function that returns an array for an image, which
+            covers it along the cropped axes at any resolution; None from it allows all.
+        share: for tiles: which share must lie in the mask at least; 0 = anything at all.
+        level: for a part: the level that is looked at; None = the coarsest that still shows what lies in a crop.
+    """
+
+    source: str | Callable[[CropImage], NDArray | None]
+    share: float = 0.0
+    level: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_share("a mask's share", self.share)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """What a curriculum changes; None keeps what the index has.
+
+    Attributes:
+        level: level of the reference.
+        shape: shape of the crops; batches of such epochs have other shapes.
+        foreground: fraction of crops around labelled elements.
+        where: which images crops come from.
+    """
+
+    level: int | None = None
+    shape: tuple[int | None, ...] | None = None
+    foreground: float | None = None
+    where: Callable[[CropImage], bool] | None = None
+
+    def __post_init__(self) -> None:
+        if self.foreground is not None:
+            _check_share("a stage's foreground", self.foreground)
+
+
+Curriculum: TypeAlias = Mapping[int, Stage] | Callable[[int], Stage]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """How the crops of an index are placed; the arguments of `CropIndex`, which describes them.
+
+    Raises:
+        ConfigError: a value is out of range, or does not go with another one.
+    """
+
+    shape: tuple[int | None, ...]
+    level: int = 0
+    stride: tuple[int, ...] | None = None
+    edges: Edges = "shift"
+    num_random: int | None = None
+    redraw: bool = True
+    weights: Weights | None = None
+    mask: Mask | None = None
+    foreground: Foreground | None = None
+    neighbourhood: int = 1
+    align: Literal["chunk"] | None = None
+    pad: Pad | None = None
+    region_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.align not in (None, "chunk"):
+            raise ConfigError(f'align is "chunk" or None, got {self.align!r}')
+        for name, least in (("num_random", 1), ("neighbourhood", 1), ("region_bytes", 1)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ConfigError(f"{name} is at least {least}, got {value}")
+        if self.stride is not None and (len(self.stride) != len(self.shape) or min(self.stride) < 1):
+            raise ConfigError(
+                f"stride has one step of at least 1 for each of the {len(self.shape)} extents of shape, got "
+                f"{self.stride}"
+            )
+        if self.num_random is None:
+            self._refuse_for_tiles()
+        else:
+            self._refuse_for_random()
+
+    def _refuse_for_tiles(self) -> None:
+        given: dict[str, Any] = {
+            "weights": self.weights,
+            "foreground": self.foreground,
+            "neighbourhood": None if self.neighbourhood == 1 else self.neighbourhood,
+            "redraw": None if self.redraw else False,
+        }
+        for name, value in given.items():
+            if value is not None:
+                raise ConfigError(
+                    f"{name}= is for random crops: tiles come exactly once per epoch, all of them. Give num_random=, "
+                    "the crops of an epoch, or choose tiles with mask= or where="
+                )
+
+    def _refuse_for_random(self) -> None:
+        given = {"stride": self.stride, "edges": None if self.edges == "shift" else self.edges}
+        for name, value in given.items():
+            if value is not None:
+                raise ConfigError(f"{name}= is for tiles, but num_random={self.num_random} asks for random crops")
+        if self.mask is not None and self.mask.share:
+            raise ConfigError("a mask's share is for tiles: random crops have their centre in the mask")
+
+
+def _check_share(name: str, value: float) -> None:
+    if not 0 <= value <= 1:
+        raise ConfigError(f"{name} is a share from 0 to 1, got {value}")

@@ -1,0 +1,216 @@
+"""`CropSource`: the crops of an index as a source of samples, read by the engine."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType, TracebackType
+from typing import Self
+
+import numpy as np
+
+from rankwise.data.contract import BatchBuffer, FieldSpec, IntArray, NDArray, ReadReport, Share
+from rankwise.data.crops.index.crop_index import CropIndex
+from rankwise.data.crops.reading import CropField, CropPlan, CropReader
+from rankwise.data.crops.reading.field import MASK_SUFFIX
+from rankwise.data.store.cache import DEFAULT_CACHE_BYTES, ChunkCache
+from rankwise.data.store.reader import BoxReader
+from rankwise.errors import ConfigError
+
+__all__ = ["CropSource", "SourcePlan"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SourcePlan:
+    """Implements `Plan`: how one share is read.
+
+    Attributes:
+        share: the share.
+        images: int64[B], images that its crops come from.
+        crops: how their boxes are read.
+    """
+
+    share: Share
+    images: IntArray
+    crops: CropPlan
+
+    @property
+    def num_chunks(self) -> int:
+        """Different chunks that are touched, counted per field."""
+        return self.crops.num_chunks
+
+    @property
+    def read_bytes(self) -> int:
+        """Encoded bytes to read, as far as known beforehand."""
+        return self.crops.read_bytes
+
+    @property
+    def decode_bytes(self) -> int:
+        """Bytes to decode."""
+        return self.crops.decode_bytes
+
+    @property
+    def capacity(self) -> Mapping[str, int]:
+        """Empty: no field is ragged."""
+        return {}
+
+
+class CropSource:
+    """Implements `Source` over a `CropIndex`.
+
+    Where random crops lie depends on seed and epoch of a share's step, and the fields of a stage of a curriculum may
+    have other shapes than `fields` says, which is about the first epoch.
+
+    Args:
+        index: the crops.
+        cache: bytes of decoded chunks kept in memory (0 = none), or a `ChunkCache` that several sources share.
+        threads: threads that read and decode; None = the cores that this rank may use.
+    """
+
+    def __init__(
+        self, index: CropIndex, *, cache: ChunkCache | int = DEFAULT_CACHE_BYTES, threads: int | None = None
+    ) -> None:
+        self.index = index
+        self.reader = BoxReader(cache=cache, threads=threads)
+        self._names = tuple(index.fields)
+        self._readers: dict[tuple[tuple[int, ...], ...], CropReader] = {}
+        self._said_fill = False
+
+    @property
+    def cache(self) -> ChunkCache:
+        """Where decoded chunks are kept."""
+        return self.reader.cache
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of what decides the crops: metadata of the arrays, choices, maps."""
+        return self.index.fingerprint
+
+    @property
+    def num_samples(self) -> int:
+        """Crops of an epoch."""
+        return self.index.num_samples
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    @property
+    def chunk_samples(self) -> int:
+        """Neighbouring crops that are read from one region."""
+        return self.index.chunk_samples
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Decoded bytes of such a region, about."""
+        return self.index.chunk_bytes
+
+    @property
+    def fields(self) -> Mapping[str, FieldSpec]:
+        """The fields of a crop by name, as they are in the first epoch."""
+        return MappingProxyType({name: self.index.fields[name] for name in self._names})
+
+    def order_layout(self, batch_size: int) -> tuple[int | None, int | None]:
+        """Return the lanes and the window that suit an order; see `CropIndex.order_layout`."""
+        return self.index.order_layout(batch_size)
+
+    def select(self, fields: Sequence[str]) -> CropSource:
+        """Return a source of some of the fields, with the same reader and cache.
+
+        Raises:
+            ConfigError: there is no such field, or a mask is asked for without its field.
+        """
+        unknown = [name for name in fields if name not in self._names]
+        if unknown or not fields:
+            raise ConfigError(f"the index has the fields {', '.join(self._names)}; asked for {list(fields)}")
+        for name in fields:
+            if name.endswith(MASK_SUFFIX) and name.removesuffix(MASK_SUFFIX) in self.index.takes:
+                base = name.removesuffix(MASK_SUFFIX)
+                if base not in fields:
+                    raise ConfigError(f"the mask {name!r} comes with its field: ask for {base!r} too")
+        chosen = object.__new__(type(self))
+        vars(chosen).update(vars(self))
+        chosen._names = tuple(name for name in self._names if name in fields)
+        chosen._readers = {}
+        return chosen
+
+    def plan(self, share: Share) -> SourcePlan:
+        """Return how `share` is read. Thread-safe; touches metadata only.
+
+        Raises:
+            IndexError: the share has a crop that the index has not.
+        """
+        ids = np.asarray(share.ids, dtype=np.int64)
+        if len(ids) and not (ids.min() >= 0 and ids.max() < self.num_samples):
+            raise IndexError(f"a share asks for crops {ids.min()} to {ids.max()}: the index has {self.num_samples}")
+        epoch, seed = share.step.epoch, share.step.resume.seed
+        made, found = self.index.compiled(epoch), self.index.places(ids, seed=seed, epoch=epoch)
+        reader = self._reader(epoch)
+        boxes = {name: made.layouts[name].boxes(found.images, found.starts) for name in reader.fields}
+        return SourcePlan(share=share, images=found.images, crops=reader.plan(boxes, ids=ids))
+
+    def hint(self, plan: SourcePlan) -> None:
+        """Ask the system to read the bytes of a plan soon. Best effort."""
+        self._reader(plan.share.step.epoch).hint([plan.crops])
+
+    def read(self, plan: SourcePlan, into: BatchBuffer) -> ReadReport:
+        """Read a plan into a buffer, which it reserves. Thread-safe; crops that fail are reported, not raised."""
+        labels = [name for name in self._names if name in self.index.columns.specs]
+        specs = {name: self.index.columns.specs[name] for name in labels}
+        report = self._reader(plan.share.step.epoch).read(plan.crops, _Widened(into, specs))
+        for name in labels:
+            into.arrays(name)[0][...] = self.index.columns.rows(name, plan.images)
+        if report.all_fill:
+            self._warn_fill(plan)
+        return report.as_read_report()
+
+    def close(self) -> None:
+        """Give threads and files back. Reading again opens them anew."""
+        self.reader.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _reader(self, epoch: int) -> CropReader:
+        """The reader of an epoch's fields; stages of a curriculum with equal shapes share one."""
+        layouts = self.index.compiled(epoch).layouts
+        names = [name for name in self._names if name in layouts]
+        key = tuple(layouts[name].field.shape for name in names)
+        if key not in self._readers:
+            self._readers[key] = CropReader({n: self._field(n, layouts[n].field) for n in names}, reader=self.reader)
+        return self._readers[key]
+
+    def _field(self, name: str, field: CropField) -> CropField:
+        return replace(field, mask=field.mask and name + MASK_SUFFIX in self._names)
+
+    def _warn_fill(self, plan: SourcePlan) -> None:
+        """Nothing was ever written where a whole batch lies: seldom what is wanted. Said once."""
+        if self._said_fill:
+            return
+        self._said_fill = True
+        first = self.index.images[int(plan.images[0])]
+        warnings.warn(
+            f"all {plan.crops.num_samples} crops of a batch lie where nothing was ever written (the first one in image "
+            f"{first.name!r}): they hold the fill value alone. Is a part of the store missing? Leave such places out "
+            "with mask= or where=",
+            stacklevel=2,
+        )
+
+
+class _Widened:
+    """A buffer that holds the labels of a batch beside the fields of a reader."""
+
+    def __init__(self, buffer: BatchBuffer, more: Mapping[str, FieldSpec]) -> None:
+        self._buffer = buffer
+        self._more = more
+
+    def reserve(self, specs: Mapping[str, FieldSpec], num_samples: int, capacity: Mapping[str, int]) -> None:
+        self._buffer.reserve({**specs, **self._more}, num_samples, capacity)
+
+    def arrays(self, field: str) -> tuple[NDArray, ...]:
+        return self._buffer.arrays(field)
