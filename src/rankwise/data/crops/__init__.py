@@ -1,1 +1,66 @@
-"""nD boxes out of Zarr arrays as batches."""
+"""nD boxes out of Zarr arrays as batches on any device."""
+
+from __future__ import annotations
+
+from rankwise.data.crops.batch import Batch, BatchInfo
+from rankwise.data.crops.concurrency import max_concurrency
+from rankwise.data.crops.config import Config, Field
+from rankwise.data.crops.dtypes import Dtype
+from rankwise.data.crops.exceptions import (
+    BudgetExceeded,
+    DamacyError,
+    DecodeError,
+    DtypeMismatch,
+    InvalidArgument,
+    InvalidSample,
+    NativeCudaError,
+    NotFound,
+    OutOfMemory,
+    PoolStarved,
+    RankMismatch,
+    ShutdownError,
+    Status,
+    StorageError,
+    TryAgain,
+)
+from rankwise.data.crops.latency import LatencyModel
+from rankwise.data.crops.logs import set_log_level, set_log_quiet
+from rankwise.data.crops.numa import NumaStrategy
+from rankwise.data.crops.pipeline import Pipeline
+from rankwise.data.crops.reading import Scaling
+from rankwise.data.crops.sample import Crop, Sample
+from rankwise.data.crops.stats import Metric, Stats
+
+__all__ = [
+    "Batch",
+    "BatchInfo",
+    "BudgetExceeded",
+    "Config",
+    "Crop",
+    "DamacyError",
+    "DecodeError",
+    "Dtype",
+    "DtypeMismatch",
+    "Field",
+    "InvalidArgument",
+    "InvalidSample",
+    "LatencyModel",
+    "Metric",
+    "NativeCudaError",
+    "NotFound",
+    "NumaStrategy",
+    "OutOfMemory",
+    "Pipeline",
+    "PoolStarved",
+    "RankMismatch",
+    "Sample",
+    "Scaling",
+    "ShutdownError",
+    "Stats",
+    "Status",
+    "StorageError",
+    "TryAgain",
+    "max_concurrency",
+    "set_log_level",
+    "set_log_quiet",
+]

@@ -25,8 +25,6 @@ from rankwise.errors import DataError
 
 __all__ = ["OpeningStats", "Openings"]
 
-_MAX_THREADS = 32
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpeningStats:
@@ -56,7 +54,7 @@ class Openings:
 
     Args:
         capacity: how many are kept.
-        concurrency: how many are opened at the same time, 32 at most.
+        concurrency: how many are opened at the same time.
         latency: delays to inject; None = none.
         opener: opens one; `open_image` outside of tests.
     """
@@ -75,7 +73,7 @@ class Openings:
         self._kept: OrderedDict[str, Future[Image]] = OrderedDict()
         self._lock = threading.Lock()
         self._closing = threading.Event()
-        self._pool = ThreadPoolExecutor(min(concurrency, _MAX_THREADS), thread_name_prefix="rankwise-open")
+        self._pool = ThreadPoolExecutor(concurrency, thread_name_prefix="rankwise-open")
         self._counts = {"hits": 0, "misses": 0, "active": 0, "max_active": 0, "delays": 0}
         self._total_delay_s = self._max_delay_s = 0.0
 

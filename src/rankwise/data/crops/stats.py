@@ -1,0 +1,183 @@
+"""What a stream of crops has done: times of its stages, and what passed through them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, replace
+
+from rankwise.data.crops.stream.opening import OpeningStats
+
+__all__ = ["Meters", "Metric", "Stats"]
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One stage.
+
+    Attributes:
+        name: its name.
+        ms: milliseconds spent in it, all together.
+        best_ms: the fastest time; 0 before the first.
+        input_bytes: bytes that went in, where they are known.
+        output_bytes: bytes that came out.
+        count: how often.
+    """
+
+    name: str
+    ms: float = 0.0
+    best_ms: float = 0.0
+    input_bytes: int = 0
+    output_bytes: int = 0
+    count: int = 0
+
+    def and_one_more(self, ms: float, input_bytes: int, output_bytes: int) -> Metric:
+        """Return the metric with one more time."""
+        return Metric(
+            self.name,
+            self.ms + ms,
+            min(self.best_ms, ms) if self.count else ms,
+            self.input_bytes + input_bytes,
+            self.output_bytes + output_bytes,
+            self.count + 1,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stats:
+    """A snapshot. Reading, decoding and casting are one stage here (`decode`); those of a GPU decoder are 0.
+
+    Attributes:
+        pull: inside the pushed iterables.
+        plan: from samples to byte ranges; waiting for arrays to be opened included.
+        io: always 0: reads happen inside `decode`.
+        input_transfer: starting the copy to the device.
+        decode: read, decode, crop, cast, scale; in: encoded bytes, out: bytes of the batch.
+        post_decode: always 0.
+        decode_gap: always 0.
+        assemble: `transform=`.
+        bind_wait: the reader waited for a free batch buffer.
+        pop_wait: the consumer waited for a batch.
+        batches_emitted: batches handed out.
+        waves_emitted: the same number: a wave is a batch here.
+        samples_emitted: samples in them.
+        samples_skipped: damaged samples that were left out.
+        samples_failed: samples whose error was raised.
+        chunks_planned: chunks that batches touch, each counted once per batch and field.
+        chunks_to_load: of these, chunks that were not in the cache.
+        chunks_dispatched: chunks that were decoded.
+        fast_chunks: of these, by our own decoders.
+        slow_chunks: of these, by zarr-python.
+        cached_chunks: chunks that were decoded already.
+        fill_chunks: chunks that are not in the store and stand for the fill value.
+        reads_issued: chunks that were read from the store, whether or not their reads were fused.
+        worker_steps: always 0.
+        read_bytes: encoded bytes of the chunks that were planned.
+        decoded_bytes: bytes of those chunks after decoding.
+        wanted_bytes: bytes of the crops themselves, as stored.
+        gpu_bytes_committed: most bytes that batches take on the device.
+        host_bytes_committed: most bytes that the pipeline takes on the host.
+        array_meta: arrays opened, and delays injected.
+        fill_batches: batches without a single voxel that was ever written.
+    """
+
+    pull: Metric = Metric("pull")
+    plan: Metric = Metric("plan")
+    io: Metric = Metric("io")
+    input_transfer: Metric = Metric("input_transfer")
+    decode: Metric = Metric("decode")
+    post_decode: Metric = Metric("post_decode")
+    decode_gap: Metric = Metric("decode_gap")
+    assemble: Metric = Metric("assemble")
+    bind_wait: Metric = Metric("bind_wait")
+    pop_wait: Metric = Metric("pop_wait")
+    batches_emitted: int = 0
+    waves_emitted: int = 0
+    samples_emitted: int = 0
+    samples_skipped: int = 0
+    samples_failed: int = 0
+    chunks_planned: int = 0
+    chunks_to_load: int = 0
+    chunks_dispatched: int = 0
+    fast_chunks: int = 0
+    slow_chunks: int = 0
+    cached_chunks: int = 0
+    fill_chunks: int = 0
+    reads_issued: int = 0
+    worker_steps: int = 0
+    read_bytes: int = 0
+    decoded_bytes: int = 0
+    wanted_bytes: int = 0
+    gpu_bytes_committed: int = 0
+    host_bytes_committed: int = 0
+    array_meta: OpeningStats = field(default_factory=OpeningStats)
+    fill_batches: int = 0
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        """All stages, in the order of the way of a sample."""
+        found = (getattr(self, each.name) for each in fields(self))
+        return tuple(each for each in found if isinstance(each, Metric))
+
+    @property
+    def read_amplification(self) -> float:
+        """Encoded bytes read per byte of crop, as stored; 0 before the first batch."""
+        return self.read_bytes / self.wanted_bytes if self.wanted_bytes else 0.0
+
+    @property
+    def decode_waste(self) -> float:
+        """Bytes decoded per byte of crop: 1 is perfect; crops that lie across chunks decode more than they take."""
+        return self.decoded_bytes / self.wanted_bytes if self.wanted_bytes else 0.0
+
+    def __str__(self) -> str:
+        table = [f"{'stage':<16}{'ms':>12}{'best ms':>12}{'count':>10}"]
+        table += [f"{m.name:<16}{m.ms:>12.1f}{m.best_ms:>12.3f}{m.count:>10}" for m in self.metrics if m.count]
+        table.append(
+            f"{self.batches_emitted} batches, {self.samples_emitted} samples; chunks: {self.chunks_planned} planned, "
+            f"{self.fast_chunks} fast, {self.slow_chunks} slow, {self.cached_chunks} cached, {self.fill_chunks} fill; "
+            f"read {self.read_amplification:.2f} and decoded {self.decode_waste:.2f} bytes per byte of crop"
+        )
+        return "\n".join(table)
+
+
+class Meters:
+    """A `Stats` that grows; thread-safe."""
+
+    def __init__(self, **at_first: int) -> None:
+        self._lock = threading.Lock()
+        self._stats = Stats(**at_first)  # type: ignore[arg-type]
+
+    @property
+    def stats(self) -> Stats:
+        """What was counted so far."""
+        with self._lock:
+            return self._stats
+
+    @contextmanager
+    def time(self, stage: str, *, input_bytes: int = 0, output_bytes: int = 0) -> Iterator[None]:
+        """Time a stage."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            ms = (time.perf_counter() - began) * 1e3
+            with self._lock:
+                old: Metric = getattr(self._stats, stage)
+                new = old.and_one_more(ms, input_bytes, output_bytes)
+                self._stats = replace(self._stats, **{stage: new})  # type: ignore[arg-type]
+
+    def add(self, **amounts: int) -> None:
+        """Add to counts."""
+        with self._lock:
+            new = {name: getattr(self._stats, name) + amount for name, amount in amounts.items()}
+            self._stats = replace(self._stats, **new)
+
+    def reset(self) -> None:
+        """Set the stages and the counts to 0; what memory is committed stays."""
+        with self._lock:
+            self._stats = Stats(
+                gpu_bytes_committed=self._stats.gpu_bytes_committed,
+                host_bytes_committed=self._stats.host_bytes_committed,
+            )
