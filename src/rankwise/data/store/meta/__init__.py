@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rankwise.data.store.meta.catalogue import Catalogue, build_catalogue
 from rankwise.data.store.meta.groups import list_arrays
 from rankwise.data.store.meta.ngff import (
     Acquisition,
@@ -17,20 +18,26 @@ from rankwise.data.store.meta.ngff import (
     open_plate,
 )
 from rankwise.data.store.meta.reading import read_meta
+from rankwise.data.store.meta.tree import STORES, Nodes, StoredNodes
 from rankwise.data.store.meta.values import ArrayMeta, ChunkCodec, KeyEncoding
 
 __all__ = [
+    "STORES",
     "Acquisition",
     "ArrayMeta",
     "Axis",
+    "Catalogue",
     "ChunkCodec",
     "Field",
     "Image",
     "ImageLevel",
     "ImageRef",
     "KeyEncoding",
+    "Nodes",
     "Plate",
+    "StoredNodes",
     "Well",
+    "build_catalogue",
     "iter_images",
     "list_arrays",
     "open_image",

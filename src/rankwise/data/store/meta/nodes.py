@@ -65,20 +65,23 @@ def read_node(place: str, remote: RemoteFiles | None = None) -> Node | None:
 
 def absent(place: str) -> DataError:
     """Return the error that says what is at a place instead of a node."""
+    return DataError(f"there is no Zarr array or group at {place}{_instead(place)}")
+
+
+def _instead(place: str) -> str:
     if "://" in place:
-        return DataError(f"there is no Zarr array or group at {place}")
-    if os.path.isdir(place):  # noqa: PTH112
+        return ""
+    try:
         inside = sorted(os.listdir(place))  # noqa: PTH208
-        names = ", ".join(repr(name) for name in inside[:8]) or "nothing"
-        more = f" and {len(inside) - 8} more" if len(inside) > 8 else ""
-        return DataError(
-            f"there is no Zarr array or group at {place}: the folder has no zarr.json, .zarray or .zgroup; it holds "
-            f"{names}{more}"
-        )
-    there = os.path.exists(place)  # noqa: PTH110
-    return DataError(
-        f"there is no Zarr array or group at {place}: {'it is a file, not a folder' if there else 'no such folder'}"
-    )
+    except NotADirectoryError:
+        return ": it is a file, not a folder"
+    except FileNotFoundError:
+        return ": no such folder"
+    except (OSError, ValueError) as error:
+        return f": {error}"
+    names = ", ".join(map(repr, inside[:8])) or "nothing"
+    more = f" and {len(inside) - 8} more" if len(inside) > 8 else ""
+    return f": the folder has no zarr.json, .zarray or .zgroup; it holds {names}{more}"
 
 
 def node_of(place: str, document: Mapping[str, Any]) -> Node:

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from dataclasses import field as dataclass_field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from rankwise.data.store.meta.documents import resolve_place
 from rankwise.data.store.meta.ngff.attributes import ome_attributes, take_list
 from rankwise.data.store.meta.ngff.images import open_image
 from rankwise.data.store.meta.ngff.plates import fields_of, plate_of
+from rankwise.data.store.meta.ngff.travel import set_state, state_of
 from rankwise.data.store.meta.ngff.values import Image
 from rankwise.data.store.meta.nodes import Node, absent
 from rankwise.data.store.meta.tree import STORES, Nodes
 from rankwise.errors import DataError
 
-__all__ = ["ImageRef", "Spot", "iter_images", "look", "start_spot"]
+__all__ = ["ImageRef", "Seen", "Spot", "iter_images", "look", "start_spot"]
 
 _DEEPEST = 64  # links between folders may lead in circles
 
@@ -45,6 +46,9 @@ class ImageRef:
     field: str = ""
     acquisition: int | None = None
     nodes: Nodes = dataclass_field(default=STORES, repr=False, compare=False)
+
+    __getstate__ = state_of
+    __setstate__ = set_state
 
     def open(self) -> Image:
         """Return the image.
@@ -76,6 +80,20 @@ class Spot:
         return replace(self, ref=replace(self.ref, **facts))
 
 
+class Seen(NamedTuple):
+    """What is at a spot.
+
+    Attributes:
+        ref: the image there, if there is one.
+        node: its node.
+        more: spots below it that are still to be looked at.
+    """
+
+    ref: ImageRef | None = None
+    node: Node | None = None
+    more: Sequence[Spot] = ()
+
+
 def iter_images(
     uri: str | os.PathLike[str], *, bad: dict[str, DataError] | None = None, nodes: Nodes = STORES
 ) -> Iterator[ImageRef]:
@@ -96,15 +114,15 @@ def iter_images(
     while pending:
         spot = pending.pop()
         try:
-            ref, more = look(spot, nodes)
+            seen = look(spot, nodes)
         except DataError as error:
             if bad is None:
                 raise
             bad[spot.ref.place] = error
             continue
-        if ref is not None:
-            yield ref
-        pending.extend(reversed(more))
+        if seen.ref is not None:
+            yield seen.ref
+        pending.extend(reversed(seen.more))
 
 
 def start_spot(uri: str | os.PathLike[str], nodes: Nodes) -> Spot:
@@ -115,14 +133,14 @@ def start_spot(uri: str | os.PathLike[str], nodes: Nodes) -> Spot:
     """
     place = resolve_place(uri)
     node = nodes.node(place)
-    if node is None and "://" not in place and not os.path.isdir(place):  # noqa: PTH112
+    if node is None and not nodes.inside(place, None) and not os.path.isdir(place):  # noqa: PTH112
         raise absent(place)
     name = "" if node is None else place.rsplit("/", 1)[-1]
     return Spot(ref=ImageRef(place=place, kind="image", name=name, nodes=nodes), node=node)
 
 
-def look(spot: Spot, nodes: Nodes) -> tuple[ImageRef | None, list[Spot]]:
-    """Return the image at a spot, if there is one, and the spots below it that are still to be looked at.
+def look(spot: Spot, nodes: Nodes) -> Seen:
+    """Look at a spot.
 
     Raises:
         DataError: what should be there is missing or damaged.
@@ -131,19 +149,23 @@ def look(spot: Spot, nodes: Nodes) -> tuple[ImageRef | None, list[Spot]]:
     if node is None:
         if spot.expect != "any":
             raise DataError(f"there is no Zarr group at {spot.ref.place}; the metadata above it name it")
-        return None, _children(spot, None, nodes)
+        return Seen(more=_children(spot, None, nodes))
     if node.kind == "array":
-        return replace(spot.ref, kind="array"), []
-    ome = ome_attributes(node)
+        return Seen(ref=replace(spot.ref, kind="array"), node=node)
+    return _look_into(spot, node, nodes)
+
+
+def _look_into(spot: Spot, group: Node, nodes: Nodes) -> Seen:
+    ome = ome_attributes(group)
     if "plate" in ome and spot.expect == "any":
-        return None, _wells(spot, node, nodes)
+        return Seen(more=_wells(spot, group, nodes))
     if "well" in ome and spot.expect != "image":
-        return None, _fields(spot, node, nodes)
+        return Seen(more=_fields(spot, group, nodes))
     if "multiscales" in ome:
-        return spot.ref, []
+        return Seen(ref=spot.ref, node=group)
     if spot.expect != "any":
-        raise DataError(f"the group {spot.ref.place} has no 'multiscales'; its well names it as an image")
-    return None, _series(spot, node, nodes) or _children(spot, node, nodes)
+        raise DataError(f"the group {spot.ref.place} has no 'multiscales'; the metadata above it name it as an image")
+    return Seen(more=_series(spot, group, nodes) or _children(spot, group, nodes))
 
 
 def _wells(spot: Spot, node: Node, nodes: Nodes) -> list[Spot]:

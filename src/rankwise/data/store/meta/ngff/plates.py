@@ -10,6 +10,7 @@ from typing import Any
 from rankwise.data.store.meta.documents import resolve_place
 from rankwise.data.store.meta.ngff.attributes import ome_attributes, take, take_list
 from rankwise.data.store.meta.ngff.images import open_image
+from rankwise.data.store.meta.ngff.travel import set_state, state_of
 from rankwise.data.store.meta.ngff.values import Image
 from rankwise.data.store.meta.nodes import Node, absent
 from rankwise.data.store.meta.tree import STORES, Nodes
@@ -46,6 +47,9 @@ class Field:
     acquisition: int | None = None
     nodes: Nodes = field(default=STORES, repr=False, compare=False)
 
+    __getstate__ = state_of
+    __setstate__ = set_state
+
     def open(self) -> Image:
         """Return the image.
 
@@ -71,6 +75,9 @@ class Well:
     row: str
     column: str
     nodes: Nodes = field(default=STORES, repr=False, compare=False)
+
+    __getstate__ = state_of
+    __setstate__ = set_state
 
     def fields(self) -> tuple[Field, ...]:
         """Return the fields of view, in stored order; reads the well's metadata.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from rankwise.data.store.meta.ngff.choosing import choose_level
+from rankwise.data.store.meta.ngff.travel import set_state, state_of
 from rankwise.data.store.meta.tree import STORES, Nodes
 from rankwise.data.store.meta.values import ArrayMeta
 from rankwise.errors import DataError
@@ -69,14 +69,8 @@ class Image:
     channels: tuple[str, ...] = ()
     nodes: Nodes = field(default=STORES, repr=False, compare=False)
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Travel to another process without the catalogue that it came from: labels are then read from the store."""
-        facts = ("place", "name", "version", "axes", "levels", "channels")
-        return {name: getattr(self, name) for name in facts}
-
-    def __setstate__(self, state: Mapping[str, Any]) -> None:
-        for name, value in {**state, "nodes": STORES}.items():
-            object.__setattr__(self, name, value)
+    __getstate__ = state_of
+    __setstate__ = set_state
 
     @property
     def spatial(self) -> tuple[int, ...]:

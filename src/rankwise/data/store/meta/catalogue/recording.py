@@ -1,0 +1,82 @@
+"""Look nodes up in their stores and remember what was found."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rankwise.data.store.meta.arrays import array_of
+from rankwise.data.store.meta.catalogue.table import Recorded
+from rankwise.data.store.meta.documents import stamp_document
+from rankwise.data.store.meta.nodes import Node
+from rankwise.data.store.meta.tree import Nodes
+from rankwise.data.store.meta.values import ArrayMeta
+
+__all__ = ["RecordingNodes", "record_of", "stamps_of"]
+
+_NOT_KEPT = {"attributes", "consolidated_metadata"}  # kept apart; replaced by the catalogue
+
+
+class RecordingNodes:
+    """`Nodes` that remember every node that was looked up; thread-safe.
+
+    Args:
+        nodes: where they are looked up.
+    """
+
+    def __init__(self, nodes: Nodes) -> None:
+        self._nodes = nodes
+        self.found: dict[str, Recorded] = {}
+
+    def node(self, place: str) -> Node | None:
+        """Return the array or group at a place."""
+        node = self._nodes.node(place)
+        if node is not None:
+            self._remember(node)
+        return node
+
+    def array(self, node: Node) -> ArrayMeta:
+        """Return what the documents of an array say."""
+        return array_of(node)
+
+    def inside(self, place: str, group: Node | None) -> dict[str, Node | None]:
+        """Return the names of the folders in a place, with their node where it is known already."""
+        inside = self._nodes.inside(place, group)
+        for node in inside.values():
+            if node is not None:
+                self._remember(node)
+        return inside
+
+    def kept(self, place: str, read: Callable[[str], ArrayMeta]) -> ArrayMeta:
+        """Return what the metadata of the array at a place say."""
+        return read(place)
+
+    def _remember(self, node: Node) -> None:
+        if node.place not in self.found:
+            self.found[node.place] = record_of(node)._replace(stamps=stamps_of(node.place, node.kind, node.zarr_format))
+
+
+def record_of(node: Node) -> Recorded:
+    """Return what is remembered of a node, without stamps."""
+    attributes = node.document.get("attributes", ...) if node.zarr_format == 3 else node.attributes
+    return Recorded(
+        kind=node.kind,
+        zarr_format=node.zarr_format,
+        document=_text({key: value for key, value in node.document.items() if key not in _NOT_KEPT}),
+        attributes=None if attributes is ... else _text(attributes),
+        stamps=(-1, -1, -1, -1),
+    )
+
+
+def stamps_of(place: str, kind: str, zarr_format: int) -> tuple[int, int, int, int]:
+    """Return bytes and time of the last change of a node's document and of its .zattrs; -1 where there is none."""
+    if "://" in place:
+        return -1, -1, -1, -1
+    first = stamp_document(place, "zarr.json" if zarr_format == 3 else f".z{kind}")
+    second = stamp_document(place, ".zattrs") if zarr_format == 2 else None
+    return (*(first or (-1, -1))[:2], *(second or (-1, -1))[:2])
+
+
+def _text(value: Mapping[str, Any] | None) -> str:
+    return json.dumps(value, separators=(",", ":"))

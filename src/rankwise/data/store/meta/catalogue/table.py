@@ -1,0 +1,152 @@
+"""The columns of a catalogue, and the bytes that they travel in."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zlib
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rankwise.data.contract import IntArray
+from rankwise.errors import DataError
+
+__all__ = ["Recorded", "RefRow", "Table", "pack_table", "unpack_table"]
+
+_MAGIC = b"rankwise catalogue\n"
+_VERSION = 1
+
+
+class Recorded(NamedTuple):
+    """One node as it was found.
+
+    Attributes:
+        kind: "array" or "group".
+        zarr_format: 2 or 3.
+        document: its document as JSON, without attributes.
+        attributes: its attributes as JSON; None if it has none.
+        stamps: bytes and time of the last change (ns) of its document, then of its .zattrs; -1 where there is none.
+    """
+
+    kind: str
+    zarr_format: int
+    document: str
+    attributes: str | None
+    stamps: tuple[int, int, int, int]
+
+
+class RefRow(NamedTuple):
+    """One image as it was found: the facts of an `ImageRef`."""
+
+    place: str
+    kind: str
+    name: str
+    plate: str
+    well: str
+    field: str
+    acquisition: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Table:
+    """A catalogue by columns.
+
+    Attributes:
+        roots: the URIs that were searched.
+        bad: what could not be read: place and reason.
+        places: absolute path or URL of each node.
+        kinds: "array" or "group" and the version for each node, such as "array3".
+        documents: int64[N], which text is the document of each node.
+        attributes: int64[N], which text are its attributes; -1 = none.
+        stamps: int64[N, 4], see `Recorded`.
+        texts: the different JSON texts.
+        refs: the images, in the order of the search.
+    """
+
+    roots: list[str]
+    bad: list[tuple[str, str]]
+    places: list[str]
+    kinds: list[str]
+    documents: IntArray
+    attributes: IntArray
+    stamps: IntArray
+    texts: list[str]
+    refs: list[RefRow]
+
+    @classmethod
+    def build(cls, roots: list[str], bad: dict[str, str], nodes: dict[str, Recorded], refs: list[RefRow]) -> Table:
+        """Return the columns of what was found."""
+        texts: dict[str, int] = {}
+
+        def number(text: str | None) -> int:
+            return -1 if text is None else texts.setdefault(text, len(texts))
+
+        rows = sorted(nodes.items())
+        return cls(
+            roots=roots,
+            bad=sorted(bad.items()),
+            places=[place for place, _ in rows],
+            kinds=[f"{node.kind}{node.zarr_format}" for _, node in rows],
+            documents=np.array([number(node.document) for _, node in rows], dtype=np.int64),
+            attributes=np.array([number(node.attributes) for _, node in rows], dtype=np.int64),
+            stamps=np.array([node.stamps for _, node in rows], dtype=np.int64).reshape(len(rows), 4),
+            texts=list(texts),
+            refs=refs,
+        )
+
+
+def pack_table(table: Table) -> bytes:
+    """Return a table as bytes: version, checksum, and everything else compressed."""
+    words = {
+        "roots": table.roots,
+        "bad": table.bad,
+        "places": table.places,
+        "kinds": table.kinds,
+        "texts": table.texts,
+        "refs": [list(column) for column in zip(*table.refs, strict=True)],
+    }
+    head = json.dumps(words, separators=(",", ":")).encode()
+    numbers = np.concatenate([table.documents, table.attributes, table.stamps.ravel()]).astype("<i8")
+    payload = zlib.compress(len(head).to_bytes(8, "little") + head + numbers.tobytes(), level=3)
+    return _MAGIC + _VERSION.to_bytes(4, "little") + hashlib.sha256(payload).digest() + payload
+
+
+def unpack_table(packed: bytes, place: str) -> Table:
+    """Return a table out of its bytes.
+
+    Args:
+        packed: what `pack_table` returned.
+        place: where they come from, for messages.
+
+    Raises:
+        DataError: they are no catalogue, of another version, or damaged.
+    """
+    head, payload = packed[: len(_MAGIC) + 36], packed[len(_MAGIC) + 36 :]
+    if not head.startswith(_MAGIC):
+        raise DataError(f"{place} is no catalogue of rankwise; make one with: rankwise data index URI... -o FILE")
+    version = int.from_bytes(head[len(_MAGIC) : len(_MAGIC) + 4], "little")
+    if version != _VERSION:
+        raise DataError(f"the catalogue {place} has version {version}, this rankwise reads {_VERSION}; make it again")
+    if hashlib.sha256(payload).digest() != head[len(_MAGIC) + 4 :]:
+        raise DataError(f"the catalogue {place} does not match its checksum: it was cut or damaged; make it again")
+    return _table(zlib.decompress(payload))
+
+
+def _table(plain: bytes) -> Table:
+    stop = 8 + int.from_bytes(plain[:8], "little")
+    words: dict[str, Any] = json.loads(plain[8:stop])
+    count = len(words["places"])
+    numbers = np.frombuffer(plain, dtype="<i8", offset=stop).astype(np.int64)
+    return Table(
+        roots=words["roots"],
+        bad=[(place, reason) for place, reason in words["bad"]],
+        places=words["places"],
+        kinds=words["kinds"],
+        documents=numbers[:count],
+        attributes=numbers[count : 2 * count],
+        stamps=numbers[2 * count :].reshape(count, 4),
+        texts=words["texts"],
+        refs=[RefRow(*row) for row in zip(*words["refs"], strict=True)],
+    )
