@@ -23,6 +23,7 @@ from rankwise.data.crops.exceptions import (
     StorageError,
     TryAgain,
 )
+from rankwise.data.crops.index import CropImage, CropIndex, CropPlace, Foreground, Mask, Stage, Take
 from rankwise.data.crops.latency import LatencyModel
 from rankwise.data.crops.logs import set_log_level, set_log_quiet
 from rankwise.data.crops.numa import NumaStrategy
@@ -37,14 +38,19 @@ __all__ = [
     "BudgetExceeded",
     "Config",
     "Crop",
+    "CropImage",
+    "CropIndex",
+    "CropPlace",
     "DamacyError",
     "DecodeError",
     "Dtype",
     "DtypeMismatch",
     "Field",
+    "Foreground",
     "InvalidArgument",
     "InvalidSample",
     "LatencyModel",
+    "Mask",
     "Metric",
     "NativeCudaError",
     "NotFound",
@@ -56,9 +62,11 @@ __all__ = [
     "Sample",
     "Scaling",
     "ShutdownError",
+    "Stage",
     "Stats",
     "Status",
     "StorageError",
+    "Take",
     "TryAgain",
     "max_concurrency",
     "set_log_level",

@@ -19,7 +19,7 @@ class Pipeline(ABC):
     shared among the ranks, resumable: an `IndexPipeline`. Both are context managers, and instances of this class.
     """
 
-    def __new__(cls, source: Any = None, *args: Any, **options: Any) -> Any:  # noqa: ARG004  (__init__ takes them)
+    def __new__(cls, source: Any = None, *args: Any, **options: Any) -> Any:
         """Choose the kind of pipeline."""
         if cls is not Pipeline:
             return super().__new__(cls)
@@ -29,7 +29,7 @@ class Pipeline(ABC):
             return super().__new__(StreamPipeline)
         from rankwise.data.crops.index.pipeline import IndexPipeline
 
-        return super().__new__(IndexPipeline)
+        return IndexPipeline(source, *args, **options)
 
     @abstractmethod
     def close(self) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal, Self, cast
 from rankwise.data.contract import Batch, Order, Source
 from rankwise.data.crops.index.crop_index import CropIndex, CropPlace
 from rankwise.data.crops.index.source import CropSource
+from rankwise.data.crops.pipeline import Pipeline
 from rankwise.data.feed import BatchTransform, FeedLoader, Transform
 from rankwise.data.store.cache import DEFAULT_CACHE_BYTES, ChunkCache
 from rankwise.errors import ConfigError
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["IndexPipeline"]
 
 
+@Pipeline.register
 class IndexPipeline(FeedLoader):
     """Implements `BatchLoader` over a `CropIndex`: shuffled, sharded and resumed exactly, at any world size.
 
