@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 import statistics
 import tempfile
 from contextlib import ExitStack
@@ -52,6 +53,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--dtype", default="float32", help="dtype of the batch")
     parser.add_argument("--threads", type=int, default=cores())
+    parser.add_argument("--batch", type=int, default=None, help="crops per batch; default: equal voxels for all crops")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--batches", type=int, default=3, help="batches per round")
     parser.add_argument("--quick", action="store_true", help="tiny data, two rounds of one batch: does it run?")
@@ -111,7 +113,8 @@ def make_task(chosen: argparse.Namespace, values: str, codec: str, crop: tuple[i
         shape=scale.shape,
         chunk=scale.chunk,
         crop=crop,
-        size=scale.batch,
+        # as many voxels per batch as with the scale's first crop
+        size=chosen.batch or max(1, round(scale.batch * math.prod(scale.crops[0]) / math.prod(crop))),
         dtype=chosen.dtype,
         where=where,
         threads=chosen.threads,
