@@ -39,7 +39,7 @@ def advise_plans(
         file, offset, length = (column[wanted] for column in (chunks.file, chunks.offset, chunks.length))
         for number, begin, size in zip(*(part.tolist() for part in fused(file, offset, length)), strict=True):
             facts = plan.files[number]
-            if "://" in facts.path:
+            if facts.is_remote:
                 continue
             try:
                 os.posix_fadvise(handles.get(facts.path).fd, begin, max(0, size), os.POSIX_FADV_WILLNEED)

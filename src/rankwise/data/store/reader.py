@@ -29,6 +29,7 @@ from rankwise.data.store.reading import (
     WorkCrew,
     reading_threads,
 )
+from rankwise.data.store.remote import RemoteFiles, RemoteOptions, RemoteStats
 from rankwise.errors import ConfigError
 
 __all__ = ["BoxReader"]
@@ -45,6 +46,7 @@ class BoxReader:
         threads: threads that read and decode; None = the cores that this rank may use, shared with the other ranks of
             the machine.
         max_open_files: files kept open; None = half of what the process may open.
+        remote: how to talk to object stores.
 
     Raises:
         ConfigError: `threads` or `max_open_files` is below 1.
@@ -56,14 +58,18 @@ class BoxReader:
         cache: ChunkCache | int = DEFAULT_CACHE_BYTES,
         threads: int | None = None,
         max_open_files: int | None = None,
+        remote: RemoteOptions | None = None,
     ) -> None:
         for name, value in (("threads", threads), ("max_open_files", max_open_files)):
             if value is not None and value < 1:
                 raise ConfigError(f"a reader wants {name} of at least 1, got {value}")
         self.cache = cache if isinstance(cache, ChunkCache) else ChunkCache(cache)
         self.num_threads = reading_threads() if threads is None else threads
-        self._arguments = {"cache": self.cache, "threads": threads, "max_open_files": max_open_files}
-        self._book = FileBook()
+        self._arguments = {
+            "cache": self.cache, "threads": threads, "max_open_files": max_open_files, "remote": remote,
+        }  # fmt: skip
+        self._remote = RemoteFiles(remote)
+        self._book = FileBook(lambda: self._remote)
         self._handles = HandleCache(max_open_files)
         self._counters = ReaderCounters()
         self._serials = _Serials()
@@ -84,6 +90,11 @@ class BoxReader:
     def decoder(self) -> str:
         """Which decoder is at work: "kernel", or "threads" where the kernel cannot be used."""
         return self._execution().decoder_name
+
+    @property
+    def remote_stats(self) -> RemoteStats:
+        """What was asked of object stores so far."""
+        return self._remote.stats
 
     def reset_stats(self) -> None:
         """Count from zero."""
@@ -134,6 +145,7 @@ class BoxReader:
 
     def close(self) -> None:
         """Give threads, files and scratch memory back. Reading again opens them anew."""
+        self._remote.close()
         self._crew.close()
         self._handles.close()
         self._scratches.clear()
@@ -161,8 +173,9 @@ class BoxReader:
                     handles=self._handles,
                     cache=self.cache,
                     admission=Admission(self.cache.capacity_bytes),
-                    slow=SlowArrays(),
+                    slow=SlowArrays(lambda: self._remote),
                     serial=self._serials.of,
+                    remote=lambda: self._remote,
                 )
                 self._executor = Executor(tools, self._crew)
             return self._executor

@@ -14,7 +14,7 @@ import numpy as np
 from rankwise.data.contract import IntArray
 from rankwise.errors import DataError
 
-__all__ = ["MISSING", "OUTSIDE", "IndexLayout", "read_index"]
+__all__ = ["MISSING", "OUTSIDE", "IndexLayout", "decode_index", "read_index"]
 
 MISSING = -1  # the chunk was never written: it is the fill value
 OUTSIDE = -2  # the index points past the end of the file: the file was cut
@@ -75,21 +75,32 @@ def read_index(path: Path, layout: IndexLayout) -> IntArray:
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
-            if size < layout.num_bytes:
-                raise DataError(
-                    f"the file {path} has {size} bytes, its shard index alone has {layout.num_bytes}: "
-                    "it was cut; copy or write it again"
-                )
-            file.seek(size - layout.num_bytes if layout.at_end else 0)
+            file.seek(max(0, size - layout.num_bytes) if layout.at_end else 0)
             encoded = file.read(layout.num_bytes)
     except FileNotFoundError:
         return np.full((*layout.chunks_per_shard, 2), MISSING, dtype=np.int64)
+    return decode_index(encoded, layout, size=size, place=str(path))
+
+
+def decode_index(encoded: bytes, layout: IndexLayout, *, size: int, place: str) -> IntArray:
+    """Return the index of a shard from its bytes; see `read_index`.
+
+    Args:
+        encoded: the bytes of the index.
+        layout: how it is kept.
+        size: bytes of the whole file.
+        place: names the file in messages.
+
+    Raises:
+        DataError: there are fewer bytes than the index has, or they do not match their checksum.
+    """
+    if len(encoded) < layout.num_bytes:
+        raise DataError(
+            f"the file {place} has {size} bytes, its shard index alone has {layout.num_bytes}: "
+            "it was cut; copy or write it again"
+        )
     if layout.checked:
-        _verify(encoded, path)
-    return _decode(encoded, layout, size)
-
-
-def _decode(encoded: bytes, layout: IndexLayout, size: int) -> IntArray:
+        _verify(encoded, place)
     raw = np.frombuffer(encoded, dtype="<u8", count=2 * math.prod(layout.chunks_per_shard))
     raw = raw.reshape(*layout.chunks_per_shard, 2)
     index = raw.astype(np.int64)
@@ -102,13 +113,13 @@ def _decode(encoded: bytes, layout: IndexLayout, size: int) -> IntArray:
     return index
 
 
-def _verify(encoded: bytes, path: Path) -> None:
+def _verify(encoded: bytes, place: str) -> None:
     from rankwise.data.store.crc import crc32c
 
     stated = int.from_bytes(encoded[-4:], "little")
     found = crc32c(encoded[:-4])
     if stated != found:
         raise DataError(
-            f"the shard index of {path} does not match its checksum (CRC-32C {found:08x}, stated {stated:08x}): "
+            f"the shard index of {place} does not match its checksum (CRC-32C {found:08x}, stated {stated:08x}): "
             "the file was cut or damaged; copy or write it again"
         )

@@ -5,8 +5,17 @@ import pytest
 import zarr
 
 from rankwise.data.store import read_meta
-from rankwise.data.store.files import FileBook
+from rankwise.data.store.files import FileAddress, FileBook
 from rankwise.errors import DataError
+
+
+def no_remote():
+    raise AssertionError("these files are local")
+
+
+def look(book, meta, number, coords, serial=0):
+    (facts,) = book.look([FileAddress(serial=serial, number=number, array=meta, coords=coords)])
+    return facts
 
 
 @pytest.fixture
@@ -18,41 +27,42 @@ def meta(tmp_path):
 
 def test_an_index_is_read_once(meta):
     """Asking again touches no file."""
-    book = FileBook()
-    facts = book.get(0, 0, meta, (0, 0))
+    book = FileBook(no_remote)
+    facts = look(book, meta, 0, (0, 0), 0)
     assert facts.index.shape == (4, 2)
-    assert book.get(0, 0, meta, (0, 0)) is facts
+    assert look(book, meta, 0, (0, 0), 0) is facts
     assert book.num_looked_at == 1
 
 
 def test_a_file_that_was_never_written(meta):
     """No file is no error: its chunks are the fill value."""
-    facts = FileBook().get(0, 1, meta, (1, 0))
+    facts = look(FileBook(no_remote), meta, 1, (1, 0))
     assert not facts.exists
     assert facts.index is None
 
 
 def test_memory_is_bounded(meta):
     """What was asked for least recently is forgotten."""
-    book = FileBook(capacity_bytes=1300)
+    book = FileBook(no_remote, capacity_bytes=1300)
     for number in range(5):
-        book.get(number, 0, meta, (0, 0))
+        look(book, meta, 0, (0, 0), number)
     assert book.num_looked_at == 5
-    book.get(4, 0, meta, (0, 0))
+    look(book, meta, 0, (0, 0), 4)
     assert book.num_looked_at == 5
-    book.get(0, 0, meta, (0, 0))
+    look(book, meta, 0, (0, 0), 0)
     assert book.num_looked_at == 6
 
 
 def test_a_folder_in_place_of_a_file(meta, tmp_path):
     """What is no file is not taken for a missing chunk."""
     (tmp_path / "a" / "c" / "1" / "0").mkdir(parents=True)
-    with pytest.raises(DataError, match="no regular file"):
-        FileBook().get(0, 1, meta, (1, 0))
+    error = look(FileBook(no_remote), meta, 1, (1, 0))
+    assert isinstance(error, DataError)
+    assert "no regular file" in str(error)
 
 
 def test_the_index_is_that_of_the_file(meta):
     """Offsets and lengths are those of the chunks that zarr-python wrote."""
-    facts = FileBook().get(0, 0, meta, (0, 0))
+    facts = look(FileBook(no_remote), meta, 0, (0, 0))
     assert (facts.index[:, 1] > 0).all()
     assert np.unique(facts.index[:, 0]).size == 4

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankwise.data.store.files.facts import FileBook, FileFacts
+from rankwise.data.store.files.facts import FileAddress, FileBook, FileFacts
 from rankwise.data.store.files.handles import HandleCache, OpenFile, file_limit, local_identity
 
-__all__ = ["FileBook", "FileFacts", "HandleCache", "OpenFile", "file_limit", "local_identity"]
+__all__ = ["FileAddress", "FileBook", "FileFacts", "HandleCache", "OpenFile", "file_limit", "local_identity"]

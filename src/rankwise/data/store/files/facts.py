@@ -7,18 +7,22 @@ import os
 import stat
 import threading
 from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from rankwise.data.contract import IntArray
 from rankwise.data.store.files.handles import identity_of
 from rankwise.data.store.meta import ArrayMeta
-from rankwise.data.store.shard import read_index
+from rankwise.data.store.remote import Part, RemoteFiles
+from rankwise.data.store.shard import IndexLayout, decode_index, read_index
 from rankwise.errors import DataError
 
-__all__ = ["FileBook", "FileFacts"]
+__all__ = ["FileAddress", "FileBook", "FileFacts"]
 
 _CAPACITY_BYTES = 64 * 2**20
+_ABSENT = -1
+_UNASKED = -2
 _OVERHEAD_BYTES = 512  # of an entry without an index
 
 
@@ -28,9 +32,9 @@ class FileFacts:
 
     Attributes:
         path: local path or URL.
-        size: bytes; -1 if the file does not exist (its chunks were never written).
-        identity: device, inode, size and time of change (ns) for a local file, its tag for a remote one; tells
-            whether it was replaced later.
+        size: bytes; -1 if the file does not exist (its chunks were never written), -2 if nobody has asked.
+        identity: device, inode, size and time of change (ns) of a local file; tells whether it was replaced later.
+        etag: the version of a remote object, None if unknown.
         index: int64[chunks of a shard, 2], offset and length of each, see `read_index`; None where the whole file is
             one chunk.
     """
@@ -39,11 +43,39 @@ class FileFacts:
     size: int
     identity: tuple[object, ...]
     index: IntArray | None
+    etag: str | None = None
 
     @property
     def exists(self) -> bool:
-        """Whether there is such a file."""
-        return self.size >= 0
+        """Whether there is such a file, as far as known."""
+        return self.size != _ABSENT
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether it lies behind a URL."""
+        return "://" in self.path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FileAddress:
+    """A file of an array, by coordinates.
+
+    Attributes:
+        serial: tells arrays apart.
+        number: the file's place in the array's grid of files.
+        array: the array.
+        coords: coordinates of the file in that grid.
+    """
+
+    serial: int
+    number: int
+    array: ArrayMeta
+    coords: tuple[int, ...]
+
+    @property
+    def path(self) -> str:
+        """Local path or URL."""
+        return f"{self.array.place}/{self.array.keys.key(self.coords)}"
 
 
 class FileBook:
@@ -52,38 +84,41 @@ class FileBook:
     Files that do not exist are remembered too: an array that is written while it is read must be opened again.
 
     Args:
+        remote: returns the reader of object stores.
         capacity_bytes: most bytes of remembered indexes, about.
     """
 
-    def __init__(self, capacity_bytes: int = _CAPACITY_BYTES) -> None:
+    def __init__(self, remote: Callable[[], RemoteFiles], capacity_bytes: int = _CAPACITY_BYTES) -> None:
+        self._remote = remote
         self._capacity = capacity_bytes
         self._held: OrderedDict[tuple[int, int], FileFacts] = OrderedDict()
         self._held_bytes = 0
         self._lock = threading.Lock()
         self.num_looked_at = 0
 
-    def get(self, serial: int, number: int, array: ArrayMeta, coords: tuple[int, ...]) -> FileFacts:
-        """Return the facts of a file.
+    def look(self, files: Sequence[FileAddress]) -> list[FileFacts | DataError | OSError]:
+        """Return the facts of files, in their order; in the place of a file that cannot be looked at, its error.
 
-        Args:
-            serial: tells arrays apart.
-            number: the file's place in the array's grid of files.
-            array: the array.
-            coords: coordinates of the file in that grid.
-
-        Raises:
-            DataError: the file is no file, is shorter than its index, or the index is damaged.
-            OSError: it cannot be looked at.
+        A DataError tells that a file is no file, is shorter than its index, or that the index is damaged.
         """
-        key = (serial, number)
         with self._lock:
-            facts = self._held.get(key)
-            if facts is not None:
-                self._held.move_to_end(key)
-                return facts
-        facts = _look_at(array, coords)
-        with self._lock:
-            self._keep(key, facts)
+            found: list[FileFacts | DataError | OSError | None] = [self._touch(file) for file in files]
+        absent = [at for at, facts in enumerate(found) if facts is None]
+        far = [at for at in absent if files[at].array.is_remote]
+        for at, answer in zip(far, look_at_remote([files[k] for k in far], self._remote), strict=True):
+            found[at] = answer
+        for at in absent:
+            seen = found[at] = found[at] or _caught(files[at])
+            if isinstance(seen, FileFacts):
+                with self._lock:
+                    self._keep((files[at].serial, files[at].number), seen)
+        return [facts for facts in found if facts is not None]
+
+    def _touch(self, file: FileAddress) -> FileFacts | None:
+        key = (file.serial, file.number)
+        facts = self._held.get(key)
+        if facts is not None:
+            self._held.move_to_end(key)
         return facts
 
     def _keep(self, key: tuple[int, int], facts: FileFacts) -> None:
@@ -99,15 +134,62 @@ def _weight(facts: FileFacts) -> int:
     return _OVERHEAD_BYTES + (0 if facts.index is None else facts.index.nbytes)
 
 
-def _look_at(array: ArrayMeta, coords: tuple[int, ...]) -> FileFacts:
-    path = os.path.join(array.place, array.keys.key(coords))  # noqa: PTH118  (hot for arrays of many files)
+def _caught(file: FileAddress) -> FileFacts | DataError | OSError:
+    try:
+        return _look_at(file.array, file.path)
+    except (DataError, OSError) as error:
+        return error
+
+
+def _look_at(array: ArrayMeta, path: str) -> FileFacts:
     try:
         status = os.stat(path)  # noqa: PTH116
     except (FileNotFoundError, NotADirectoryError):
-        return FileFacts(path=path, size=-1, identity=(), index=None)
+        return FileFacts(path=path, size=_ABSENT, identity=(), index=None)
     if not stat.S_ISREG(status.st_mode):
         raise DataError(f"{path} should be a chunk of an array and is no regular file")
     index = None
     if array.index is not None:
         index = read_index(Path(path), array.index).reshape(math.prod(array.index.chunks_per_shard), 2)
     return FileFacts(path=path, size=status.st_size, identity=identity_of(status), index=index)
+
+
+def look_at_remote(files: Sequence[FileAddress], remote: Callable[[], RemoteFiles]) -> list[FileFacts | DataError]:
+    """Return the facts of objects: the indexes of shards in as many requests at once as the options allow.
+
+    An object that is one chunk is not asked for before it is read.
+    """
+    answers: list[FileFacts | DataError] = [
+        FileFacts(path=file.path, size=_UNASKED, identity=(), index=None) for file in files
+    ]
+    for at_end in (True, False):
+        shards = [k for k, file in enumerate(files) if file.array.index and file.array.index.at_end == at_end]
+        if not shards:
+            continue
+        wanted = [(files[k].path, _layout(files[k]).num_bytes) for k in shards]
+        parts = remote().read_tails(wanted) if at_end else remote().read_heads(wanted)
+        for k, part in zip(shards, parts, strict=True):
+            answers[k] = part if isinstance(part, DataError) else _shard_facts(files[k], part)
+    return answers
+
+
+def _shard_facts(file: FileAddress, part: Part | None) -> FileFacts | DataError:
+    if part is None:
+        return FileFacts(path=file.path, size=_ABSENT, identity=(), index=None)
+    layout = _layout(file)
+    try:
+        index = decode_index(bytes(part.data), layout, size=part.size, place=file.path)
+    except DataError as error:
+        return error
+    return FileFacts(
+        path=file.path,
+        size=part.size,
+        identity=(),
+        index=index.reshape(math.prod(layout.chunks_per_shard), 2),
+        etag=part.etag,
+    )
+
+
+def _layout(file: FileAddress) -> IndexLayout:
+    assert file.array.index is not None
+    return file.array.index

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from rankwise.data.contract import IntArray
-from rankwise.data.store.files import FileBook, FileFacts
+from rankwise.data.store.files import FileAddress, FileBook, FileFacts
 from rankwise.data.store.meta import ArrayMeta
 from rankwise.data.store.plan.grids import grid_of, per_file, ravel
 from rankwise.data.store.shard import MISSING, OUTSIDE
@@ -78,24 +78,30 @@ def locate(
     entry = ravel(inside, ratio)
     by_file = np.argsort(file, kind="stable")
     bounds = np.searchsorted(file[by_file], np.arange(len(first) + 1))
+    addresses = [
+        FileAddress(
+            serial=serial(arrays[int(array[at])]),
+            number=int(number[at]),
+            array=arrays[int(array[at])],
+            coords=tuple(file_coords[at].tolist()),
+        )
+        for at in first.tolist()
+    ]
     files: list[FileFacts] = []
     failures: dict[int, LookupFailure] = {}
     there = _StillThere()
-    for k, at in enumerate(first.tolist()):
-        meta = arrays[int(array[at])]
+    for k, (address, answer) in enumerate(zip(addresses, book.look(addresses), strict=True)):
         members = by_file[bounds[k] : bounds[k + 1]]
-        try:
-            facts = book.get(serial(meta), int(number[at]), meta, tuple(file_coords[at].tolist()))
-            if not facts.exists:
-                there.check(meta)
-            offset[members], length[members] = _ranges(facts, meta, entry[members])
-        except (DataError, OSError) as error:
-            facts = FileFacts(path=_path(meta, tuple(file_coords[at].tolist())), size=0, identity=(), index=None)
-            failures[k] = _failure(facts.path, error)
+        facts = there.checked(address, answer)
+        if isinstance(facts, FileFacts):
+            offset[members], length[members] = _ranges(facts, address.array, entry[members])
+            if (offset[members] == OUTSIDE).any():
+                failures[k] = _cut(facts.path)
+        else:
+            failures[k] = _failure(address.path, facts)
+            facts = FileFacts(path=address.path, size=0, identity=(), index=None)
             offset[members] = UNREADABLE
         files.append(facts)
-        if k not in failures and (offset[members] == OUTSIDE).any():
-            failures[k] = _cut(facts.path)
     return Located(files=tuple(files), file=file, offset=offset, length=length, failures=failures)
 
 
@@ -106,11 +112,7 @@ def _ranges(facts: FileFacts, meta: ArrayMeta, entries: IntArray) -> tuple[IntAr
     if facts.index is not None:
         found = facts.index[entries]
         return found[:, 0], found[:, 1]
-    return 0, facts.size if meta.files == meta.chunks else -1
-
-
-def _path(meta: ArrayMeta, coords: tuple[int, ...]) -> str:
-    return f"{meta.place}/{meta.keys.key(coords)}"
+    return 0, facts.size if meta.files == meta.chunks and not facts.is_remote else -1
 
 
 def _failure(path: str, error: DataError | OSError) -> LookupFailure:
@@ -133,16 +135,14 @@ class _StillThere:
     def __init__(self) -> None:
         self._seen: set[str] = set()
 
-    def check(self, meta: ArrayMeta) -> None:
-        """Look once.
-
-        Raises:
-            FileNotFoundError: the array has gone.
-        """
-        if meta.is_remote or meta.place in self._seen:
-            return
-        if not any((Path(meta.place) / name).exists() for name in ("zarr.json", ".zarray")):
-            raise FileNotFoundError(
-                f"the array {meta.place} has gone since it was opened (moved, deleted or unmounted): bring it back"
+    def checked(self, file: FileAddress, answer: FileFacts | DataError | OSError) -> FileFacts | DataError | OSError:
+        """Return the answer, or an error where the file is missing because the whole array is."""
+        place = file.array.place
+        if not isinstance(answer, FileFacts) or answer.exists or file.array.is_remote or place in self._seen:
+            return answer
+        if not any((Path(place) / name).exists() for name in ("zarr.json", ".zarray")):
+            return FileNotFoundError(
+                f"the array {place} has gone since it was opened (moved, deleted or unmounted): bring it back"
             )
-        self._seen.add(meta.place)
+        self._seen.add(place)
+        return answer

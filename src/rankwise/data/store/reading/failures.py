@@ -94,7 +94,7 @@ def changed_files(plan: BoxPlan) -> dict[int, ChunkFailure]:
     """
     changed: dict[int, ChunkFailure] = {}
     for number, facts in enumerate(plan.files):
-        if facts.index is None or not facts.exists or facts.identity == local_identity(facts.path):
+        if facts.index is None or facts.is_remote or facts.identity == local_identity(facts.path):
             continue
         for chunk in np.flatnonzero((plan.chunks.file == number) & (plan.chunks.offset >= 0)).tolist():
             changed[chunk] = ChunkFailure(REPLACED)

@@ -22,9 +22,9 @@ from rankwise.data.store.decode.tasks import (
     ChunkTasks,
     address_of,
 )
-from rankwise.data.store.files import FileFacts, OpenFile
 from rankwise.data.store.plan import BoxPlan
-from rankwise.data.store.reading.failures import REPLACED, ChunkFailure, is_passing
+from rankwise.data.store.reading.failures import ChunkFailure, is_passing
+from rankwise.data.store.reading.inputs import Fetched, LocalFiles, start_fetch
 from rankwise.data.store.reading.slabs import cut_slabs
 from rankwise.data.store.reading.stats import ReaderStats
 from rankwise.data.store.reading.tools import Tools
@@ -54,6 +54,7 @@ class FastChunks:
         self._kept: dict[int, tuple[Hashable, NDArray]] = {}  # position -> key and the buffer that is being filled
         self._found: dict[int, NDArray] = {}  # position -> decoded already
         self._box, self._tasks = self._tables()
+        self._local = LocalFiles(plan, chosen, self._tasks, tools.handles)
         self.failed: dict[int, ChunkFailure] = {}
         self.retries = 0
         self._lock = threading.Lock()
@@ -62,16 +63,16 @@ class FastChunks:
     @property
     def stats(self) -> ReaderStats:
         """What was done."""
-        held = np.array(sorted(self._found), dtype=np.int64)
-        kinds = self._plan.chunks.offset[self._chosen] >= 0
-        kinds[held] = False
-        decoded = self._chosen[kinds]
-        sizes = np.array([meta.chunk_bytes for meta in self._plan.request.arrays], dtype=np.int64)
+        tasks = self._tasks
+        decoded = (tasks.kind != KIND_FILL) & (tasks.decoded == 0)
+        expected = self._plan.chunks.offset[self._chosen] >= 0
         return ReaderStats(
-            fast_chunks=len(decoded),
-            cached_chunks=len(held),
-            read_bytes=int(self._plan.chunks.length[decoded].sum()),
-            decoded_bytes=int(sizes[self._plan.chunks.array[decoded]].sum()),
+            fast_chunks=int(decoded.sum()),
+            cached_chunks=len(self._found),
+            fill_chunks=int(((tasks.kind == KIND_FILL) & expected).sum())
+            - len(self.failed),  # objects that are not there
+            read_bytes=int(tasks.length[decoded].sum()),
+            decoded_bytes=int(tasks.chunk_bytes(0, len(tasks))[decoded].sum()),
             retries=self.retries,
             decode_s=self.seconds,
         )
@@ -80,7 +81,12 @@ class FastChunks:
         """Yield pieces of work, in the order in which they should start."""
         largest = max(self._plan.request.arrays[int(k)].chunk_bytes for k in np.unique(self._array))
         for first, last in cut_slabs(self._plan.chunks.file[self._chosen], largest, num_threads):
-            yield partial(self._run, first, last)
+            yield partial(
+                self._run,
+                first,
+                last,
+                start_fetch(self._plan, self._chosen, self._tasks, self._tools, first=first, last=last),
+            )
 
     @property
     def _array(self) -> IntArray:
@@ -154,52 +160,29 @@ class FastChunks:
             keep[at] = address_of(buffer)
         return keep, decoded
 
-    def _run(self, first: int, last: int) -> None:
+    def _run(self, first: int, last: int, fetched: Fetched | None) -> None:
         started = time.perf_counter()
-        handles = self._open(first, last)
+        held = self._bring(first, last, fetched)
         with self._tools.scratches.borrow() as scratch:
             self._tools.decoder.run(self._tasks, first, last, self._out, scratch)
         if self._tasks.status[first:last].any():
             self._again(first, last)
         self._keep(first, last)
-        del handles
+        del held
         with self._lock:
             self.seconds += time.perf_counter() - started
 
-    def _open(self, first: int, last: int) -> list[OpenFile]:
-        """Open the files of some chunks; the handles must be held while they are read."""
-        files = self._plan.chunks.file[self._chosen[first:last]]
-        tasks, handles = self._tasks, []
-        needed = (tasks.kind[first:last] != KIND_FILL) & (tasks.decoded[first:last] == 0)
-        for file in np.unique(files[needed]).tolist():
-            members = first + np.flatnonzero(needed & (files == file))
-            facts = self._plan.files[file]
-            try:
-                handle = self._handle(facts)
-            except OSError as error:
-                self._give_up(
-                    members,
-                    ChunkFailure(f"cannot be read: its file cannot be opened: {error}", damage=False, cause=error),
-                )
-                continue
-            if handle.identity != facts.identity:
-                self._give_up(members, ChunkFailure(REPLACED))
-                continue
-            tasks.fd[members] = handle.fd
-            handles.append(handle)
-        return handles
-
-    def _handle(self, facts: FileFacts) -> OpenFile:
-        handle = self._tools.handles.get(facts.path)
-        if handle.identity != facts.identity:
-            self._tools.handles.forget(facts.path)
-            handle = self._tools.handles.get(facts.path)
-        return handle
-
-    def _give_up(self, members: IntArray, failure: ChunkFailure) -> None:
-        for at in members.tolist():
+    def _bring(self, first: int, last: int, fetched: Fetched | None) -> list[object]:
+        """Make the bytes of chunks reachable; what comes back must be held while they are decoded."""
+        handles, failed = self._local.open(first, last)
+        pieces: list[object] = []
+        if fetched is not None:
+            pieces, lost = fetched.receive(self._tasks)
+            failed |= lost
+        for at, failure in failed.items():
             self.failed[int(self._chosen[at])] = failure
             self._tasks.kind[at] = KIND_FILL  # nothing is read for it; its boxes are reported
+        return [*handles, *pieces]
 
     def _again(self, first: int, last: int) -> None:
         """Try chunks again whose reading met passing trouble; record what stays wrong."""
@@ -217,10 +200,10 @@ class FastChunks:
         path = self._plan.files[int(self._plan.chunks.file[self._chosen[at]])].path
         self._tools.handles.forget(path)  # an old handle may be what is stale
         self._tasks.status[at] = 0
-        handles = self._open(at, at + 1)
+        held = self._bring(at, at + 1, None)
         with self._tools.scratches.borrow() as scratch:
             self._tools.decoder.run(self._tasks, at, at + 1, self._out, scratch)
-        del handles
+        del held
         with self._lock:
             self.retries += 1
 

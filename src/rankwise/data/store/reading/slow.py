@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from rankwise.data.contract import NDArray
 from rankwise.data.store.meta import ArrayMeta
+from rankwise.data.store.remote import RemoteFiles
 from rankwise.errors import DataError
 
 __all__ = ["SlowArrays"]
@@ -23,7 +25,8 @@ class SlowArrays:
     others may not know.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, remote: Callable[[], RemoteFiles]) -> None:
+        self._remote = remote
         self._opened: dict[int, Any] = {}
         self._lock = threading.Lock()
 
@@ -54,5 +57,11 @@ class SlowArrays:
         with self._lock:
             if serial not in self._opened:
                 with zarr.config.set({"codec_pipeline.path": _PIPELINE}):
-                    self._opened[serial] = zarr.open_array(array.place, mode="r")
+                    self._opened[serial] = zarr.open_array(**self._where(array), mode="r")
             return self._opened[serial]
+
+    def _where(self, array: ArrayMeta) -> dict[str, Any]:
+        if not array.is_remote:
+            return {"store": array.place}
+        store, path = self._remote().zarr_store(array.place)
+        return {"store": store, "path": path}

@@ -15,6 +15,7 @@ from rankwise.data.store.files import HandleCache
 from rankwise.data.store.meta import ArrayMeta
 from rankwise.data.store.reading.admission import Admission
 from rankwise.data.store.reading.slow import SlowArrays
+from rankwise.data.store.remote import RemoteFiles
 
 __all__ = ["ScratchPool", "Tools"]
 
@@ -57,6 +58,7 @@ class Tools:
         admission: which of them are worth keeping.
         slow: arrays as zarr-python opens them.
         serial: returns a number that tells arrays apart.
+        remote: returns the reader of object stores.
     """
 
     decoder: Decoder
@@ -66,6 +68,7 @@ class Tools:
     admission: Admission
     slow: SlowArrays
     serial: Callable[[ArrayMeta], int]
+    remote: Callable[[], RemoteFiles]
 
     @classmethod
     def choose(cls, **parts: Any) -> Self:

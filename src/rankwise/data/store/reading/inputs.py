@@ -1,0 +1,120 @@
+"""Where decoders find the bytes of chunks: in open files, or in memory once an object store has sent them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from rankwise.data.contract import BoolArray, IntArray
+from rankwise.data.store.decode import KIND_FILL, ChunkTasks, address_of
+from rankwise.data.store.files import FileFacts, HandleCache, OpenFile
+from rankwise.data.store.plan import BoxPlan
+from rankwise.data.store.reading.failures import REPLACED, ChunkFailure
+from rankwise.data.store.reading.tools import Tools
+from rankwise.data.store.remote import PendingReads, RemoteRange
+from rankwise.errors import DataError
+
+__all__ = ["Fetched", "LocalFiles", "start_fetch"]
+
+
+class LocalFiles:
+    """Opens the files of chunks and writes their descriptors into the decoder's tables.
+
+    Args:
+        plan: the plan.
+        chosen: int64[n], its chunks that the tables are about.
+        tasks: the tables.
+        handles: open files.
+    """
+
+    def __init__(self, plan: BoxPlan, chosen: IntArray, tasks: ChunkTasks, handles: HandleCache) -> None:
+        self._plan = plan
+        self._file = plan.chunks.file[chosen]
+        self._tasks = tasks
+        self._handles = handles
+
+    def open(self, first: int, last: int) -> tuple[list[OpenFile], dict[int, ChunkFailure]]:
+        """Open what chunks need; return the handles, to be held while they are read, and what cannot be opened."""
+        handles: list[OpenFile] = []
+        failed: dict[int, ChunkFailure] = {}
+        needed = _needed(self._tasks, first, last)
+        files = self._file[first:last]
+        for file in np.unique(files[needed]).tolist():
+            facts = self._plan.files[file]
+            if facts.is_remote:
+                continue
+            members = first + np.flatnonzero(needed & (files == file))
+            found = self._open(facts)
+            if isinstance(found, ChunkFailure):
+                failed |= dict.fromkeys(members.tolist(), found)
+                continue
+            self._tasks.fd[members] = found.fd
+            handles.append(found)
+        return handles, failed
+
+    def _open(self, facts: FileFacts) -> OpenFile | ChunkFailure:
+        try:
+            handle = self._handles.get(facts.path)
+            if handle.identity != facts.identity:  # an old handle, or another file by now
+                self._handles.forget(facts.path)
+                handle = self._handles.get(facts.path)
+        except OSError as error:
+            return ChunkFailure(f"cannot be read: its file cannot be opened: {error}", damage=False, cause=error)
+        return handle if handle.identity == facts.identity else ChunkFailure(REPLACED)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fetched:
+    """Bytes that are on their way.
+
+    Attributes:
+        places: int64[n], the chunks, as rows of the decoder's tables.
+        pending: their bytes, in the same order.
+    """
+
+    places: IntArray
+    pending: PendingReads[memoryview]
+
+    def receive(self, tasks: ChunkTasks) -> tuple[list[object], dict[int, ChunkFailure]]:
+        """Wait for them and note where they lie; return what must be held meanwhile, and what did not come."""
+        held: list[object] = []
+        failed: dict[int, ChunkFailure] = {}
+        for at, piece in zip(self.places.tolist(), self.pending.result(), strict=True):
+            if isinstance(piece, DataError):
+                damage = bool(getattr(piece, "damage", True))
+                failed[at] = ChunkFailure(f"cannot be read: {piece}".rstrip("."), damage=damage, cause=piece)
+            elif piece is None:  # no such object: a chunk that was never written
+                tasks.kind[at] = KIND_FILL
+            else:
+                encoded = np.frombuffer(piece, dtype=np.uint8)
+                tasks.encoded[at], tasks.length[at] = address_of(encoded), len(encoded)
+                held.append(encoded)
+        return held, failed
+
+
+def start_fetch(
+    plan: BoxPlan, chosen: IntArray, tasks: ChunkTasks, tools: Tools, *, first: int, last: int
+) -> Fetched | None:
+    """Ask for the bytes of those of some chunks that lie behind URLs; None if none does."""
+    far = [facts.is_remote for facts in plan.files]
+    if not any(far):
+        return None
+    file = plan.chunks.file[chosen[first:last]]
+    wanted = np.flatnonzero(_needed(tasks, first, last) & np.array(far, dtype=np.bool_)[file])
+    ranges = [_range(plan, int(chosen[first + at])) for at in wanted.tolist()]
+    return Fetched(first + wanted, tools.remote().start(ranges))
+
+
+def _range(plan: BoxPlan, chunk: int) -> RemoteRange:
+    facts = plan.files[int(plan.chunks.file[chunk])]
+    length = int(plan.chunks.length[chunk])
+    if length < 0:
+        return RemoteRange(url=facts.path)
+    return RemoteRange(url=facts.path, offset=int(plan.chunks.offset[chunk]), length=length, etag=facts.etag)
+
+
+def _needed(tasks: ChunkTasks, first: int, last: int) -> BoolArray:
+    """Which chunks have to be read."""
+    needed: BoolArray = (tasks.kind[first:last] != KIND_FILL) & (tasks.decoded[first:last] == 0)
+    return needed
