@@ -1,26 +1,22 @@
-"""The table through which Python and the compiled loop over chunks talk: which slot holds what, in bytes."""
+"""The table through which Python and the compiled loop over chunks talk: which slot holds what."""
 
 from __future__ import annotations
 
-from rankwise.data.store.decode.tasks import FIELDS
+from rankwise.data.store.decode.layout import LAYOUT_FIELDS
+from rankwise.data.store.decode.tasks import TASK_FIELDS
 
-__all__ = ["SLOTS", "job_slots"]
+__all__ = ["NUM_SLOTS", "SLOTS"]
 
 _NAMES = (
-    *FIELDS,
+    # addresses of tables
+    *TASK_FIELDS, *LAYOUT_FIELDS,
     # set before each run
-    "first", "last", "axes", "src_unit", "dst_unit", "col_unit", "fill_step", "out", "plane",
+    "first", "last", "axes", "dst_unit", "col_unit", "out", "plane", "fill_rows", "fill_step",
     "read_buffer", "read_bytes", "decode_buffer", "context", "compressors",
-    # set and read by the loop, chunk by chunk
-    "size", "low", "high", "target", "source", "strided", "frame", "frame_bytes", "blosc_bytes", "num_axes",
-    # then four tables with one entry for each axis: extents, strides of chunk and output, counters
-    "work",
+    # written and read by the loop, chunk by chunk
+    "source", "strided", "blosc_bytes",
 )  # fmt: skip
 
 # Byte offset of each slot, by name.
 SLOTS = {name: 8 * index for index, name in enumerate(_NAMES)}
-
-
-def job_slots(ndim: int) -> int:
-    """Return how many slots a job with so many axes has."""
-    return len(_NAMES) + 4 * ndim
+NUM_SLOTS = len(_NAMES)

@@ -7,12 +7,14 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from rankwise.data.contract import DType, NDArray
 from rankwise.data.store.decode.decoder import check_run
-from rankwise.data.store.decode.job import SLOTS, job_slots
+from rankwise.data.store.decode.job import NUM_SLOTS, SLOTS
 from rankwise.data.store.decode.pairs import copies, is_castable, plane_for, plane_name
 from rankwise.data.store.decode.scratch import Scratch
-from rankwise.data.store.decode.tasks import ChunkTasks, address_of
+from rankwise.data.store.decode.tasks import KIND_FILL, ChunkTasks, address_of, memory_at
 from rankwise.data.store.decode.threads import ThreadsDecoder
 
 if TYPE_CHECKING:
@@ -70,21 +72,20 @@ class KernelDecoder:
         self._run(address_of(scratch.job))
 
     def _write_job(self, tasks: ChunkTasks, first: int, last: int, out: NDArray, scratch: Scratch) -> None:
-        largest = int(tasks.chunk_bytes(first, last).max())
+        largest = int(tasks.layout.size[first:last].max())
         # No encoder makes more of a chunk than this: a longer one is damage, and gets no memory
         most = 2 * largest + _SLACK
         longest = int(tasks.length[first:last].max(where=tasks.encoded[first:last] == 0, initial=0))
-        scratch.reserve(read_bytes=min(longest, most), decode_bytes=largest, job_slots=job_slots(tasks.ndim))
+        scratch.reserve(read_bytes=min(longest, most), decode_bytes=largest, job_slots=NUM_SLOTS)
         scratch.ensure_context(self._symbols.make_zstd_context, self._symbols.free_zstd_context)
         unit = tasks.fill.itemsize
         col_unit = unit if copies(tasks.fill.dtype, out.dtype, scaled=tasks.scaled) else 1
-        fill_step = unit if len(tasks.fill) > 1 else 0
+        place = (len(tasks.layout.strides), out.itemsize, col_unit, address_of(out), 0)
+        fills = _fill_rows(tasks, first, last, scratch)
         buffers = (address_of(scratch.read), len(scratch.read), address_of(scratch.decode))
-        job = scratch.job
-        job[:_FIRST_SLOT] = tasks.addresses
-        place = (unit, out.itemsize, col_unit, fill_step, address_of(out), 0)
-        settings = (first, last, tasks.ndim, *place, *buffers, scratch.context, self._compressors)
-        job[_FIRST_SLOT : _FIRST_SLOT + len(settings)] = settings
+        settings = (first, last, *place, *fills, *buffers, scratch.context, self._compressors)
+        scratch.job[:_FIRST_SLOT] = tasks.addresses
+        scratch.job[_FIRST_SLOT : _FIRST_SLOT + len(settings)] = settings
 
     def _add_plane(self, key: tuple[DType, DType, bool]) -> int:
         stored, wanted, scaled = key
@@ -114,3 +115,17 @@ class KernelDecoder:
         self.num_loaded += was_on_disk
         self.num_compiled += not was_on_disk
         return address
+
+
+def _fill_rows(tasks: ChunkTasks, first: int, last: int, scratch: Scratch) -> tuple[int, int]:
+    """Return where rows of the fill values of missing chunks lie, and the bytes from a chunk's to the next chunk's."""
+    missing = first + np.flatnonzero(tasks.kind[first:last] == KIND_FILL)
+    if len(missing) == 0:
+        return 0, 0
+    cols = int(tasks.layout.extents[:, -1].max(initial=1))
+    fills = tasks.fill if len(tasks.fill) == 1 else tasks.fill[first:last]
+    scratch.rows = np.repeat(fills, cols)
+    for chunk in missing[tasks.keep[missing] != 0].tolist():
+        kept = memory_at(int(tasks.keep[chunk]), int(tasks.layout.size[chunk]))
+        kept.view(tasks.fill.dtype)[...] = fills[chunk - first if len(fills) > 1 else 0]
+    return address_of(scratch.rows), cols * tasks.fill.itemsize if len(fills) > 1 else 0

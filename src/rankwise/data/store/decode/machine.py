@@ -10,25 +10,27 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from rankwise.data.store.decode.bits import bfloat16_from_float, float_from_half, half_from_float, ir
+from rankwise.data.store.decode.job import SLOTS
 
 __all__ = [
     "bfloat16_bits",
     "call_plane",
     "double_from_half",
     "elements",
+    "ended",
     "entry",
     "external",
     "float_from_half_bits",
+    "get",
     "half_bits",
     "half_bits_of_double",
     "inlined",
     "numba",
-    "peek",
     "peek32",
-    "peek_double",
-    "poke",
-    "poke8",
-    "poke32",
+    "put",
+    "put8",
+    "put32",
+    "real_entry",
     "types",
 ]
 
@@ -36,7 +38,9 @@ numba: Any = importlib.import_module("numba")  # typed in some releases, and not
 types: Any = numba.types
 
 _Function = TypeVar("_Function", bound=Callable[..., int])
+_Emit = Callable[[Any, Any], Any]
 _I8, _I32, _I64 = (ir.IntType(bits) for bits in (8, 32, 64))
+_long = types.int64
 
 
 def inlined(function: _Function) -> _Function:
@@ -52,83 +56,105 @@ def external(name: str, result: Any, *arguments: Any) -> Callable[..., Any]:
     return function
 
 
-def _unary(result: Any, argument: Any, emit: Callable[[Any, Any], Any]) -> Callable[..., Any]:
-    """Return a function for compiled code whose instructions ``emit(builder, value)`` writes."""
+# numba counts the parameters of what it asks for the types of a call
+_WITH_PARAMETERS: dict[int, Callable[[Any], Any]] = {
+    1: lambda answer: lambda _typing, _1: answer,
+    2: lambda answer: lambda _typing, _1, _2: answer,
+    3: lambda answer: lambda _typing, _1, _2, _3: answer,
+    4: lambda answer: lambda _typing, _1, _2, _3, _4: answer,
+    9: lambda answer: lambda _typing, _1, _2, _3, _4, _5, _6, _7, _8, _9: answer,
+}
 
-    def generate(_context: Any, builder: Any, _signature: Any, values: Any) -> Any:
-        return emit(builder, values[0])
 
-    def typed(_typing: Any, _value: Any) -> Any:
-        return result(argument), generate
+def _emitted(result: Any, arguments: tuple[Any, ...], emit: _Emit) -> Callable[..., Any]:
+    """Return a function for compiled code whose instructions ``emit(builder, values)`` writes."""
 
-    made: Callable[..., Any] = numba.extending.intrinsic(typed)
+    def generate(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
+        emitted = emit(builder, values)
+        return context.get_dummy_value() if result is types.void else emitted
+
+    answer = (result(*arguments), generate)
+    made: Callable[..., Any] = numba.extending.intrinsic(_WITH_PARAMETERS[len(arguments)](answer))
     return made
 
 
-def _loading(result: Any, stored: Any, align: int) -> Callable[[int], Any]:
-    def emit(builder: Any, address: Any) -> Any:
-        value = builder.load(builder.inttoptr(address, stored.as_pointer()), align=align)
-        return builder.sext(value, _I64) if stored is _I32 else value
-
-    return _unary(result, types.int64, emit)
+def _slot(builder: Any, job: Any, slot: Any) -> Any:
+    return builder.inttoptr(builder.add(job, slot), _I64.as_pointer())
 
 
-def _storing(bits: int) -> Callable[[int, int], None]:
-    """Return a function that stores the lower bits of an integer."""
-
-    def generate(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
-        stored = ir.IntType(bits)
-        value = builder.trunc(values[1], stored) if bits < 64 else values[1]
-        builder.store(value, builder.inttoptr(values[0], stored.as_pointer()), align=bits // 8)
-        return context.get_dummy_value()
-
-    def typed(_typing: Any, _address: Any, _value: Any) -> Any:
-        return types.void(types.int64, types.int64), generate
-
-    made: Callable[[int, int], None] = numba.extending.intrinsic(typed)
-    return made
+def _place(builder: Any, values: Any, stored: Any = _I64) -> Any:
+    """Emit: pointer to an entry of a table, from the job, the table's slot and the entry's index."""
+    job, table, index = values[:3]
+    first = builder.load(_slot(builder, job, table), align=8)
+    return builder.gep(builder.inttoptr(first, stored.as_pointer()), [index])
 
 
-def _entry(_context: Any, builder: Any, _signature: Any, values: Any) -> Any:
-    job, table, index = values
-    slot = builder.inttoptr(builder.add(job, table), _I64.as_pointer())
-    first = builder.inttoptr(builder.load(slot, align=8), _I64.as_pointer())
-    return builder.load(builder.gep(first, [index]), align=8)
+def _put_entry(bits: int) -> Callable[[int, int, int, int], None]:
+    stored = ir.IntType(bits)
+
+    def emit(builder: Any, values: Any) -> None:
+        builder.store(builder.trunc(values[3], stored), _place(builder, values, stored), align=bits // 8)
+
+    return _emitted(types.void, (_long,) * 4, emit)
 
 
-def _typed_entry(_typing: Any, _job: Any, _table: Any, _index: Any) -> Any:
-    return types.int64(types.int64, types.int64, types.int64), _entry
+def _end(builder: Any, values: Any) -> Any:
+    job, chunk, status, detail = values
+    place = _place(builder, (job, ir.Constant(_I64, SLOTS["detail"]), chunk))
+    builder.store(detail, place, align=8)
+    return status
 
 
-def _typed_elements(_typing: Any, _address: Any, element: Any) -> Any:
-    result = types.CPointer(element.dtype)
-
-    def generate(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
-        return builder.inttoptr(values[0], context.get_value_type(result))
-
-    return result(types.int64, element), generate
-
-
-def _call(_context: Any, builder: Any, _signature: Any, values: Any) -> Any:
+def _call(builder: Any, values: Any) -> Any:
     real = ir.DoubleType()
     function = ir.FunctionType(_I64, [_I64] * 6 + [real, real])
     return builder.call(builder.inttoptr(values[0], function.as_pointer()), values[1:])
 
 
-def _call_plane(_typing: Any, _to: Any, _a: Any, _b: Any, _c: Any, _d: Any, _e: Any, _f: Any, _g: Any, _h: Any) -> Any:
-    return types.int64(*[types.int64] * 7, types.float64, types.float64), _call
+def _load32(builder: Any, values: Any) -> Any:
+    return builder.sext(builder.load(builder.inttoptr(values[0], _I32.as_pointer()), align=1), _I64)
 
 
-peek = _loading(types.int64, _I64, 8)
-peek_double = _loading(types.float64, ir.DoubleType(), 8)
-peek32 = _loading(types.int64, _I32, 1)
-poke, poke32, poke8 = _storing(64), _storing(32), _storing(8)
-entry: Callable[[int, int, int], int] = numba.extending.intrinsic(_typed_entry)
-elements: Callable[[int, Any], Any] = numba.extending.intrinsic(_typed_elements)
-call_plane: Callable[..., int] = numba.extending.intrinsic(_call_plane)
+def _elements(_typing: Any, _address: Any, element: Any) -> Any:
+    result = types.CPointer(element.dtype)
 
-half_bits = _unary(types.uint16, types.float32, lambda builder, value: half_from_float(builder, value, 32))
-half_bits_of_double = _unary(types.uint16, types.float64, lambda builder, value: half_from_float(builder, value, 64))
-float_from_half_bits = _unary(types.float32, types.uint16, lambda builder, half: float_from_half(builder, half, 32))
-double_from_half = _unary(types.float64, types.uint16, lambda builder, half: float_from_half(builder, half, 64))
-bfloat16_bits = _unary(types.uint16, types.float32, bfloat16_from_float)
+    def generate(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
+        return builder.inttoptr(values[0], context.get_value_type(result))
+
+    return result(_long, element), generate
+
+
+def _cast(result: Any, argument: Any, emit: _Emit) -> Callable[[Any], Any]:
+    return _emitted(result, (argument,), lambda builder, values: emit(builder, values[0]))
+
+
+# The job's slots and the tables whose addresses they hold
+get: Callable[[int, int], int] = _emitted(
+    _long, (_long,) * 2, lambda builder, values: builder.load(_slot(builder, *values), align=8)
+)
+put: Callable[[int, int, int], None] = _emitted(
+    types.void, (_long,) * 3, lambda builder, values: builder.store(values[2], _slot(builder, *values[:2]), align=8)
+)
+entry: Callable[[int, int, int], int] = _emitted(
+    _long, (_long,) * 3, lambda builder, values: builder.load(_place(builder, values), align=8)
+)
+real_entry: Callable[[int, int, int], float] = _emitted(
+    types.float64,
+    (_long,) * 3,
+    lambda builder, values: builder.load(_place(builder, values, ir.DoubleType()), align=8),
+)
+put8, put32 = _put_entry(8), _put_entry(32)
+# Notes the detail of a chunk and returns its status
+ended: Callable[[int, int, int, int], int] = _emitted(_long, (_long,) * 4, _end)
+
+# Memory at addresses
+peek32: Callable[[int], int] = _emitted(_long, (_long,), _load32)
+elements: Callable[[int, Any], Any] = numba.extending.intrinsic(_elements)
+call_plane: Callable[..., int] = _emitted(_long, (_long,) * 7 + (types.float64,) * 2, _call)
+
+# Floats of 16 bits
+half_bits = _cast(types.uint16, types.float32, lambda builder, value: half_from_float(builder, value, 32))
+half_bits_of_double = _cast(types.uint16, types.float64, lambda builder, value: half_from_float(builder, value, 64))
+float_from_half_bits = _cast(types.float32, types.uint16, lambda builder, half: float_from_half(builder, half, 32))
+double_from_half = _cast(types.float64, types.uint16, lambda builder, half: float_from_half(builder, half, 64))
+bfloat16_bits = _cast(types.uint16, types.float32, bfloat16_from_float)

@@ -8,92 +8,56 @@ from __future__ import annotations
 from rankwise.data.store.decode import status as codes
 from rankwise.data.store.decode.fetching import fetch
 from rankwise.data.store.decode.job import SLOTS
-from rankwise.data.store.decode.machine import call_plane, entry, inlined, peek, peek_double, poke, poke8, poke32
+from rankwise.data.store.decode.machine import call_plane, entry, get, inlined, put8, put32, real_entry
 
 __all__ = ["run_chunks"]
 
 _OK, _OUT_OF_RANGE = codes.OK, codes.OUT_OF_RANGE
 _FIRST, _LAST, _AXES, _STATUS = SLOTS["first"], SLOTS["last"], SLOTS["axes"], SLOTS["status"]
-_SHAPE, _BOUNDS, _UNFIT = SLOTS["chunk_shape"], SLOTS["bounds"], SLOTS["unfit"]
-_START, _EXTENT, _DST_START, _DST_STRIDES = (SLOTS[n] for n in ("src_start", "extent", "dst_start", "dst_strides"))
-_SCALE, _OFFSET, _OUT, _PLANE, _SOURCE = (SLOTS[n] for n in ("scale", "offset_", "out", "plane", "source"))
-_SRC_UNIT, _DST_UNIT, _COL_UNIT = SLOTS["src_unit"], SLOTS["dst_unit"], SLOTS["col_unit"]
-_STRIDED, _NUM_AXES, _WORK = SLOTS["strided"], SLOTS["num_axes"], SLOTS["work"]
+_BOUNDS, _UNFIT, _SOURCE, _STRIDED = SLOTS["bounds"], SLOTS["unfit"], SLOTS["source"], SLOTS["strided"]
+_SRC_FIRST, _EXTENTS, _SRC_STRIDES = SLOTS["src_first"], SLOTS["extents"], SLOTS["src_strides"]
+_DST_START, _STRIDES, _OUT, _PLANE = SLOTS["dst_start"], SLOTS["strides"], SLOTS["out"], SLOTS["plane"]
+_SCALE, _OFFSET, _DST_UNIT, _COL_UNIT = SLOTS["scale"], SLOTS["offset_"], SLOTS["dst_unit"], SLOTS["col_unit"]
 
 
 def run_chunks(job: int) -> int:
     """Read, decode and place the chunks from `first` to `last` of a job; returns 0."""
-    for chunk in range(peek(job + _FIRST), peek(job + _LAST)):
+    for chunk in range(get(job, _FIRST), get(job, _LAST)):
         status = fetch(job, chunk)
         if status == _OK:
-            status = _place(job, chunk)
-        poke32(peek(job + _STATUS) + 4 * chunk, status)
+            for target in range(entry(job, _BOUNDS, chunk), entry(job, _BOUNDS, chunk + 1)):
+                if _place(job, chunk, target) != 0:
+                    put8(job, _UNFIT, target, 1)
+                    status = _OUT_OF_RANGE
+        put32(job, _STATUS, chunk, status)
     return 0
 
 
 @inlined
-def _place(job: int, chunk: int) -> int:
-    status = _OK
-    for target in range(entry(job, _BOUNDS, chunk), entry(job, _BOUNDS, chunk + 1)):
-        first = _lay_out(job, chunk, target)
-        if _spread(job, target, first) != 0:
-            poke8(peek(job + _UNFIT) + target, 1)
-            status = _OUT_OF_RANGE
-    return status
-
-
-@inlined
-def _lay_out(job: int, chunk: int, target: int) -> int:
-    """Write a region's axes into the job, innermost first, those merged that are contiguous on both sides.
-
-    Returns the element of the chunk where the region begins.
-    """
-    axes, strided, work = peek(job + _AXES), peek(job + _STRIDED), job + _WORK
-    src_step, first, num = peek(job + _SRC_UNIT) * strided, 0, 0
-    for axis in range(axes - 1, -1, -1):
-        extent = entry(job, _EXTENT, target * axes + axis)
-        dst_step = entry(job, _DST_STRIDES, axis) * peek(job + _DST_UNIT)
-        first += entry(job, _START, target * axes + axis) * src_step
-        if num == 0 or extent > 1:
-            at = work + 8 * (num - 1)
-            merges = num > 0 and strided != 0 and src_step == peek(at) * peek(at + 8 * axes)
-            if merges and dst_step == peek(at) * peek(at + 16 * axes):
-                poke(at, peek(at) * extent)
-            else:
-                poke(at + 8, extent)
-                poke(at + 8 + 8 * axes, src_step)
-                poke(at + 8 + 16 * axes, dst_step)
-                num += 1
-        src_step *= entry(job, _SHAPE, chunk * axes + axis)
-    poke(job + _NUM_AXES, num)
-    return first
-
-
-@inlined
-def _spread(job: int, target: int, first: int) -> int:
+def _place(job: int, chunk: int, target: int) -> int:
     """Cast a region plane by plane; returns whether a value does not fit."""
-    axes, num, work = peek(job + _AXES), peek(job + _NUM_AXES), job + _WORK
-    src = peek(job + _SOURCE) + first
-    dst = peek(job + _OUT) + entry(job, _DST_START, target) * peek(job + _DST_UNIT)
-    cols, rows, src_step, dst_step = peek(work) * peek(job + _COL_UNIT), 1, 0, 0
-    if num > 1:
-        rows, src_step, dst_step = peek(work + 8), peek(work + 8 + 8 * axes), peek(work + 8 + 16 * axes)
+    axes, unit, strided = get(job, _AXES), get(job, _DST_UNIT), get(job, _STRIDED)
+    src = get(job, _SOURCE) + entry(job, _SRC_FIRST, target) * strided
+    dst = get(job, _OUT) + entry(job, _DST_START, target) * unit
+    last, mine = target * axes + axes - 1, chunk * axes + axes - 1
+    cols, rows, src_step, dst_step = entry(job, _EXTENTS, last) * get(job, _COL_UNIT), 1, 0, 0
+    if axes > 1:
+        rows, src_step = entry(job, _EXTENTS, last - 1), entry(job, _SRC_STRIDES, mine - 1) * strided
+        dst_step = entry(job, _STRIDES, axes - 2) * unit
+    planes = 1
+    for axis in range(2, axes):
+        planes *= entry(job, _EXTENTS, last - axis)
     scale, offset = 1.0, 0.0
-    if peek(job + _SCALE) != 0:
-        scale, offset = peek_double(peek(job + _SCALE) + 8 * target), peek_double(peek(job + _OFFSET) + 8 * target)
-    for axis in range(2, num):
-        poke(work + 24 * axes + 8 * axis, 0)
-    unfit, axis = 0, 0
-    while axis < num:
-        unfit |= call_plane(peek(job + _PLANE), src, dst, rows, cols, src_step, dst_step, scale, offset)
-        axis = 2
-        while axis < num:
-            at = work + 8 * axis
-            extent, src_by, dst_by, done = peek(at), peek(at + 8 * axes), peek(at + 16 * axes), peek(at + 24 * axes) + 1
-            src, dst = src + src_by, dst + dst_by
-            if done < extent:
-                poke(at + 24 * axes, done)
-                break
-            poke(at + 24 * axes, 0)
-            src, dst, axis = src - src_by * extent, dst - dst_by * extent, axis + 1
+    if get(job, _SCALE) != 0:
+        scale, offset = real_entry(job, _SCALE, target), real_entry(job, _OFFSET, target)
+    unfit = 0
+    for plane in range(planes):
+        src_at, dst_at, rest = src, dst, plane
+        for axis in range(2, axes):
+            extent = entry(job, _EXTENTS, last - axis)
+            at = rest % extent
+            src_at += at * strided * entry(job, _SRC_STRIDES, mine - axis)
+            dst_at += at * unit * entry(job, _STRIDES, axes - 1 - axis)
+            rest //= extent
+        unfit |= call_plane(get(job, _PLANE), src_at, dst_at, rows, cols, src_step, dst_step, scale, offset)
     return unfit

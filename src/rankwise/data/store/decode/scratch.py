@@ -27,6 +27,7 @@ class Scratch:
         read: uint8 buffer for encoded bytes.
         decode: uint8 buffer for one decoded chunk, small enough for the second-level cache if chunks are.
         job: int64 table through which Python and the compiled loop talk.
+        rows: rows of fill values, of any dtype.
         context: address of a decoder's own memory (of zstd), 0 until one is needed.
     """
 
@@ -34,6 +35,7 @@ class Scratch:
         self.read: NDArray = _aligned(0)
         self.decode: NDArray = _aligned(0)
         self.job: IntArray = np.zeros(0, dtype=np.int64)
+        self.rows: NDArray = _aligned(0)
         self.context = 0
         self._free: weakref.finalize[[int], Scratch] | None = None
 
@@ -64,7 +66,8 @@ class Scratch:
         if self._free is not None:
             self._free()
         self.context, self._free = 0, None
-        self.read, self.decode, self.job = _aligned(0), _aligned(0), np.zeros(0, dtype=np.int64)
+        self.read, self.decode, self.rows = _aligned(0), _aligned(0), _aligned(0)
+        self.job = np.zeros(0, dtype=np.int64)
 
     def __enter__(self) -> Self:
         return self

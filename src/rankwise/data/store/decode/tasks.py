@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,15 +10,26 @@ import numpy as np
 import numpy.typing as npt
 
 from rankwise.data.contract import BoolArray, FloatArray, IntArray, NDArray
+from rankwise.data.store.decode.layout import LAYOUT_FIELDS, Layout
 
-__all__ = ["FIELDS", "KIND_BLOSC", "KIND_FILL", "KIND_LZ4", "KIND_RAW", "KIND_ZSTD", "ChunkTasks", "address_of"]
+__all__ = [
+    "KIND_BLOSC",
+    "KIND_FILL",
+    "KIND_LZ4",
+    "KIND_RAW",
+    "KIND_ZSTD",
+    "TASK_FIELDS",
+    "ChunkTasks",
+    "address_of",
+    "memory_at",
+]
 
 KIND_RAW, KIND_ZSTD, KIND_BLOSC, KIND_LZ4, KIND_FILL = range(5)
 
 # The tables in the order in which the compiled loop finds their addresses.
-FIELDS = (
-    "fd", "offset", "length", "encoded", "decoded", "keep", "kind", "fill", "chunk_shape", "bounds", "src_start",
-    "extent", "dst_start", "dst_strides", "scale", "offset_", "status", "detail", "unfit",
+TASK_FIELDS = (
+    "fd", "offset", "length", "encoded", "decoded", "keep", "kind", "bounds", "dst_start",
+    "scale", "offset_", "status", "detail", "unfit",
 )  # fmt: skip
 
 
@@ -49,7 +61,8 @@ class ChunkTasks:
         unfit: bool[T], written: True where a value does not fit the output's integer dtype. Only such targets of a
             chunk with the status `OUT_OF_RANGE` are spoiled; of all other failures, every target of the chunk.
         reach: largest element of the flat output that any target touches; -1 without targets.
-        addresses: int64[len(FIELDS)], where the tables lie, 0 for None.
+        layout: how the regions step, worked out from the tables.
+        addresses: where the tables of the tasks and of the layout lie, 0 for None.
 
     Raises:
         ValueError: tables do not fit together, or a region leaves its chunk: a bug in the planner, not damage.
@@ -75,6 +88,7 @@ class ChunkTasks:
     detail: IntArray
     unfit: BoolArray = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
     reach: int = field(init=False)
+    layout: Layout = field(init=False, repr=False)
     addresses: IntArray = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -82,7 +96,9 @@ class ChunkTasks:
             object.__setattr__(self, "unfit", np.zeros(len(self.dst_start), dtype=np.bool_))
         self._check_tables()
         object.__setattr__(self, "reach", self._checked_reach())
-        tables = (getattr(self, name) for name in FIELDS)
+        object.__setattr__(self, "layout", self._laid_out())
+        tables = [getattr(self, name) for name in TASK_FIELDS]
+        tables += [getattr(self.layout, name) for name in LAYOUT_FIELDS]
         addresses = [0 if table is None else address_of(table) for table in tables]
         object.__setattr__(self, "addresses", np.array(addresses, dtype=np.int64))
 
@@ -100,14 +116,9 @@ class ChunkTasks:
         """Whether elements are scaled on their way."""
         return self.scale is not None
 
-    def chunk_bytes(self, first: int, last: int) -> IntArray:
-        """Return int64[last - first], decoded bytes of chunks."""
-        sizes: IntArray = self.chunk_shape[first:last].prod(axis=1) * self.fill.itemsize
-        return sizes
-
     def _check_tables(self) -> None:
         chunks, targets, axes = len(self.fd), len(self.dst_start), len(self.dst_strides)
-        wanted: dict[str, tuple[tuple[int, ...], Any]] = dict.fromkeys(FIELDS[:7], ((chunks,), np.int64))
+        wanted: dict[str, tuple[tuple[int, ...], Any]] = dict.fromkeys(TASK_FIELDS[:7], ((chunks,), np.int64))
         wanted |= {
             "detail": ((chunks,), np.int64),
             "status": ((chunks,), np.int32),
@@ -121,6 +132,16 @@ class ChunkTasks:
             wanted |= {"scale": ((targets,), np.float64), "offset_": ((targets,), np.float64)}
         for name, (shape, dtype) in wanted.items():
             _check_table(name, getattr(self, name), shape, dtype)
+
+    def _laid_out(self) -> Layout:
+        return Layout.of(
+            chunk_shape=self.chunk_shape,
+            bounds=self.bounds,
+            src_start=self.src_start,
+            extent=self.extent,
+            dst_strides=self.dst_strides,
+            itemsize=self.fill.itemsize,
+        )
 
     def _checked_reach(self) -> int:
         """Return the last element that is written. What a compiled loop must not find out is found out here."""
@@ -139,6 +160,12 @@ class ChunkTasks:
 def address_of(array: NDArray) -> int:
     """Return where the first byte of an array lies. Quicker than `ndarray.ctypes`."""
     return int(array.__array_interface__["data"][0])
+
+
+def memory_at(address: int, num_bytes: int) -> NDArray:
+    """Return the bytes at an address as an array, without a copy."""
+    view: NDArray = np.ctypeslib.as_array((ctypes.c_uint8 * num_bytes).from_address(address))
+    return view
 
 
 def _check_table(name: str, table: NDArray | None, shape: tuple[int, ...], dtype: Any) -> None:

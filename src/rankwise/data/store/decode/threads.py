@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import os
 from typing import Any
@@ -14,7 +13,7 @@ from rankwise.data.store.boxes.values import converted
 from rankwise.data.store.decode import status as codes
 from rankwise.data.store.decode.decoder import check_run
 from rankwise.data.store.decode.scratch import Scratch
-from rankwise.data.store.decode.tasks import KIND_BLOSC, KIND_FILL, KIND_LZ4, KIND_RAW, KIND_ZSTD, ChunkTasks
+from rankwise.data.store.decode.tasks import KIND_BLOSC, KIND_FILL, KIND_LZ4, KIND_RAW, KIND_ZSTD, ChunkTasks, memory_at
 from rankwise.errors import DataError
 
 __all__ = ["ThreadsDecoder"]
@@ -58,13 +57,13 @@ def _elements(tasks: ChunkTasks, chunk: int) -> NDArray:
     shape, dtype = tuple(tasks.chunk_shape[chunk].tolist()), tasks.fill.dtype
     size = int(np.prod(shape)) * dtype.itemsize
     if tasks.decoded[chunk]:
-        return _memory(int(tasks.decoded[chunk]), size).view(dtype).reshape(shape)
+        return memory_at(int(tasks.decoded[chunk]), size).view(dtype).reshape(shape)
     if tasks.kind[chunk] == KIND_FILL:
         values: NDArray = np.broadcast_to(tasks.fill[chunk if len(tasks.fill) > 1 else 0], shape)
     else:
         values = np.frombuffer(_decoded(tasks, chunk, size), dtype=dtype).reshape(shape)
     if tasks.keep[chunk]:
-        _memory(int(tasks.keep[chunk]), size).view(dtype).reshape(shape)[...] = values
+        memory_at(int(tasks.keep[chunk]), size).view(dtype).reshape(shape)[...] = values
     return values
 
 
@@ -93,7 +92,7 @@ def _decoded(tasks: ChunkTasks, chunk: int, size: int) -> Any:
     if kind == KIND_RAW and length != size:
         raise _ChunkError(codes.WRONG_LENGTH, size)
     if tasks.encoded[chunk]:
-        frame: Any = _memory(int(tasks.encoded[chunk]), length)
+        frame: Any = memory_at(int(tasks.encoded[chunk]), length)
     elif not 0 <= length <= 2 * size + _SLACK:
         raise _ChunkError(codes.TOO_LONG, 2 * size + _SLACK)
     else:
@@ -169,9 +168,3 @@ def _read(fd: int, offset: int, length: int) -> bytes:
         pieces.append(piece)
         got += len(piece)
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
-
-
-def _memory(address: int, length: int) -> NDArray:
-    """Return the bytes at an address as an array."""
-    view: NDArray = np.ctypeslib.as_array((ctypes.c_uint8 * length).from_address(address))
-    return view
