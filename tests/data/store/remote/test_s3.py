@@ -9,7 +9,7 @@ import numpy as np
 import obstore
 import pytest
 
-from rankwise.data.store.remote import ObjectChangedError, RemoteRange, TransferError
+from rankwise.data.store.remote import ObjectChangedError, RemoteFiles, RemoteOptions, RemoteRange, TransferError
 from rankwise.errors import DataError
 
 BODY = np.random.default_rng(0).integers(0, 256, 100_000, dtype=np.uint8).tobytes()
@@ -280,6 +280,29 @@ def test_waiting_leaves_random_numbers_alone(data, proxy, files_at):
     before = random.getstate()
     files_at(proxy.url).read_document(URL)
     assert random.getstate() == before
+
+
+@pytest.mark.parametrize("name", ["AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"])
+def test_the_environment_is_enough(data, proxy, monkeypatch, name):
+    """Endpoint and keys where every other tool looks for them; a reader without options finds them."""
+    monkeypatch.setenv(name, proxy.url)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "from the environment")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    with RemoteFiles() as files:
+        assert files.read_document(URL) == BODY
+    assert "from the environment" in proxy.requests[0].headers["authorization"]
+
+
+def test_what_the_environment_lacks_can_be_mended(data, proxy, monkeypatch):
+    """The same reader finds an endpoint that is corrected after a failure."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    with RemoteFiles(RemoteOptions(retries=0)) as files:
+        with pytest.raises(TransferError, match="no connection"):
+            files.read_document(URL)
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+        assert files.read_document(URL) == BODY
 
 
 def test_secrets_stay_out_of_messages(data, proxy, files_at):

@@ -6,14 +6,14 @@ import random
 import threading
 import time
 from collections.abc import Callable
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from rankwise.data.store.remote.asking import Ask, Part, send
 from rankwise.data.store.remote.options import RemoteOptions
 from rankwise.data.store.remote.stats import RemoteCounters, RemoteStats
 from rankwise.data.store.remote.stores import open_store
 from rankwise.data.store.remote.trouble import ObjectChangedError, TransferError, Trouble, TruncatedError, judge
-from rankwise.data.store.remote.urls import locate
+from rankwise.data.store.remote.urls import Location, locate
 
 __all__ = ["BeyondError", "NoRangesError", "Requests"]
 
@@ -41,6 +41,7 @@ class Requests:
         self.counters = counters
         self._slots = threading.BoundedSemaphore(options.concurrency)
         self._closing = threading.Event()
+        self._stores: dict[str, Any] = {}
         # its own generator: waiting must not move the random numbers of a training
         self._jitter = random.Random()  # noqa: S311
 
@@ -59,7 +60,7 @@ class Requests:
             TransferError: the store could not be reached, or refused.
         """
         location = locate(ask.url)
-        store = open_store(location, self.options)
+        store = self.store(location)
         try:
             part = self.run(lambda: send(store, location, ask), url=ask.url, what=ask.span)
         except (BeyondError, NoRangesError) as error:
@@ -72,6 +73,17 @@ class Requests:
         if part is not None:
             self.counters.add(RemoteStats(fetched_bytes=part.data.nbytes))
         return part
+
+    def store(self, location: Location) -> Any:
+        """Return the store of a location; the same one until a request to it was given up.
+
+        Raises:
+            ConfigError, MissingExtraError, WorldError: as `open_store`.
+        """
+        store = self._stores.get(location.root)
+        if store is None:
+            store = self._stores[location.root] = open_store(location, self.options)
+        return store
 
     def run(self, call: Callable[[], T], *, url: str, what: str) -> T | None:
         """Return what a request brings, trying again while the reason of a failure may pass; None if it is not there.
@@ -128,6 +140,7 @@ class Requests:
         if trouble.kind == "no_ranges":
             raise NoRangesError from error
         self.counters.add(RemoteStats(failures=1))
+        self._stores.clear()  # credentials in the environment may be mended before the next request
         mend = f". {trouble.mend[:1].upper()}{trouble.mend[1:]}" if trouble.mend else ""
         if trouble.kind == "changed":
             raise ObjectChangedError(

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from urllib.parse import quote
 
 from rankwise.data.store.remote.attempts import BeyondError, NoRangesError, Requests
-from rankwise.data.store.remote.stores import open_store
 from rankwise.data.store.remote.trouble import TransferError
 from rankwise.data.store.remote.urls import Location, locate
 
@@ -34,7 +33,7 @@ def list_below(requests: Requests, url: str) -> Listing:
         TransferError: the store could not be reached, refused, or has no listings (most web servers).
     """
     location = locate(url)
-    store = open_store(location, requests.options)
+    store = requests.store(location)
     try:
         found = requests.run(lambda: store.list_with_delimiter(location.path or None), url=url, what="a listing")
     except (NoRangesError, BeyondError) as error:

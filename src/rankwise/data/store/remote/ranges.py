@@ -65,33 +65,32 @@ def join_ranges(ranges: Sequence[RemoteRange], *, gap_bytes: int, max_bytes: int
         max_bytes: as long as the request stays within this. A single range may be longer.
     """
     order = sorted(
-        (index for index, piece in enumerate(ranges) if piece.length != 0),
-        key=lambda index: (ranges[index].url, ranges[index].etag or "", ranges[index].offset),
+        (piece.url, piece.etag or "", piece.offset, index) for index, piece in enumerate(ranges) if piece.length != 0
     )
     runs: list[Run] = []
-    for index in order:
-        piece = ranges[index]
-        if not runs or not _fits(runs[-1], piece, gap_bytes, max_bytes):
-            runs.append(Run(url=piece.url, etag=piece.etag, start=piece.offset, stop=_stop(piece)))
-        last = runs[-1]
+    last: Run | None = None
+    for url, _, offset, index in order:
+        length = ranges[index].length
+        stop = None if length is None else offset + length
+        etag = ranges[index].etag
+        if last is None or not _joins(last, (url, etag), offset, stop, gap_bytes=gap_bytes, max_bytes=max_bytes):
+            last = Run(url=url, etag=etag, start=offset, stop=stop)
+            runs.append(last)
+        elif stop is not None and last.stop is not None and stop > last.stop:
+            last.stop = stop
         last.members.append(index)
-        if last.stop is not None:
-            last.stop = max(last.stop, piece.offset + (piece.length or 0))
     return runs
 
 
-def _fits(run: Run, piece: RemoteRange, gap_bytes: int, max_bytes: int) -> bool:
-    if (run.url, run.etag) != (piece.url, piece.etag):
+def _joins(
+    run: Run, version: tuple[str, str | None], start: int, stop: int | None, *, gap_bytes: int, max_bytes: int
+) -> bool:
+    if version != (run.url, run.etag):
         return False
-    stop = _stop(piece)
-    if run.stop is None or stop is None:
-        return run.stop is stop
+    if stop is None or run.stop is None:
+        return stop is run.stop
     # what lies inside the run already costs nothing, however long the run is
-    return stop <= run.stop or (piece.offset - run.stop <= gap_bytes and stop - run.start <= max_bytes)
-
-
-def _stop(piece: RemoteRange) -> int | None:
-    return None if piece.length is None else piece.offset + piece.length
+    return stop <= run.stop or (start - run.stop <= gap_bytes and stop - run.start <= max_bytes)
 
 
 def take_turns(runs: Iterable[Run]) -> list[Run]:

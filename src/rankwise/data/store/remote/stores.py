@@ -88,7 +88,7 @@ def open_store(location: Location, options: RemoteOptions, *, retries: int = 0) 
     if location.kind == "memory":
         return memory_store(location.root)
     client, config = _arguments(location, options)
-    key = (location.root, retries, options.retry_deadline_s, _frozen(client), _frozen(config))
+    key = (location.root, retries, options.retry_deadline_s, _frozen(client), _frozen(config), _environment())
     with _lock:
         if key in _stores:
             _stores.move_to_end(key)
@@ -140,13 +140,25 @@ def _arguments(location: Location, options: RemoteOptions) -> tuple[dict[str, An
         "timeout": timedelta(seconds=options.retry_deadline_s),
         "connect_timeout": timedelta(seconds=options.connect_timeout_s),
     }
-    if location.root.startswith("http:") or str(given.get("endpoint", "")).startswith("http:"):
+    # whoever writes http:// has allowed it
+    if location.root.startswith("http:") or _endpoint(location, given).startswith("http:"):
         client["allow_http"] = True
     client.update({name: value for name, value in given.items() if name in _CLIENT_OPTIONS})
     config = {name: value for name, value in given.items() if name not in _CLIENT_OPTIONS}
     if "anonymous" in config:
         config["skip_signature"] = config.pop("anonymous")
     return client, {} if location.kind in ("http", "file") else config
+
+
+def _endpoint(location: Location, given: Mapping[str, Any]) -> str:
+    if "endpoint" in given or location.kind != "s3":
+        return str(given.get("endpoint", ""))
+    return os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
+
+
+def _environment() -> tuple[tuple[str, str], ...]:
+    """Where stores find what the options do not say; somebody may mend it in a running notebook."""
+    return _frozen({name: os.environ[name] for name in os.environ if name.startswith(("AWS_", "GOOGLE_", "AZURE_"))})
 
 
 def _frozen(values: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
