@@ -6,6 +6,7 @@ import typer
 
 from rankwise.cli.data_audit import data_audit
 from rankwise.cli.data_bench import data_bench
+from rankwise.cli.data_index import EXAMPLES, index_command
 
 __all__ = ["data_commands"]
 
@@ -24,3 +25,4 @@ def _describe() -> None:
 
 data_commands.command("audit", no_args_is_help=True)(data_audit)
 data_commands.command("bench", no_args_is_help=True)(data_bench)
+data_commands.command("index", no_args_is_help=True, epilog=EXAMPLES)(index_command)

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 
 from rankwise.data.store.meta.documents import resolve_place
-from rankwise.data.store.meta.nodes import Node, absent
+from rankwise.data.store.meta.nodes import Node
 from rankwise.data.store.meta.tree import STORES, Nodes
 from rankwise.data.store.meta.values import ArrayMeta
 from rankwise.errors import DataError
@@ -30,7 +30,7 @@ def list_arrays(
     place = resolve_place(uri)
     node = nodes.node(place)
     if node is None:
-        raise absent(place)
+        raise nodes.missing(place)
     if node.kind == "array":
         raise DataError(f"{place} is a single Zarr array, not a group of arrays; read it with read_meta")
     found: dict[str, ArrayMeta] = {}

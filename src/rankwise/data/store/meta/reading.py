@@ -7,7 +7,6 @@ from functools import partial
 
 from rankwise.data.store.meta.descriptions import describe_group
 from rankwise.data.store.meta.documents import resolve_place
-from rankwise.data.store.meta.nodes import absent
 from rankwise.data.store.meta.tree import STORES, Nodes
 from rankwise.data.store.meta.values import ArrayMeta
 from rankwise.errors import DataError
@@ -36,7 +35,7 @@ def read_meta(uri: str | os.PathLike[str], *, nodes: Nodes = STORES) -> ArrayMet
 def _read(nodes: Nodes, place: str) -> ArrayMeta:
     node = nodes.node(place)
     if node is None:
-        raise absent(place)
+        raise nodes.missing(place)
     if node.kind == "group":
         raise DataError(f"{place} is a Zarr group, not an array; it {describe_group(node, nodes)}")
     return nodes.array(node)

@@ -10,9 +10,10 @@ from rankwise.data.store.meta.consolidated import consolidated_children
 from rankwise.data.store.meta.documents import list_folders
 from rankwise.data.store.meta.kept import KeptMetas
 from rankwise.data.store.meta.listing import natural_order
-from rankwise.data.store.meta.nodes import Node, read_node
+from rankwise.data.store.meta.nodes import Node, absent, read_node
 from rankwise.data.store.meta.values import ArrayMeta
 from rankwise.data.store.remote import RemoteFiles
+from rankwise.errors import DataError
 
 __all__ = ["STORES", "Nodes", "StoredNodes"]
 
@@ -48,6 +49,9 @@ class Nodes(Protocol):
     def kept(self, place: str, read: Callable[[str], ArrayMeta]) -> ArrayMeta:
         """Return what is known of the array at a place already, else read it."""
 
+    def missing(self, place: str) -> DataError:
+        """Return the error that says that nothing is at a place."""
+
 
 class StoredNodes:
     """The stores themselves.
@@ -82,6 +86,10 @@ class StoredNodes:
     def kept(self, place: str, read: Callable[[str], ArrayMeta]) -> ArrayMeta:
         """Return what is known of the array at a place already, if it is still true, else read it."""
         return self._kept.get(place, read)
+
+    def missing(self, place: str) -> DataError:
+        """Return the error that says what is at a place instead of a node."""
+        return absent(place)
 
     def __reduce__(self) -> tuple[type[StoredNodes], tuple[RemoteFiles | None]]:
         return type(self), (self._remote,)

@@ -151,6 +151,13 @@ class Catalogue:
         del group
         return dict.fromkeys(sorted(self._folders.get(place, ()), key=natural_order))
 
+    def missing(self, place: str) -> DataError:
+        """Return the error that says why a place is not here."""
+        if place in self.bad:
+            return DataError(f"{place} could not be read when the catalogue was made: {self.bad[place]}")
+        roots = ", ".join(self.roots[:4]) + (", ..." if len(self.roots) > 4 else "")
+        return DataError(f"{place} is not in the catalogue, which was made of {roots or 'nothing'}")
+
     def _key(self, row: int) -> tuple[str, int, int]:
         return self._table.kinds[row], int(self._table.documents[row]), int(self._table.attributes[row])
 

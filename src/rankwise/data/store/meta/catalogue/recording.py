@@ -12,6 +12,7 @@ from rankwise.data.store.meta.documents import stamp_document
 from rankwise.data.store.meta.nodes import Node
 from rankwise.data.store.meta.tree import Nodes
 from rankwise.data.store.meta.values import ArrayMeta
+from rankwise.errors import DataError
 
 __all__ = ["RecordingNodes", "record_of", "stamps_of"]
 
@@ -37,8 +38,12 @@ class RecordingNodes:
         return node
 
     def array(self, node: Node) -> ArrayMeta:
-        """Return what the documents of an array say."""
-        return array_of(node)
+        """Return what the documents of an array say; one that cannot be read is forgotten."""
+        try:
+            return array_of(node)
+        except DataError:
+            self.found.pop(node.place, None)
+            raise
 
     def inside(self, place: str, group: Node | None) -> dict[str, Node | None]:
         """Return the names of the folders in a place, with their node where it is known already."""
@@ -51,6 +56,10 @@ class RecordingNodes:
     def kept(self, place: str, read: Callable[[str], ArrayMeta]) -> ArrayMeta:
         """Return what the metadata of the array at a place say."""
         return read(place)
+
+    def missing(self, place: str) -> DataError:
+        """Return the error that says what is at a place instead of a node."""
+        return self._nodes.missing(place)
 
     def _remember(self, node: Node) -> None:
         if node.place not in self.found:

@@ -14,7 +14,7 @@ from rankwise.data.store.meta.ngff.images import open_image
 from rankwise.data.store.meta.ngff.plates import fields_of, plate_of
 from rankwise.data.store.meta.ngff.travel import set_state, state_of
 from rankwise.data.store.meta.ngff.values import Image
-from rankwise.data.store.meta.nodes import Node, absent
+from rankwise.data.store.meta.nodes import Node
 from rankwise.data.store.meta.tree import STORES, Nodes
 from rankwise.errors import DataError
 
@@ -134,7 +134,7 @@ def start_spot(uri: str | os.PathLike[str], nodes: Nodes) -> Spot:
     place = resolve_place(uri)
     node = nodes.node(place)
     if node is None and not nodes.inside(place, None) and not os.path.isdir(place):  # noqa: PTH112
-        raise absent(place)
+        raise nodes.missing(place)
     name = "" if node is None else place.rsplit("/", 1)[-1]
     return Spot(ref=ImageRef(place=place, kind="image", name=name, nodes=nodes), node=node)
 

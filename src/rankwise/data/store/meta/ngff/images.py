@@ -11,7 +11,7 @@ from rankwise.data.store.meta.ngff.attributes import ome_attributes, take, take_
 from rankwise.data.store.meta.ngff.axes import plain_axes, read_axes
 from rankwise.data.store.meta.ngff.transforms import compose
 from rankwise.data.store.meta.ngff.values import Axis, Image, ImageLevel
-from rankwise.data.store.meta.nodes import Node, absent
+from rankwise.data.store.meta.nodes import Node
 from rankwise.data.store.meta.tree import STORES, Nodes
 from rankwise.errors import DataError
 
@@ -32,7 +32,7 @@ def open_image(uri: str | os.PathLike[str], *, multiscale: int = 0, nodes: Nodes
     place = resolve_place(uri)
     node = nodes.node(place)
     if node is None:
-        raise absent(place)
+        raise nodes.missing(place)
     return image_of(node, nodes, multiscale=multiscale)
 
 

@@ -12,7 +12,7 @@ from rankwise.data.store.meta.ngff.attributes import ome_attributes, take, take_
 from rankwise.data.store.meta.ngff.images import open_image
 from rankwise.data.store.meta.ngff.travel import set_state, state_of
 from rankwise.data.store.meta.ngff.values import Image
-from rankwise.data.store.meta.nodes import Node, absent
+from rankwise.data.store.meta.nodes import Node
 from rankwise.data.store.meta.tree import STORES, Nodes
 from rankwise.errors import DataError
 
@@ -140,7 +140,7 @@ def open_plate(uri: str | os.PathLike[str], *, nodes: Nodes = STORES) -> Plate:
     place = resolve_place(uri)
     node = nodes.node(place)
     if node is None:
-        raise absent(place)
+        raise nodes.missing(place)
     if node.kind == "array" or "plate" not in ome_attributes(node):
         raise DataError(f"{place} is no OME-Zarr plate: {node.kind} without the attribute 'plate'")
     return plate_of(node, nodes)

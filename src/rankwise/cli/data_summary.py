@@ -1,0 +1,88 @@
+"""What a catalogue holds, as facts and as text."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rankwise.data.store.meta import ArrayMeta, Catalogue
+
+__all__ = ["summarize", "text_of"]
+
+_MOST = 12
+
+
+def summarize(catalogue: Catalogue, *, output: str, written_bytes: int | None) -> dict[str, Any]:
+    """Return counts of what a catalogue holds, ready for JSON.
+
+    Args:
+        catalogue: the catalogue.
+        output: file that it was, or would have been, written to.
+        written_bytes: size of the file; None if it was not written.
+    """
+    from rankwise.data.store.meta import read_meta
+
+    refs = catalogue.images()
+    metas = [read_meta(place, nodes=catalogue) for place in catalogue.arrays()]
+    names = Counter(ref.name for ref in refs)
+    return {
+        "roots": list(catalogue.roots),
+        "output": output,
+        "written_bytes": written_bytes,
+        "num_images": sum(ref.kind == "image" for ref in refs),
+        "num_plain_arrays": sum(ref.kind == "array" for ref in refs),
+        "num_plates": len({ref.plate for ref in refs if ref.plate}),
+        "num_wells": len({(ref.plate, ref.well) for ref in refs if ref.well}),
+        "num_arrays": len(metas),
+        "decoded_bytes": sum(_decoded_bytes(meta) for meta in metas),
+        "kinds": [{"what": what, "num_arrays": count} for what, count in Counter(map(_kind, metas)).most_common()],
+        "same_name": sorted(name for name, count in names.items() if count > 1),
+        "bad": [{"place": place, "reason": reason} for place, reason in catalogue.bad.items()],
+    }
+
+
+def text_of(summary: dict[str, Any]) -> str:
+    """Return a summary as a few lines."""
+    images, arrays, bad = (summary[key] for key in ("num_images", "num_plain_arrays", "bad"))
+    parts = f"{summary['num_plates']} plates, {summary['num_wells']} wells"
+    size = _amount(summary["decoded_bytes"])
+    lines = [
+        f"found {images} images and {arrays} plain arrays ({parts}): {summary['num_arrays']} arrays, {size} decoded"
+    ]
+    lines += [f"  {kind['num_arrays']:>8}  {kind['what']}" for kind in summary["kinds"][:_MOST]]
+    if len(summary["kinds"]) > _MOST:
+        lines.append(f"            and {len(summary['kinds']) - _MOST} more kinds (--json lists all)")
+    if summary["same_name"]:
+        lines.append(
+            f"{len(summary['same_name'])} names stand for several images, such as {summary['same_name'][0]!r}: "
+            "search the folder above them, so that their names differ"
+        )
+    if bad:
+        lines.append(f"{len(bad)} could not be read")
+    if summary["written_bytes"] is not None:
+        lines.append(f"wrote {summary['output']} ({_amount(summary['written_bytes'])})")
+    return "\n".join(lines)
+
+
+def _kind(meta: ArrayMeta) -> str:
+    path = "by zarr-python" if meta.codec.kind == "zarr" else "by the fast decoders"
+    codec = meta.codec.why if meta.codec.kind == "zarr" else meta.codec.kind
+    sharded = "sharded " if meta.sharded else ""
+    return f"{sharded}v{meta.zarr_format} {meta.dtype.name}, {codec}: {path}"
+
+
+def _decoded_bytes(meta: ArrayMeta) -> int:
+    size = meta.dtype.itemsize
+    for extent in meta.shape:
+        size *= extent
+    return size
+
+
+def _amount(num_bytes: int) -> str:
+    size, unit = float(num_bytes), "B"
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB", "PiB"):
+        if size < 1024 or unit == "PiB":
+            break
+        size /= 1024
+    return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
