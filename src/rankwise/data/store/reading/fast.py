@@ -72,7 +72,7 @@ class FastChunks:
             fill_chunks=int(((tasks.kind == KIND_FILL) & expected).sum())
             - len(self.failed),  # objects that are not there
             read_bytes=int(tasks.length[decoded].sum()),
-            decoded_bytes=int(tasks.chunk_bytes(0, len(tasks))[decoded].sum()),
+            decoded_bytes=int(self._chunk_bytes[decoded].sum()),
             retries=self.retries,
             decode_s=self.seconds,
         )
@@ -87,6 +87,12 @@ class FastChunks:
                 last,
                 start_fetch(self._plan, self._chosen, self._tasks, self._tools, first=first, last=last),
             )
+
+    @property
+    def _chunk_bytes(self) -> IntArray:
+        sizes = np.array([meta.chunk_bytes for meta in self._plan.request.arrays], dtype=np.int64)
+        by_chunk: IntArray = sizes[self._array]
+        return by_chunk
 
     @property
     def _array(self) -> IntArray:
@@ -209,7 +215,7 @@ class FastChunks:
 
     def _failure(self, at: int) -> ChunkFailure:
         tasks, status, detail = self._tasks, int(self._tasks.status[at]), int(self._tasks.detail[at])
-        size = int(tasks.chunk_bytes(at, at + 1)[0])
+        size = int(self._chunk_bytes[at])
         words = describe(status, detail, length=int(tasks.length[at]), chunk_bytes=size)
         cause = OSError(detail, os.strerror(detail)) if status == OS_ERROR else None
         boxes = None
