@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import json
 import subprocess
 import sys
 import tracemalloc
+from collections.abc import Iterator
 from pathlib import Path
 
 from _crops.machine import resident_bytes
@@ -31,21 +33,16 @@ def measure(task: Task, batches: int) -> dict[str, float]:
     """Read on, and compare memory after the warm-up with memory at the end."""
     from _crops.readers import open_reader
 
-    stream = open_reader("ours", task).batches(range(_WARM_UP + 2 * batches))
-    for _ in range(_WARM_UP):
-        next(stream)
+    stream = open_reader("ours", task).batches(itertools.count())
+    _take(stream, _WARM_UP)
     resident = resident_bytes()
-    for _ in range(batches):
-        next(stream)
+    _take(stream, batches)
     resident = resident_bytes() - resident
-    # traced afterwards: tracing itself takes memory
+    # traced afterwards, because tracing itself takes memory; what was not traced must be replaced first
     tracemalloc.start()
-    next(stream)
-    gc.collect()
+    _take(stream, _WARM_UP)
     traced, _ = tracemalloc.get_traced_memory()
-    for _ in range(batches - 1):
-        next(stream)
-    gc.collect()
+    _take(stream, batches)
     now, peak = tracemalloc.get_traced_memory()
     return {
         "batches": batches,
@@ -53,6 +50,12 @@ def measure(task: Task, batches: int) -> dict[str, float]:
         "python_bytes_per_batch": (now - traced) / batches,
         "python_peak_bytes": peak,
     }
+
+
+def _take(stream: Iterator[object], batches: int) -> None:
+    for _ in range(batches):
+        next(stream)
+    gc.collect()
 
 
 if __name__ == "__main__":
