@@ -151,7 +151,7 @@ def fresh(chosen: argparse.Namespace, task: Task, verdicts: list[targets.Verdict
 
 
 def steady(chosen: argparse.Namespace, task: Task, verdicts: list[targets.Verdict]) -> dict[str, float]:
-    found = growth(task, batches=5 if chosen.quick else 50)
+    found = growth(task, batches=2 if chosen.quick else 20)
     resident, python = found["resident_bytes_per_batch"], found["python_bytes_per_batch"]
     print(f"\nover {found['batches']} batches memory grows by {resident / 1e3:.1f} kB per batch (resident), ", end="")
     print(f"{python:.0f} bytes per batch (Python); Python's peak is {found['python_peak_bytes'] / _MIB:.2f} MiB")

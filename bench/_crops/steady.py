@@ -5,20 +5,26 @@ from __future__ import annotations
 import gc
 import itertools
 import json
+import statistics
 import subprocess
 import sys
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from _crops.machine import resident_bytes
 from _crops.task import Task
 
 _WARM_UP = 10
+_WINDOWS = 5
 
 
 def growth(task: Task, *, batches: int) -> dict[str, float]:
-    """Return what reading `batches` batches adds, in bytes per batch, after a warm-up of 10 batches."""
+    """Return what a batch adds to memory after a warm-up, in bytes.
+
+    The median over 5 windows of `batches` batches: what leaks grows in each of them, while a table of the interpreter
+    that is replaced by a larger one grows once.
+    """
     done = subprocess.run(
         [sys.executable, "-m", "_crops.steady", task.to_json(), str(batches)],
         cwd=Path(__file__).parents[1],
@@ -30,26 +36,28 @@ def growth(task: Task, *, batches: int) -> dict[str, float]:
 
 
 def measure(task: Task, batches: int) -> dict[str, float]:
-    """Read on, and compare memory after the warm-up with memory at the end."""
+    """Read on, and look at memory between windows; traced separately, because tracing itself takes memory."""
     from _crops.readers import open_reader
 
     stream = open_reader("ours", task).batches(itertools.count())
-    _take(stream, _WARM_UP)
-    resident = resident_bytes()
-    _take(stream, batches)
-    resident = resident_bytes() - resident
-    # traced afterwards, because tracing itself takes memory; what was not traced must be replaced first
+    resident = _median_growth(stream, batches, resident_bytes)
     tracemalloc.start()
-    _take(stream, _WARM_UP)
-    traced, _ = tracemalloc.get_traced_memory()
-    _take(stream, batches)
-    now, peak = tracemalloc.get_traced_memory()
+    python = _median_growth(stream, batches, lambda: tracemalloc.get_traced_memory()[0])
     return {
-        "batches": batches,
-        "resident_bytes_per_batch": resident / batches,
-        "python_bytes_per_batch": (now - traced) / batches,
-        "python_peak_bytes": peak,
+        "batches": batches * _WINDOWS,
+        "resident_bytes_per_batch": resident,
+        "python_bytes_per_batch": python,
+        "python_peak_bytes": tracemalloc.get_traced_memory()[1],
     }
+
+
+def _median_growth(stream: Iterator[object], batches: int, held_bytes: Callable[[], int]) -> float:
+    _take(stream, _WARM_UP)
+    held = [held_bytes()]
+    for _ in range(_WINDOWS):
+        _take(stream, batches)
+        held.append(held_bytes())
+    return statistics.median(after - before for before, after in itertools.pairwise(held)) / batches
 
 
 def _take(stream: Iterator[object], batches: int) -> None:
