@@ -43,3 +43,11 @@ def test_options_of_one_kind_of_store_do_not_reach_another():
     assert files.read_document("memory://options/x") is None
     with pytest.raises(ConfigError, match="bogus"):
         files.read_document("s3://b/x")
+
+
+def test_options_are_values():
+    """Equal ones compare equal, and can be keys."""
+    one, other = (RemoteOptions(store={"region": region}) for region in ("a", "b"))
+    assert one == RemoteOptions(store={"region": "a"})
+    assert one != other
+    assert len({one, other, RemoteOptions(store={"region": "a"})}) == 2

@@ -310,13 +310,3 @@ def test_secrets_stay_out_of_messages(data, proxy, files_at):
     proxy.spoil("403")
     files = files_at(proxy.url, store={"secret_access_key": "hush"})
     assert "hush" not in repr(files.options) + str(error_of(files))
-
-
-def test_zarr_reads_through_it_what_we_do_not_decode(bucket, proxy, files_at):
-    """The store for zarr-python has retries of its own."""
-    zarr = pytest.importorskip("zarr")
-    expected = np.arange(20, dtype="i4")
-    zarr.create_array(zarr.storage.ObjectStore(bucket), name="slow", data=expected, chunks=7, overwrite=True)
-    proxy.spoil("503")
-    store, path = files_at(proxy.url).zarr_store("s3://bucket/slow")
-    assert (zarr.open_array(store, path=path, mode="r")[:] == expected).all()

@@ -44,7 +44,7 @@ class SlowArrays:
         )
         try:
             return np.asarray(opened[region]).astype(array.dtype, copy=False)
-        except MemoryError:
+        except (MemoryError, DataError):  # the second comes from an object store, and says already what it is
             raise
         except Exception as error:  # whatever a codec raises, which may be an OSError without a number
             if isinstance(error, OSError) and error.errno is not None:
@@ -63,5 +63,4 @@ class SlowArrays:
     def _where(self, array: ArrayMeta) -> dict[str, Any]:
         if not array.is_remote:
             return {"store": array.place}
-        store, path = self._remote().zarr_store(array.place)
-        return {"store": store, "path": path}
+        return {"store": self._remote().zarr_store(array.place)}

@@ -53,7 +53,8 @@ class SlowChunks:
             values, cached, retries = self._decoded(chunk)
         except (DataError, OSError) as error:
             words = str(error).rstrip(".") if isinstance(error, DataError) else f"cannot be read: {error}"
-            self.failed[chunk] = ChunkFailure(words, damage=isinstance(error, DataError), cause=error)
+            damage = bool(getattr(error, "damage", isinstance(error, DataError)))
+            self.failed[chunk] = ChunkFailure(words, damage=damage, cause=error)
             return
         unfit = self._scatter(chunk, values)
         if unfit:

@@ -17,7 +17,7 @@ class Ask:
 
     Attributes:
         url: the object.
-        start: its first byte; negative counts from the end, and then `length` is None.
+        start: its first byte; negative counts from the end, and `length` is then None.
         length: number of bytes, fewer where the object ends; None = up to the end.
         etag: the version that it must still have; None = any.
         body: False asks for size and version only.
@@ -42,7 +42,7 @@ class Ask:
         if self.start < 0:
             return f"the last {-self.start} bytes"
         if self.length is None:
-            return "the whole object"
+            return f"the bytes from {self.start} on" if self.start else "the whole object"
         return f"bytes {self.start} to {self.start + self.length - 1}"
 
 
@@ -91,6 +91,8 @@ def _options(ask: Ask) -> dict[str, Any]:
         options["range"] = {"suffix": -ask.start}
     elif ask.length is not None:
         options["range"] = (ask.start, ask.start + ask.length)
+    elif ask.start > 0:
+        options["range"] = {"offset": ask.start}
     # a weak tag never matches here (RFC 9110, 13.1.1); it is compared with the one of the answer
     if ask.etag is not None and ask.etag.startswith('"'):
         options["if_match"] = ask.etag

@@ -6,23 +6,23 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar
 
-from rankwise.data.store.remote.asking import Ask, Part
+from rankwise.data.store.remote.asking import Part
 from rankwise.data.store.remote.attempts import Requests
 from rankwise.data.store.remote.listing import Listing, list_below
 from rankwise.data.store.remote.options import RemoteOptions
-from rankwise.data.store.remote.parts import read_head, read_run, read_tail, read_whole
+from rankwise.data.store.remote.parts import read_head, read_run, read_size, read_tail, read_whole
 from rankwise.data.store.remote.pending import PendingReads
 from rankwise.data.store.remote.ranges import RemoteRange, join_ranges, take_turns
 from rankwise.data.store.remote.stats import RemoteCounters, RemoteStats
-from rankwise.data.store.remote.stores import load_obstore, open_store
+from rankwise.data.store.remote.stores import load_obstore
 from rankwise.data.store.remote.urls import locate
 from rankwise.data.store.remote.workers import Workers
 from rankwise.errors import DataError
 
 if TYPE_CHECKING:
-    from zarr.storage import ObjectStore
+    from zarr.abc.store import Store
 
 __all__ = ["RemoteFiles"]
 
@@ -67,7 +67,7 @@ class RemoteFiles:
 
     def size(self, url: str) -> tuple[int, str | None] | None:
         """Return bytes and version of an object, None if there is none."""
-        part = self._open().requests.ask(Ask(url=url, body=False))
+        part = read_size(self._open().requests, url)
         return None if part is None else (part.size, part.etag)
 
     def read_head(self, url: str, num_bytes: int) -> Part | None:
@@ -113,16 +113,12 @@ class RemoteFiles:
         """Return what lies directly below a URL: folders and objects."""
         return list_below(self._open().requests, url)
 
-    def zarr_store(self, url: str) -> tuple[ObjectStore[Any], str]:
-        """Return a read-only store for zarr-python, and the path in it.
+    def zarr_store(self, url: str) -> Store:
+        """Return a read-only store for zarr-python with what lies below a URL, for what only zarr-python decodes."""
+        from rankwise.data.store.remote.zarr_view import ZarrView
 
-        For what only zarr-python decodes. It has the same timeouts; its retries are obstore's and are not counted.
-        """
-        from zarr.storage import ObjectStore
-
-        location = locate(url)
-        store = open_store(location, self.options, retries=self.options.retries)
-        return ObjectStore(store, read_only=True), location.path
+        locate(url)
+        return ZarrView(url, self._open)
 
     def close(self) -> None:
         """Give threads back. What is under way is given up; reading again opens anew."""

@@ -11,7 +11,7 @@ from rankwise.errors import ConfigError
 __all__ = ["RemoteOptions"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteOptions:
     """How one reader of one rank talks to object stores.
 
@@ -44,7 +44,7 @@ class RemoteOptions:
     coalesce_gap_bytes: int = 256 * 2**10
     max_read_bytes: int = 8 * 2**20
     # keys and tokens stand in it: they must not reach a log through a repr
-    store: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    store: Mapping[str, Any] = field(default_factory=dict, repr=False, hash=False)
 
     def __post_init__(self) -> None:
         for name in ("concurrency", "max_read_bytes"):

@@ -11,7 +11,7 @@ from rankwise.data.store.remote.stats import RemoteStats
 from rankwise.data.store.remote.trouble import ObjectChangedError, TransferError
 from rankwise.errors import DataError
 
-__all__ = ["read_head", "read_run", "read_tail", "read_whole"]
+__all__ = ["read_head", "read_part", "read_run", "read_size", "read_tail", "read_whole"]
 
 
 def read_whole(requests: Requests, url: str, etag: str | None = None) -> Part | None:
@@ -23,6 +23,34 @@ def read_whole(requests: Requests, url: str, etag: str | None = None) -> Part | 
     return _counted(requests, requests.ask(Ask(url=url, etag=etag)))
 
 
+def read_size(requests: Requests, url: str) -> Part | None:
+    """Return size and version of an object without its bytes, None if there is none.
+
+    Raises:
+        DataError: as `Requests.ask`.
+    """
+    return requests.ask(Ask(url=url, body=False))
+
+
+def read_part(requests: Requests, url: str, start: int, length: int | None) -> Part | None:
+    """Return bytes of an object from `start` on, None if there is none.
+
+    Args:
+        requests: sends them.
+        url: the object.
+        start: first byte.
+        length: how many; None = up to the end.
+
+    Raises:
+        DataError: as `Requests.ask`; the object ends before the last byte, or the server sends no parts.
+    """
+    ask = Ask(url=url, start=start, length=length)
+    part = _asked(requests, ask)
+    if part is not None and length is not None and part.data.nbytes < length:
+        raise _past_end(url, start, length, part.size)
+    return _counted(requests, part)
+
+
 def read_head(requests: Requests, url: str, num_bytes: int) -> Part | None:
     """Return the first bytes of an object (fewer if it has fewer), None if there is none.
 
@@ -32,7 +60,7 @@ def read_head(requests: Requests, url: str, num_bytes: int) -> Part | None:
     try:
         return _counted(requests, requests.ask(Ask(url=url, length=num_bytes)))
     except BeyondError:
-        return requests.ask(Ask(url=url, body=False))
+        return read_size(requests, url)
     except NoRangesError as error:
         raise _no_ranges(url) from error
 
@@ -52,7 +80,7 @@ def read_tail(requests: Requests, url: str, num_bytes: int) -> Part | None:
 
 
 def _tail_by_size(requests: Requests, url: str, num_bytes: int) -> Part | None:
-    whole = requests.ask(Ask(url=url, body=False))
+    whole = read_size(requests, url)
     if whole is None or whole.size == 0:
         return whole
     length = min(num_bytes, whole.size)
@@ -85,7 +113,7 @@ def read_run(
         start = piece.offset - run.start
         stop = start + (piece.length or 0)
         if stop > part.data.nbytes:
-            yield index, _past_end(piece, part.size)
+            yield index, _past_end(run.url, piece.offset, stop - start, part.size)
         else:
             requests.counters.add(RemoteStats(wanted_bytes=stop - start))
             yield index, part.data[start:stop]
@@ -93,14 +121,7 @@ def read_run(
 
 def _ask_run(requests: Requests, run: Run, stop: int) -> Part:
     ask = Ask(url=run.url, start=run.start, length=stop - run.start, etag=run.etag)
-    try:
-        part = requests.ask(ask)
-    except NoRangesError as error:
-        raise _no_ranges(run.url) from error
-    except BeyondError as error:
-        raise ObjectChangedError(
-            f"{run.url}: wanted {ask.span}, but the object ends before them: it was cut or replaced", url=run.url
-        ) from error
+    part = _asked(requests, ask)
     if part is None:
         raise ObjectChangedError(
             f"{run.url}: wanted {ask.span}, but there is no such object (any more): it was deleted", url=run.url
@@ -108,11 +129,22 @@ def _ask_run(requests: Requests, run: Run, stop: int) -> Part:
     return part
 
 
-def _past_end(piece: RemoteRange, size: int) -> ObjectChangedError:
-    last = piece.offset + (piece.length or 0) - 1
+def _asked(requests: Requests, ask: Ask) -> Part | None:
+    """Ask for a part, with errors that may be shown."""
+    try:
+        return requests.ask(ask)
+    except NoRangesError as error:
+        raise _no_ranges(ask.url) from error
+    except BeyondError as error:
+        raise ObjectChangedError(
+            f"{ask.url}: wanted {ask.span}, but the object ends before them: it was cut or replaced", url=ask.url
+        ) from error
+
+
+def _past_end(url: str, start: int, length: int, size: int) -> ObjectChangedError:
     return ObjectChangedError(
-        f"{piece.url}: wanted bytes {piece.offset} to {last}, but the object has {size}: it was cut or replaced",
-        url=piece.url,
+        f"{url}: wanted bytes {start} to {start + length - 1}, but the object has {size}: it was cut or replaced",
+        url=url,
     )
 
 

@@ -76,8 +76,8 @@ def load_obstore() -> ModuleType:
     return obstore
 
 
-def open_store(location: Location, options: RemoteOptions, *, retries: int = 0) -> Any:
-    """Return obstore's store of a location. Its own retries are off unless asked for: ours are counted and explained.
+def open_store(location: Location, options: RemoteOptions) -> Any:
+    """Return obstore's store of a location. Its own retries are off: ours are counted and explained.
 
     Raises:
         ConfigError: an option is unknown to the store, or one that it needs is missing.
@@ -88,12 +88,12 @@ def open_store(location: Location, options: RemoteOptions, *, retries: int = 0) 
     if location.kind == "memory":
         return memory_store(location.root)
     client, config = _arguments(location, options)
-    key = (location.root, retries, options.retry_deadline_s, _frozen(client), _frozen(config), _environment())
+    key = (location.root, options.retry_deadline_s, _frozen(client), _frozen(config), _environment())
     with _lock:
         if key in _stores:
             _stores.move_to_end(key)
             return _stores[key]
-        store = _stores[key] = _connect(location, client, config, options, retries)
+        store = _stores[key] = _connect(location, client, config)
         if len(_stores) > _MOST_STORES:
             _stores.popitem(last=False)
         return store
@@ -109,9 +109,7 @@ def memory_store(url: str) -> MemoryStore:
         return _memory.setdefault(root, MemoryStore())
 
 
-def _connect(
-    location: Location, client: Mapping[str, Any], config: Mapping[str, Any], options: RemoteOptions, retries: int
-) -> Any:
+def _connect(location: Location, client: Mapping[str, Any], config: Mapping[str, Any]) -> Any:
     from obstore.store import LocalStore, from_url
 
     if location.kind == "file":
@@ -119,7 +117,7 @@ def _connect(
     arguments: dict[str, Any] = {
         **config,
         "client_options": dict(client),
-        "retry_config": {"max_retries": retries, "retry_timeout": timedelta(seconds=options.retry_deadline_s)},
+        "retry_config": {"max_retries": 0},
     }
     try:
         return from_url(location.root, **arguments)

@@ -1,0 +1,162 @@
+"""A store for zarr-python over our own requests. Imports zarr: import this module late."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable
+from concurrent.futures import Future
+from typing import Literal, NoReturn, TypeVar
+from urllib.parse import quote
+
+from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, Store, SuffixByteRequest
+from zarr.core.buffer import Buffer, BufferPrototype, default_buffer_prototype
+
+from rankwise.data.store.remote.attempts import Requests
+from rankwise.data.store.remote.listing import list_below
+from rankwise.data.store.remote.parts import read_part, read_size, read_tail, read_whole
+from rankwise.data.store.remote.urls import locate
+from rankwise.data.store.remote.workers import Workers
+
+__all__ = ["ZarrView"]
+
+T = TypeVar("T")
+
+
+class ZarrView(Store):
+    """What lies below a URL, read-only, for zarr-python: the same retries, counts and errors as everything else.
+
+    zarr-python's own store takes a bucket that does not exist for missing chunks, and knows no reasons.
+
+    Args:
+        url: what the keys are relative to.
+        session: returns the requests and the threads to use; asked each time, so that a closed reader opens anew.
+    """
+
+    def __init__(self, url: str, session: Callable[[], tuple[Requests, Workers]]) -> None:
+        super().__init__(read_only=True)
+        self._url = url.rstrip("/")
+        self._encoded = locate(url).kind == "http"
+        self._session = session
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ZarrView) and (self._url, self._session) == (other._url, other._session)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __str__(self) -> str:
+        return self._url
+
+    async def get(
+        self, key: str, prototype: BufferPrototype | None = None, byte_range: ByteRequest | None = None
+    ) -> Buffer | None:
+        """Return an object or a part of it, None if there is none."""
+        url = self._below(key)
+        part = await self._on_worker(lambda requests: _read(requests, url, byte_range))
+        return None if part is None else (prototype or default_buffer_prototype()).buffer.from_bytes(part)
+
+    async def get_partial_values(
+        self, prototype: BufferPrototype, key_ranges: Iterable[tuple[str, ByteRequest | None]]
+    ) -> list[Buffer | None]:
+        """Return parts of objects."""
+        return list(await asyncio.gather(*(self.get(key, prototype, wanted) for key, wanted in key_ranges)))
+
+    async def exists(self, key: str) -> bool:
+        """Whether there is such an object."""
+        url = self._below(key)
+        return await self._on_worker(lambda requests: read_size(requests, url)) is not None
+
+    @property
+    def supports_writes(self) -> bool:
+        """No."""
+        return False
+
+    @property
+    def supports_deletes(self) -> bool:
+        """No."""
+        return False
+
+    @property
+    def supports_partial_writes(self) -> Literal[False]:
+        """No."""
+        return False
+
+    @property
+    def supports_listing(self) -> bool:
+        """Yes, but for web servers."""
+        return not self._encoded
+
+    async def set(self, key: str, value: Buffer) -> NoReturn:
+        """Refuse.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError(f"{self._below(key)} was opened for reading; {len(value)} bytes are not written")
+
+    async def set_partial_values(self, key_start_values: Iterable[tuple[str, int, bytes]]) -> NoReturn:
+        """Refuse. Only older versions of zarr-python ask for it.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError(f"{self} was opened for reading; {sum(1 for _ in key_start_values)} values are not written")
+
+    async def delete(self, key: str) -> NoReturn:
+        """Refuse.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError(f"{self._below(key)} was opened for reading; it is not deleted")
+
+    async def list(self) -> AsyncIterator[str]:
+        """Yield all keys."""
+        async for key in self.list_prefix(""):
+            yield key
+
+    async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
+        """Yield the keys that begin with a prefix."""
+        folder, _, _ = prefix.rpartition("/")
+        waiting = [self._below(folder)]
+        while waiting:
+            url = waiting.pop()
+            found = await self._on_worker(lambda requests, url=url: list_below(requests, url))  # type: ignore[misc]
+            waiting.extend(found.folders)
+            for key in (each.removeprefix(f"{self._url}/") for each in found.objects):
+                if key.startswith(prefix):
+                    yield key
+
+    async def list_dir(self, prefix: str) -> AsyncIterator[str]:
+        """Yield the names directly below a prefix."""
+        url = self._below(prefix.rstrip("/"))
+        found = await self._on_worker(lambda requests: list_below(requests, url))
+        for each in (*found.folders, *found.objects):
+            yield each.rpartition("/")[2]
+
+    def _below(self, key: str) -> str:
+        return f"{self._url}/{quote(key) if self._encoded else key}" if key else self._url
+
+    async def _on_worker(self, read: Callable[[Requests], T]) -> T:
+        requests, workers = self._session()
+        future: Future[T] = Future()
+
+        def work() -> None:
+            try:
+                future.set_result(read(requests))
+            except BaseException as error:  # noqa: BLE001  (it is raised where it is waited for)
+                future.set_exception(error)
+
+        workers.submit(work)
+        return await asyncio.wrap_future(future)
+
+
+def _read(requests: Requests, url: str, wanted: ByteRequest | None) -> memoryview | None:
+    if wanted is None:
+        part = read_whole(requests, url)
+    elif isinstance(wanted, SuffixByteRequest):
+        part = read_tail(requests, url, wanted.suffix)
+    elif isinstance(wanted, RangeByteRequest):
+        part = read_part(requests, url, wanted.start, wanted.end - wanted.start)
+    elif isinstance(wanted, OffsetByteRequest):
+        part = read_part(requests, url, wanted.offset, None)
+    return None if part is None else part.data
