@@ -74,7 +74,7 @@ def parse_dtype(wanted: DtypeLike) -> Dtype:
 
 
 def _name(wanted: Any) -> str:
-    if isinstance(wanted, int | float):
+    if wanted is None or isinstance(wanted, int | float):
         return ""
     try:
         return str(np.dtype(wanted).name)

@@ -74,13 +74,8 @@ class StreamReader:
             if buffer is None:
                 return
             self._flow.doing("the next batch is being read: the storage is slow, or the batch is large")
-            results = self._results(work, buffer)
+            self._flow.put_ready(*_clean(self._results(work, buffer)))
             del buffer, work  # nothing here may keep the memory from coming back
-            for result in results:
-                if isinstance(result, Failure):
-                    _forget_locals(result.error)
-            self._flow.put_ready(*results)
-            del results
 
     def _results(self, work: Work, buffer: LentBuffer) -> list[Ready | Failure]:
         results: list[Ready | Failure] = [Failure(error, 0) for error in work.errors]
@@ -159,6 +154,13 @@ class StreamReader:
             decoded_bytes=plan.decode_bytes,
             wanted_bytes=wanted,
         )
+
+
+def _clean(results: list[Ready | Failure]) -> list[Ready | Failure]:
+    for result in results:
+        if isinstance(result, Failure):
+            _forget_locals(result.error)
+    return results
 
 
 def _forget_locals(error: BaseException | None) -> None:
