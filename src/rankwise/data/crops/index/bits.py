@@ -49,16 +49,6 @@ class BitTable:
         """How many bits are set."""
         return int(self.ends[-1]) if len(self.ends) else 0
 
-    def rank(self, places: IntArray) -> IntArray:
-        """Return how many bits are set before each place, int64[B]; places may be the end."""
-        block, bit = np.divmod(places, 8 * _BLOCK_BYTES)
-        inside = np.minimum(block, len(self.ends) - 1)
-        before = np.where(inside > 0, self.ends[inside - 1], 0)
-        rows = np.unpackbits(self.packed[inside], axis=1)
-        counted = (rows * (np.arange(rows.shape[1]) < bit[:, None])).sum(axis=1, dtype=np.int64)
-        ranks: IntArray = np.where(block > inside, self.num_set, before + counted)
-        return ranks
-
     def select(self, numbers: IntArray) -> IntArray:
         """Return the place of the n-th set bit, int64[B], for numbers below `num_set`."""
         block = np.searchsorted(self.ends, numbers, side="right")

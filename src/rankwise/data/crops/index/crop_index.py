@@ -62,13 +62,14 @@ class CropIndex:
     over 10^8 crops costs no list of them, and an `Order` over it is shuffled, sharded and resumed like any other.
 
     Args:
-        images: URIs of arrays, metadata of arrays, mappings of parts to those (``{"image": uri, "label": uri}``, one
+        images: URIs (an array, an OME-Zarr image, plate or series, a folder of stores, the file of a catalogue), a
+            `Catalogue`, opened images or arrays, mappings of parts to arrays (``{"image": uri, "label": uri}``, one
             image each), `CropImage`s, or several of these.
         shape: extents of a crop along the last axes of the reference that are not channels (None = a whole axis).
             Further axes before them (time) are stepped through, channels are taken whole; one extent per axis crops
             all axes.
-        fields: name -> `Take`: what the fields of a crop take; the first is the reference. None = every part of the
-            first image; a list of names = those parts.
+        fields: name -> `Take`: what the fields of a crop take; the first is the reference. None = every part that was
+            given; a list of names = those parts ("image", names of label images).
         level: resolution level of the reference, 0 is the finest.
         stride: distance between tiles; None = `shape`, tiles side by side.
         edges: what becomes of a last tile that would stick out: "shift" moves it inside, "pad" pads it, "drop"
@@ -140,7 +141,9 @@ class CropIndex:
             pad="fill" if edges == "pad" and pad is None else pad,
             region_bytes=region_bytes,
         )
-        found = gather_images(images, root=None if root is None else os.fspath(root))
+        found = gather_images(
+            images, labels=_label_names(fields, rules), root=None if root is None else os.fspath(root)
+        )
         chosen = found if where is None else tuple(image for image in found if where(image))
         if not chosen:
             raise ConfigError(f"where= leaves out all {len(found)} images")
@@ -291,6 +294,17 @@ class CropIndex:
         parts = split_images(self.images, by=by, fractions=sizes, names=names, seed=seed)
         made = [self.of_images(part) for part in parts]
         return dict(zip(names, made, strict=True)) if named else tuple(made)
+
+
+def _label_names(fields: Mapping[str, Take] | Sequence[str] | None, rules: Rules) -> set[str]:
+    """The parts that are named anywhere; of these, an image's label images are looked up."""
+    takes = fields if isinstance(fields, Mapping) else dict.fromkeys(fields or (), Take())
+    names = {take.part or name for name, take in takes.items() if isinstance(take, Take)}
+    if rules.foreground is not None:
+        names.add(rules.foreground.part)
+    if rules.mask is not None and isinstance(rules.mask.source, str):
+        names.add(rules.mask.source)
+    return names
 
 
 def _named_takes(

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from rankwise.data.contract import JSON
-from rankwise.data.store.meta import ArrayMeta
+from rankwise.data.store.meta import ArrayMeta, Image
 from rankwise.errors import ConfigError
 
-__all__ = ["CropImage", "Level", "plain_level"]
+__all__ = ["CropImage", "Level", "image_levels", "plain_level"]
 
 _CHANNEL_NAMES = frozenset({"c", "channel", "channels"})
 
@@ -23,19 +23,16 @@ class Level:
         axes: a name for each axis; axes without one are named by their place from the end, "-1" for the last.
         spacing: distance between neighbouring elements along each axis, in the units of the image.
         origin: where the centre of the first element lies.
-        channels: names of the channels, along `channel_axis`; empty where they have none.
+        channel_axis: the axis of the channels, None if there is none.
+        channels: their names, along that axis; empty where they have none.
     """
 
     array: ArrayMeta
     axes: tuple[str, ...]
     spacing: tuple[float, ...]
     origin: tuple[float, ...]
+    channel_axis: int | None = None
     channels: tuple[str, ...] = ()
-
-    @property
-    def channel_axis(self) -> int | None:
-        """The axis of the channels, None if no axis is named so."""
-        return next((axis for axis, name in enumerate(self.axes) if name in _CHANNEL_NAMES), None)
 
     def channel(self, wanted: str | int) -> int:
         """Return the number of a channel.
@@ -65,12 +62,31 @@ def plain_level(array: ArrayMeta, *, spacing: tuple[float, ...] | None = None) -
         raise ConfigError(
             f"{array.place} has {array.ndim} axes and wants a spacing above 0 for each; got {list(spacing)}"
         )
-    # The corner of the first element lies at 0, so that arrays of other spacings cover the same space.
+    axes = tuple(name or str(axis - array.ndim) for axis, name in enumerate(array.dimension_names))
     return Level(
         array=array,
-        axes=tuple(name or str(axis - array.ndim) for axis, name in enumerate(array.dimension_names)),
+        axes=axes,
         spacing=spacing,
+        # The corner of the first element lies at 0, so that arrays of other spacings cover the same space.
         origin=tuple(distance / 2 for distance in spacing),
+        channel_axis=next((axis for axis, name in enumerate(axes) if name in _CHANNEL_NAMES), None),
+    )
+
+
+def image_levels(image: Image) -> tuple[Level, ...]:
+    """Return the levels of an image; a plain array is one level with spacing 1."""
+    if not image.levels[0].path:
+        return (plain_level(image.levels[0].array),)
+    return tuple(
+        Level(
+            array=level.array,
+            axes=tuple(axis.name for axis in image.axes),
+            spacing=level.scale,
+            origin=level.translation,
+            channel_axis=image.channel_axis,
+            channels=image.channels,
+        )
+        for level in image.levels
     )
 
 

@@ -114,7 +114,8 @@ def _warn_small_cache(source: CropSource, order: Order, *, rank: int, world_size
     regions = -(-grid.lanes // world_size) * grid.window
     needed = regions * source.chunk_bytes
     # A neighbourhood whose crops come in one batch is decoded once, cache or not.
-    together = source.index.rules.neighbourhood * grid.lanes <= getattr(order, "batch_size", 0)
+    near = source.index.rules.neighbourhood
+    together = near > 1 and near * grid.lanes <= getattr(order, "batch_size", 0)
     if needed > capacity and not together:
         warnings.warn(
             f"the order draws from {regions} regions at a time on each rank ({needed / 2**20:.0f} MiB decoded), the "
