@@ -10,6 +10,8 @@ from zarr.abc.store import OffsetByteRequest, RangeByteRequest, SuffixByteReques
 from zarr.codecs import GzipCodec
 from zarr.core.buffer import default_buffer_prototype
 
+from rankwise.data.store import BoxReader, BoxRequest, read_meta
+from rankwise.data.store.meta import StoredNodes
 from rankwise.data.store.remote import ObjectChangedError, RemoteFiles, TransferError, memory_store
 
 DATA = np.arange(7 * 9, dtype="i4").reshape(7, 9)
@@ -95,3 +97,24 @@ def test_listings_and_refusals():
             asyncio.run(store.set("x", PROTOTYPE.buffer.from_bytes(b"x")))
         with pytest.raises(ValueError, match="it is not deleted"):
             asyncio.run(store.delete("h"))
+
+
+def test_boxes_know_trouble_from_damage_on_this_way_too(written, proxy, files_at):
+    """A refused chunk of a codec that only zarr-python decodes is no damage; the message says who refused what."""
+    files = files_at(proxy.url)
+    meta = read_meta(written, nodes=StoredNodes(files))
+    request = BoxRequest(
+        arrays=(meta,), which=np.zeros(2, "i8"), starts=np.array([[0, 0], [4, 0]]), shape=(2, 3), dtype=np.dtype("i4")
+    )
+    out = np.zeros((2, 2, 3), "i4")
+    with BoxReader(remote=files.options, cache=0) as reader:
+        plan = reader.plan(request)
+        proxy.spoil(*["403"] * 20, paths="/c/0/0")
+        [report] = reader.read([(plan, out)])
+    assert report.slow_chunks > 0
+    assert report.valid.tolist() == [False, True]
+    assert (out[1] == DATA[4:6, :3]).all()
+    [error] = report.errors
+    assert not error.damage
+    assert f"{written}/c/0/0" in str(error.error)
+    assert "the store refuses: 403 Forbidden" in str(error.error)
