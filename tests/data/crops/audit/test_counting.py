@@ -9,7 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankwise.data.crops.audit.counting import expected_blocks, expected_distinct, fewest_blocks, touch_chances
+from rankwise.data.crops.audit.counting import (
+    expected_blocks,
+    expected_distinct,
+    expected_whole_blocks,
+    fewest_blocks,
+    touch_chances,
+)
 
 AXES = st.tuples(st.integers(1, 60), st.integers(1, 70), st.integers(1, 70))
 
@@ -32,6 +38,15 @@ def test_fewest_blocks(axis):
     """No origin touches fewer, and origin 0 touches no more."""
     counts = [len(blocks) for blocks in touched(*axis)]
     assert fewest_blocks(*axis) == min(counts) == counts[0]
+
+
+@given(AXES)
+def test_blocks_that_are_cut_off_count_less(axis):
+    """A block that reaches past the axis counts by its part inside, exactly."""
+    size, block, _ = axis
+    parts = [Fraction(min(block, size - first), block) for first in range(0, size, block)]
+    sets = touched(*axis)
+    assert expected_whole_blocks(*axis) == sum(sum(parts[one] for one in blocks) for blocks in sets) / len(sets)
 
 
 @given(AXES)

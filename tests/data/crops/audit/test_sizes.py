@@ -1,5 +1,6 @@
 """Sizes of stored chunks from a few files, without reading data."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,23 +16,25 @@ def files(path):
 
 
 def test_unsharded_files_are_chunks(write):
-    """Looking at every file gives the exact mean."""
+    """Looking at every file gives the exact mean, by the part of chunks that lies inside the array."""
     path = write(shards=None)
     meta = read_meta(path)
     sizes = sample_sizes(meta, most_files=10**6)
     assert sizes.files_sampled == num_files(meta) == len(files(path)) == 5 * 3 * 4
-    assert sizes.chunk_bytes == sizes.file_bytes == np.mean([file.stat().st_size for file in files(path)])
+    assert sizes.file_bytes == np.mean([file.stat().st_size for file in files(path)])
+    assert sizes.whole_chunks == pytest.approx(5 * 3 * 3.5)
+    assert sizes.chunk_bytes * sizes.whole_chunks == pytest.approx(sum(f.stat().st_size for f in files(path)))
     assert sizes.missing_share == 0
 
 
 def test_shards_are_known_by_their_index(write):
-    """Chunks that do not exist in shards at the edge count as missing; the others sum to the files less the index."""
-    path = write(shape=(16, 32, 64))
+    """Chunks sum to the files less their indexes; what a shard has room for past the array is not missing."""
+    path = write(shape=(16, 32, 48))
     meta = read_meta(path)
     sizes = sample_sizes(meta, most_files=10)
     total = sum(file.stat().st_size - meta.index.num_bytes for file in files(path))
-    assert (sizes.files_found, sizes.chunks_sampled, sizes.missing_share) == (2, 16, 0)
-    assert sizes.chunk_bytes * sizes.num_written == total
+    assert (sizes.files_found, sizes.chunks_sampled, sizes.missing_share) == (2, 12, 0)
+    assert sizes.chunk_bytes * sizes.chunks_written == pytest.approx(total)
 
 
 def test_few_files_are_enough(write):
@@ -73,13 +76,17 @@ def test_none_asked(write):
 def test_together():
     """Several samples count by what they saw."""
     one = StoredSizes(
-        files_sampled=2, files_found=1, chunks_sampled=10, missing_share=0.5, chunk_bytes=100, file_bytes=500
+        files_sampled=2,
+        files_found=1,
+        chunks_sampled=10,
+        chunks_written=5,
+        whole_chunks=4.0,
+        chunk_bytes=100,
+        file_bytes=500,
     )
-    other = StoredSizes(
-        files_sampled=2, files_found=2, chunks_sampled=10, missing_share=0, chunk_bytes=40, file_bytes=200
-    )
+    other = replace(one, files_found=2, chunks_written=10, whole_chunks=10.0, chunk_bytes=40, file_bytes=200)
     both = StoredSizes.together([one, other])
     assert (both.files_sampled, both.files_found, both.chunks_sampled) == (4, 3, 20)
     assert both.missing_share == 0.25
-    assert both.chunk_bytes == pytest.approx((5 * 100 + 10 * 40) / 15)
+    assert both.chunk_bytes == pytest.approx((4 * 100 + 10 * 40) / 14)
     assert both.file_bytes == pytest.approx(300)

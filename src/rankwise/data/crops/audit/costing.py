@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rankwise.data.crops.audit.codecs import codec_name
-from rankwise.data.crops.audit.counting import expected_blocks, expected_distinct, fewest_blocks
+from rankwise.data.crops.audit.counting import expected_blocks, expected_distinct, expected_whole_blocks, fewest_blocks
 from rankwise.data.crops.audit.rates import Rates
 from rankwise.data.crops.audit.sizes import StoredSizes
 from rankwise.data.store.meta import ArrayMeta
@@ -73,10 +73,13 @@ def cost_of(
     asked_bytes = math.prod(inside) * meta.dtype.itemsize
     fewest = float(math.prod(map(fewest_blocks, meta.shape, meta.chunks, inside)))
     chunks = fewest if aligned else _expected(meta.shape, meta.chunks, inside)
-    shared = _shared(meta, inside, batch=batch, num_arrays=num_arrays) if not aligned else 1.0
+    shared = _shared(meta, inside, chunks, aligned=aligned, batch=batch, num_arrays=num_arrays)
     written = 1.0 if sizes is None else 1 - sizes.missing_share
     decoded = chunks * shared * written * meta.chunk_bytes
-    read = None if sizes is None else chunks * shared * written * _pages(sizes.chunk_bytes) * PAGE_BYTES
+    whole = chunks if aligned else float(math.prod(map(expected_whole_blocks, meta.shape, meta.chunks, inside)))
+    pages_bytes = None if sizes is None else _in_pages(whole * sizes.chunk_bytes, chunks)
+    read = None if pages_bytes is None else pages_bytes * shared * written
+    stored = 0.0 if sizes is None else asked_bytes * sizes.chunk_bytes / meta.chunk_bytes
     return CropCost(
         asked_bytes=asked_bytes,
         chunks=chunks,
@@ -87,7 +90,7 @@ def cost_of(
         decode_bytes=decoded,
         decode_waste=chunks * meta.chunk_bytes / asked_bytes,
         read_bytes=read,
-        read_waste=_read_waste(meta, sizes, asked_bytes, chunks),
+        read_waste=None if not stored or pages_bytes is None else pages_bytes / stored,
         cpu_s=_cpu_s(meta, rates, elements=math.prod(inside), chunks=chunks * shared, decoded=decoded, read=read),
     )
 
@@ -106,24 +109,26 @@ def _expected(shape: tuple[int, ...], blocks: tuple[int, ...], inside: tuple[int
     return float(math.prod(map(expected_blocks, shape, blocks, inside)))
 
 
-def _shared(meta: ArrayMeta, inside: tuple[int, ...], *, batch: int, num_arrays: int) -> float:
+def _shared(
+    meta: ArrayMeta, inside: tuple[int, ...], chunks: float, *, aligned: bool, batch: int, num_arrays: int
+) -> float:
     """Share of the touches of a batch that are different chunks."""
     if batch == 1:
         return 1.0
-    distinct = expected_distinct(meta.shape, meta.chunks, inside, draws=batch, share=1 / num_arrays)
-    return distinct * num_arrays / (batch * _expected(meta.shape, meta.chunks, inside))
+    shape, blocks, window = meta.shape, meta.chunks, inside
+    if aligned:  # the same question about axes whose elements are the chunks that aligned crops reach
+        window = tuple(map(fewest_blocks, meta.shape, meta.chunks, inside))
+        shape = tuple(
+            (size - extent) // chunk + touched
+            for size, extent, chunk, touched in zip(meta.shape, inside, meta.chunks, window, strict=True)
+        )
+        blocks = (1,) * meta.ndim
+    return expected_distinct(shape, blocks, window, draws=batch, share=1 / num_arrays) * num_arrays / (batch * chunks)
 
 
-def _pages(num_bytes: float) -> float:
-    """Pages that a run of bytes with a random offset touches."""
-    return 0.0 if num_bytes < 1 else (num_bytes - 1) / PAGE_BYTES + 1
-
-
-def _read_waste(meta: ArrayMeta, sizes: StoredSizes | None, asked_bytes: float, chunks: float) -> float | None:
-    if sizes is None or sizes.chunk_bytes == 0:
-        return None
-    stored = asked_bytes * sizes.chunk_bytes / meta.chunk_bytes
-    return chunks * _pages(sizes.chunk_bytes) * PAGE_BYTES / stored
+def _in_pages(num_bytes: float, num_runs: float) -> float:
+    """Bytes of the pages that runs of bytes with random offsets touch: a run of n bytes n + 4095 on average."""
+    return num_bytes + num_runs * (PAGE_BYTES - 1) if num_bytes else 0.0
 
 
 def _cpu_s(meta: ArrayMeta, rates: Rates, *, elements: int, chunks: float, decoded: float, read: float | None) -> float:

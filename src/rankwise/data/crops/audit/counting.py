@@ -15,7 +15,7 @@ import numpy as np
 
 from rankwise.data.contract import FloatArray
 
-__all__ = ["expected_blocks", "expected_distinct", "fewest_blocks", "touch_chances"]
+__all__ = ["expected_blocks", "expected_distinct", "expected_whole_blocks", "fewest_blocks", "touch_chances"]
 
 
 def expected_blocks(size: int, block: int, window: int) -> Fraction:
@@ -36,6 +36,17 @@ def expected_blocks(size: int, block: int, window: int) -> Fraction:
 def fewest_blocks(size: int, block: int, window: int) -> int:
     """Return the fewest blocks that hold a window: those that it touches when its origin lies on the grid."""
     return -(-min(window, size) // block)
+
+
+def expected_whole_blocks(size: int, block: int, window: int) -> Fraction:
+    """Return `expected_blocks`, where a block at the end that reaches past the axis counts by its part inside."""
+    rest = size % block
+    window = min(window, size)
+    num_origins = size - window + 1
+    # the last block is touched by the origins that reach it; all of them end at size - window
+    reaching = num_origins - max(size - rest - window + 1, 0)
+    cut = Fraction(reaching, num_origins) * (1 - Fraction(rest, block)) if rest else Fraction(0)
+    return expected_blocks(size, block, window) - cut
 
 
 def touch_chances(size: int, block: int, window: int) -> tuple[FloatArray, FloatArray]:

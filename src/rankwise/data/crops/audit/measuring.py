@@ -13,7 +13,8 @@ from rankwise.data.contract import NDArray
 from rankwise.data.crops.audit.auditing import AuditOptions, AuditReport, GroupAudit, audit
 from rankwise.data.crops.audit.rates import Rates
 from rankwise.data.store.boxes import BoxReport, BoxRequest
-from rankwise.data.store.reader import BoxPlan, BoxReader
+from rankwise.data.store.plan import BoxPlan
+from rankwise.data.store.reader import BoxReader
 from rankwise.errors import ConfigError
 
 __all__ = ["BenchOptions", "BenchReport", "GroupBench", "measure"]
