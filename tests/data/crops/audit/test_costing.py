@@ -70,7 +70,7 @@ def test_aligned_crops(write):
 
 def test_shared_chunks_of_aligned_crops(write):
     """Also crops on the grid share chunks, more of them."""
-    path = write(shape=(44, 52, 72))  # every origin on the grid is as likely as any other
+    path = write(shape=(43, 51, 71))  # every origin on the grid is as likely as any other
     chunks, _, _ = counts([path], batch=4, aligned=True)
     cost = predicted(path, aligned=True, batch=4)
     assert cost.chunks_in_batch < cost.chunks
