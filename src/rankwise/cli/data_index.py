@@ -28,7 +28,7 @@ _MOST = 20  # of what could not be read; all of it stands in the catalogue and i
 def index_command(
     uris: Annotated[
         list[str],
-        typer.Argument(metavar="URI...", help="Arrays, groups, images, plates, or plain folders that hold some."),
+        typer.Argument(metavar="URI", help="Arrays, groups, images, plates, or plain folders that hold some."),
     ],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="IDX", help="File for the catalogue.")],
     workers: Annotated[

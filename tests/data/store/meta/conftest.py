@@ -1,5 +1,6 @@
-"""Small OME-Zarr stores, written by hand after the specification."""
+"""Small OME-Zarr stores, written by hand after the specification; and ways to damage metadata."""
 
+import copy
 import json
 
 import numpy as np
@@ -13,6 +14,17 @@ AXES = [
     {"name": "y", "type": "space", "unit": "micrometer"},
     {"name": "x", "type": "space", "unit": "micrometer"},
 ]
+
+ODD = [
+    None, True, False, 0, 1, -1, 2, 3, 7, 2**31, 2**63, 2**70, 0.5, 4.0, 1e308, float("nan"), "", "2",
+    "0x7fc00000", "NaN", "Infinity", "little", "big", "/", ".", "v2", "default", "bytes", "zstd", "gzip",
+    "crc32c", "blosc", "C", "F", "<f4", ">f4", "|u1", "|b1", "float16", "int64", "complex64", "bool", "r16",
+    "string", "|S4", "<U2", "<M8[s]", [], {}, [0], [1], [4, 4], [3, 2], [None], {"name": "bytes"}, {"name":
+    "gzip", "configuration": {"level": 1}}, {"must_understand": False}, {"id": "zlib", "level": 1}, {"id":
+    "zstd"}, {"id": "lz4"}, {"id": "blosc"}, {"id": "delta", "dtype": "<u2"}, {"name": "transpose",
+    "configuration": {"order": [1, 0]}}, {"name": "numcodecs.lz4", "configuration": {}}, {"name": "zstd",
+    "configuration": {"level": 1, "checksum": False}}, [["a", "<i4"], ["b", "<f8"]],
+]  # fmt: skip
 
 
 class Writer:
@@ -97,3 +109,44 @@ def edit_ome(path, change):
 @pytest.fixture
 def edit():
     return edit_ome
+
+
+def spots(value, path=()):
+    """Every place in a JSON value."""
+    yield path
+    for key in value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
+        yield from spots(value[key], (*path, key))
+
+
+def fitting(value, rng):
+    """Another value, mostly of the same type, so that many documents still make sense."""
+    alike = [odd for odd in ODD if type(odd) is type(value)]
+    return copy.deepcopy(rng.choice(alike if alike and rng.random() < 0.8 else ODD))
+
+
+def mutated(document, rng):
+    """A copy with one place (seldom more) changed, removed, repeated or swapped for another part."""
+    document = copy.deepcopy(document)
+    while True:
+        *path, last = rng.choice([path for path in spots(document) if path])
+        holder = document
+        for key in path:
+            holder = holder[key]
+        action = rng.random()
+        if action < 0.1:
+            del holder[last]
+        elif action < 0.4 and isinstance(holder, list):
+            holder.insert(rng.randint(0, len(holder)), fitting(rng.choice(holder), rng))
+        elif action < 0.5 and isinstance(holder, dict):
+            key = rng.choice(["extra", "level", "checksum", "endian", "separator", "configuration", "filters"])
+            holder[key] = copy.deepcopy(rng.choice(ODD))
+        else:
+            holder[last] = fitting(holder[last], rng)
+        if not document or rng.random() < 0.75:
+            return document
+
+
+@pytest.fixture
+def mutate():
+    """A function that returns a changed copy of a JSON object, given a generator of random numbers."""
+    return mutated

@@ -70,7 +70,7 @@ def v2_coding(document: Mapping[str, Any], chunks: tuple[int, ...], *, big_endia
     Raises:
         UnusualError: our decoders do not know it.
     """
-    if document.get("filters"):
+    if document.get("filters") not in (None, []):
         raise UnusualError(f"filter {_ids(document['filters'])}")
     if document.get("order") != "C" and len(chunks) > 1:
         raise UnusualError(f"order {document.get('order')}")

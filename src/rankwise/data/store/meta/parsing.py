@@ -48,6 +48,8 @@ def parse_array(document: Mapping[str, Any], attributes: Mapping[str, Any], *, z
 def _strict_v3(document: Mapping[str, Any], attributes: Mapping[str, Any]) -> ArrayMeta:
     if document.get("zarr_format") != 3 or document.get("node_type") != "array" or "fill_value" not in document:
         raise UnusualError("document")
+    if document.get("storage_transformers") not in (None, []):
+        raise UnusualError("storage transformers")
     shape = positive_ints(document.get("shape"), "shape", least=0)
     dtype = core_dtype(document.get("data_type"))
     return _meta(
@@ -199,9 +201,12 @@ def _refuse_extensions(document: Mapping[str, Any]) -> None:
 def _checked(meta: ArrayMeta) -> ArrayMeta:
     if not meta.shape:
         raise UnreadableError("the array has no axis; boxes and samples are cut along axes")
-    if any(chunk == 0 < extent for extent, chunk in zip(meta.shape, meta.chunks, strict=True)):
-        raise UnreadableError(f"its chunks have the shape {list(meta.chunks)}: a chunk cannot be empty")
-    chunks, files = (tuple(max(1, extent) for extent in cut) for cut in (meta.chunks, meta.files))
+    cuts = list(zip(meta.shape, meta.chunks, meta.files, strict=True))
+    if any(extent > 0 and 0 in (chunk, file) for extent, chunk, file in cuts):
+        raise UnreadableError(f"its chunks {list(meta.chunks)} in files of {list(meta.files)} cannot be empty")
+    # along an axis without elements a chunk may be empty; nothing is lost by calling it 1
+    chunks = tuple(max(1, chunk) for _, chunk, _ in cuts)
+    files = tuple(max(file, chunk) for file, chunk in zip(meta.files, chunks, strict=True))
     num_chunks = math.prod(-(-extent // chunk) for extent, chunk in zip(meta.shape, chunks, strict=True))
     sizes = (*meta.shape, *files, num_chunks, math.prod(files) * meta.dtype.itemsize)
     if max(sizes) > _LARGEST:
