@@ -218,7 +218,7 @@ def files_at():
     made = []
 
     def make(endpoint, **options):
-        settings = {"timeout_s": 5.0, "backoff_s": 0.001, "max_backoff_s": 0.01, **options}
+        settings = {"timeout_s": 20.0, "backoff_s": 0.001, "max_backoff_s": 0.01, **options}
         store = {**KEYS, "endpoint": endpoint, **settings.pop("store", {})}
         made.append(RemoteFiles(RemoteOptions(**settings, store=store)))
         return made[-1]
