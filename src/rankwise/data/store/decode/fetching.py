@@ -73,7 +73,9 @@ def _blosc_part(job: int, chunk: int, frame: int, target: int) -> int:
         return whole
     got = types.int64(_blosc_getitem(frame, types.int32(start), types.int32(end - start), target))
     put(job, _SOURCE, target - start * item)
-    return size if got == (end - start) * item else min(got, -1)
+    if got == (end - start) * item:
+        return size
+    return got if got < 0 else -1
 
 
 @inlined
@@ -131,40 +133,39 @@ def _decode(job: int, chunk: int, frame: int, target: int) -> int:
 
 
 @inlined
-def _fetch_raw(job: int, chunk: int, target: int) -> int:
-    """Get the part of an uncompressed chunk that is needed."""
-    size, low, high = entry(job, _SIZE, chunk), entry(job, _LOW, chunk), entry(job, _HIGH, chunk)
-    if entry(job, _KEEP, chunk) != 0:
-        low, high = 0, size
-    put(job, _SOURCE, target - low)
-    if entry(job, _LENGTH, chunk) != size:
-        return ended(job, chunk, _WRONG_LENGTH, size)
-    if entry(job, _ENCODED, chunk) == 0:
-        return _read(job, chunk, target, low, high)
-    _memcpy(target, entry(job, _ENCODED, chunk) + low, high - low)
-    return _OK
+def _bring(job: int, chunk: int, target: int) -> int:
+    """Have the encoded bytes of a chunk in memory, of an uncompressed one those needed; then decode them."""
+    frame, length, buffer, low = entry(job, _ENCODED, chunk), entry(job, _LENGTH, chunk), get(job, _READ_BUFFER), 0
+    raw, high, size = entry(job, _KIND, chunk) == KIND_RAW, length, entry(job, _SIZE, chunk)
+    if raw:
+        if length != size:
+            return ended(job, chunk, _WRONG_LENGTH, size)
+        buffer = target
+        if entry(job, _KEEP, chunk) == 0:
+            low, high = entry(job, _LOW, chunk), entry(job, _HIGH, chunk)
+        put(job, _SOURCE, target - low)
+    if frame == 0:
+        room = get(job, _READ_BYTES)
+        if not raw and (length < 0 or length > room):
+            return ended(job, chunk, _TOO_LONG, room)
+        status = _read(job, chunk, buffer, low, high)
+        return status if raw or status != _OK else _decode(job, chunk, buffer, target)
+    if raw:
+        _memcpy(target, frame + low, high - low)
+        return _OK
+    return _decode(job, chunk, frame, target)
 
 
 @inlined
 def fetch(job: int, chunk: int) -> int:
     """Get a chunk's elements; returns a status, and in the job `source` (where element 0 is, or would be)."""
-    kind, source, target = entry(job, _KIND, chunk), entry(job, _DECODED, chunk), entry(job, _KEEP, chunk)
-    fills = kind == KIND_FILL and source == 0
+    source, target = entry(job, _DECODED, chunk), entry(job, _KEEP, chunk)
+    fills = entry(job, _KIND, chunk) == KIND_FILL and source == 0
     put(job, _STRIDED, 0 if fills else 1)
     if fills:
         source = get(job, _FILL_ROWS) + (chunk - get(job, _FIRST)) * get(job, _FILL_STEP)
     if target == 0:
         target = get(job, _DECODE_BUFFER)
     put(job, _SOURCE, source if source != 0 else target)
-    if source != 0:
-        return ended(job, chunk, _OK, 0)
-    if kind == KIND_RAW:
-        return _fetch_raw(job, chunk, target)
-    length, frame, room = entry(job, _LENGTH, chunk), entry(job, _ENCODED, chunk), get(job, _READ_BYTES)
     status = ended(job, chunk, _OK, 0)
-    if frame == 0:
-        frame = get(job, _READ_BUFFER)
-        if length < 0 or length > room:
-            return ended(job, chunk, _TOO_LONG, room)
-        status = _read(job, chunk, frame, 0, length)
-    return _decode(job, chunk, frame, target) if status == _OK else status
+    return status if source != 0 else _bring(job, chunk, target)

@@ -103,6 +103,8 @@ def _decoded(tasks: ChunkTasks, chunk: int, size: int) -> Any:
         _check_blosc(frame, size)
     elif kind == KIND_LZ4:
         _check_lz4(frame, size)
+    else:
+        _check_zstd(frame, size)
     return _whole(kind, frame, size)
 
 
@@ -144,6 +146,19 @@ def _check_blosc(frame: Any, size: int) -> None:
         raise _ChunkError(codes.UNKNOWN_COMPRESSOR, compressor)
     if nbytes != size:
         raise _ChunkError(codes.WRONG_SIZE, nbytes)
+
+
+def _check_zstd(frame: Any, size: int) -> None:
+    """Refuse a frame that claims more than a chunk (RFC 8878, 3.1.1.1): numcodecs would get the memory for it."""
+    head = bytes(frame[:18])
+    if len(head) < 5:  # noqa: PLR2004  (magic number and descriptor)
+        raise _ChunkError(codes.BAD_FRAME)
+    single_segment, flag = head[4] >> 5 & 1, head[4] >> 6
+    begin = 5 + (not single_segment) + (0, 1, 2, 4)[head[4] & 3]
+    width = (single_segment, 2, 4, 8)[flag]
+    says = int.from_bytes(head[begin : begin + width], "little") + (256 if flag == 1 else 0)
+    if says > size:
+        raise _ChunkError(codes.WRONG_SIZE, min(says, 2**63 - 1))
 
 
 def _check_lz4(frame: Any, size: int) -> None:
