@@ -72,10 +72,11 @@ class Stats:
         slow_chunks: of these, by zarr-python.
         cached_chunks: chunks that were decoded already.
         fill_chunks: chunks that are not in the store and stand for the fill value.
-        reads_issued: chunks that were read from the store, whether or not their reads were fused.
+        reads_issued: the same as `chunks_dispatched`; neighbouring ones may have been read in one go.
+        retries: reads that were tried again after trouble with the storage.
         worker_steps: always 0.
-        read_bytes: encoded bytes of the chunks that were planned.
-        decoded_bytes: bytes of those chunks after decoding.
+        read_bytes: encoded bytes that were read.
+        decoded_bytes: bytes that were decoded.
         wanted_bytes: bytes of the crops themselves, as stored.
         gpu_bytes_committed: most bytes that batches take on the device.
         host_bytes_committed: most bytes that the pipeline takes on the host.
@@ -106,6 +107,7 @@ class Stats:
     cached_chunks: int = 0
     fill_chunks: int = 0
     reads_issued: int = 0
+    retries: int = 0
     worker_steps: int = 0
     read_bytes: int = 0
     decoded_bytes: int = 0

@@ -68,8 +68,8 @@ class CropField:
         dtype: dtype in the batch, native byte order.
         pad: what stands for elements outside an array: its fill value, the nearest element, the mirror image; None
             refuses boxes that stick out.
-        normalise: one scaling for all arrays, one per array (by its place, as `ArrayMeta.place` has it), or a function
-            of the array's metadata. None leaves the elements as they are.
+        normalise: one scaling for all arrays; one for each array, or for all arrays below a group, by place (as
+            `ArrayMeta.place` has it); or a function of the array's metadata. None leaves the elements as they are.
         mask: whether a field ``<name>_mask``, bool of the same shape, says which elements lie inside their array.
     """
 
@@ -93,10 +93,17 @@ class CropField:
         rule = self.normalise
         if rule is None or isinstance(rule, Scaling):
             return rule
-        found = rule.get(array.place) if isinstance(rule, Mapping) else rule(array)
+        found = _nearest(rule, array.place) if isinstance(rule, Mapping) else rule(array)
         if not isinstance(found, Scaling):
             raise ConfigError(
                 f"normalise= wants a Scaling for every array; for {array.place} it has "
                 f"{'none' if found is None else repr(found)}"
             )
         return found
+
+
+def _nearest(rule: Mapping[str, Scaling], place: str) -> Scaling | None:
+    """What is said for a place, else for the nearest group above it."""
+    while place and place not in rule:
+        place = place.rpartition("/")[0]
+    return rule.get(place)

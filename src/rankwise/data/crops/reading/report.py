@@ -9,7 +9,7 @@ import numpy as np
 
 from rankwise.data.contract import BoolArray, IntArray, ReadReport
 from rankwise.data.crops.exceptions import DamacyError
-from rankwise.data.store.reader import BoxPlan
+from rankwise.data.store import BoxPlan
 from rankwise.errors import SampleError
 
 __all__ = ["CropPlan", "CropReport", "FieldJob", "FieldMask"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import warnings
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sized
@@ -69,6 +70,7 @@ class StreamPipeline(Pipeline):
         _LOG.info("a stream of crops takes\n%s", budget)
         self._stages = Stages(config, place, budget, self._placer)
         self._parked = Parked()
+        self._lock = threading.Lock()
         self._num_batches = 0
         self._num_taken = 0
         self._num_pushed: int | None = 0
@@ -126,7 +128,8 @@ class StreamPipeline(Pipeline):
         if isinstance(item, Starved):
             raise self._starved(item)
         if isinstance(item, Failure):
-            self._num_taken += item.num_samples
+            with self._lock:
+                self._num_taken += item.num_samples
             self._stages.meters.add(samples_failed=item.num_samples)
             raise item.error
         return self._batch(item)
@@ -159,11 +162,19 @@ class StreamPipeline(Pipeline):
 
     def stats(self) -> Stats:
         """Return what was done so far."""
-        return replace(self._stages.meters.stats, array_meta=self._stages.openings.stats)
+        read = self._stages.engine.stats
+        return replace(
+            self._stages.meters.stats,
+            array_meta=self._stages.openings.stats,
+            read_bytes=read.read_bytes,
+            decoded_bytes=read.decoded_bytes,
+            retries=read.retries,
+        )
 
     def stats_reset(self) -> None:
         """Start the times and counts of `stats` anew; hits of caches and committed memory stay."""
         self._stages.meters.reset()
+        self._stages.engine.reset_stats()
         self._stages.openings.reset_delays()
 
     def close(self) -> None:
@@ -174,20 +185,10 @@ class StreamPipeline(Pipeline):
         self._stages.close()
 
     def _batch(self, item: Ready) -> Batch:
-        placed = self._placer.receive(item.placed)
-        self._num_taken += len(item.samples) + item.num_left_out
-        self._stages.meters.add(
-            batches_emitted=1,
-            waves_emitted=1,
-            samples_emitted=len(item.samples),
-            samples_skipped=item.num_left_out,
-            fill_batches=item.all_fill,
-        )
-        if item.all_fill:
-            _warn_all_fill(item, first=self._num_fill_batches == 0)
-            self._num_fill_batches += 1
-        fields = self._transformed(placed, item)
-        batch_id, self._num_batches = self._num_batches, self._num_batches + 1
+        fields = self._transformed(self._placer.receive(item.placed), item)
+        batch_id, first_fill = self._count(item)
+        if first_fill:
+            _warn_all_fill(item)
         return Batch(
             fields,
             main=self.config.field,
@@ -198,6 +199,22 @@ class StreamPipeline(Pipeline):
             ready_stream=self._stream(),
             give_back=_giver(item, self._parked, shares_memory=self._placer.shares_memory),
         )
+
+    def _count(self, item: Ready) -> tuple[int, bool]:
+        """Number of the batch, and whether it is the first one that is all fill."""
+        self._stages.meters.add(
+            batches_emitted=1,
+            waves_emitted=1,
+            samples_emitted=len(item.samples),
+            samples_skipped=item.num_left_out,
+            fill_batches=item.all_fill,
+        )
+        with self._lock:
+            batch_id, self._num_batches = self._num_batches, self._num_batches + 1
+            self._num_taken += len(item.samples) + item.num_left_out
+            first_fill = item.all_fill and self._num_fill_batches == 0
+            self._num_fill_batches += item.all_fill
+        return batch_id, first_fill
 
     def _transformed(self, fields: dict[str, Any], item: Ready) -> Mapping[str, Any]:
         if self.config.batch_transform is None:
@@ -241,17 +258,16 @@ def _giver(item: Ready, parked: Parked, *, shares_memory: bool) -> Any:
     return give_back
 
 
-def _warn_all_fill(item: Ready, *, first: bool) -> None:
-    if first:
-        uris = sorted({sample.uri for sample in item.samples})
-        some = ", ".join(uris[:3]) + (", ..." if len(uris) > 3 else "")
-        warnings.warn(
-            f"a whole batch of crops (samples {int(item.numbers[0])} to {int(item.numbers[-1])}, of {some}) holds "
-            "nothing but fill values: no chunk was ever written there. Is the copy whole, and is it the right level? "
-            "Later ones are counted in stats().fill_batches only",
-            UserWarning,
-            stacklevel=4,
-        )
+def _warn_all_fill(item: Ready) -> None:
+    uris = sorted({sample.uri for sample in item.samples})
+    some = ", ".join(uris[:3]) + (", ..." if len(uris) > 3 else "")
+    warnings.warn(
+        f"a whole batch of crops (samples {int(item.numbers[0])} to {int(item.numbers[-1])}, of {some}) holds nothing "
+        "but fill values: no chunk was ever written there. Is the copy whole, and is it the right level? Later ones "
+        "are counted in stats().fill_batches only",
+        UserWarning,
+        stacklevel=4,
+    )
 
 
 def _say_what_is_idle(config: Config) -> None:

@@ -145,13 +145,11 @@ class StreamReader:
             chunks_planned=plan.num_chunks,
             chunks_to_load=max(0, plan.num_chunks - report.cached_chunks),
             chunks_dispatched=decoded,
-            reads_issued=max(0, decoded),
+            reads_issued=decoded,
             fast_chunks=report.fast_chunks,
             slow_chunks=report.slow_chunks,
             cached_chunks=report.cached_chunks,
             fill_chunks=report.fill_chunks,
-            read_bytes=plan.read_bytes,
-            decoded_bytes=plan.decode_bytes,
             wanted_bytes=wanted,
         )
 

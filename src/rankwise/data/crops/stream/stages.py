@@ -51,11 +51,11 @@ class Stages:
         self.openings = Openings(
             capacity=config.num_metas, concurrency=config.metadata_io_concurrency, latency=config.metadata_latency
         )
-        self._engine = BoxReader(cache=config.cache_bytes, threads=config.n_io_threads)
+        self.engine = BoxReader(cache=config.cache_bytes, threads=config.n_io_threads)
         self._ring = Ring(budget.num_slots, pinned=placer.pinned, limit_bytes=budget.slot_limit_bytes)
         seed, rank = config.seed, place.rank
         puller = Puller(self.flow, config, self.openings, self.meters)
-        planner = Planner(self.flow, config, self.openings, self._engine, self.meters)
+        planner = Planner(self.flow, config, self.openings, self.engine, self.meters)
         self._reader = StreamReader(
             self.flow,
             config,
@@ -99,7 +99,7 @@ class Stages:
                 thread.join(_JOIN_S)
                 if thread.is_alive():
                     _LOG.warning("%s is still inside one read %.0f s after it was closed: left", thread.name, _JOIN_S)
-        self._engine.close()
+        self.engine.close()
         self._reader.skips.say_total()
 
 

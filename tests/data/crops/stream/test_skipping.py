@@ -1,0 +1,26 @@
+"""The budget of skips: only damage counts, never more than allowed."""
+
+from rankwise.data.crops import DecodeError, NotFound, StorageError
+from rankwise.data.crops.stream.skipping import SkipBudget
+
+
+def test_only_damage_within_the_budget():
+    """Damage is left out while the budget lasts; trouble of the storage is raised whatever is left of it."""
+    budget = SkipBudget(3)
+    assert budget.judge(()) is None
+    assert budget.judge([DecodeError("a"), DecodeError("b")]) is None
+    trouble = StorageError("s")
+    assert budget.judge([DecodeError("c"), trouble]) is trouble
+    assert [str(error) for error in trouble.others] == ["c"]
+    assert budget.judge([DecodeError("c"), DecodeError("d")]).what == "c"
+    assert budget.num_skipped == 2
+    assert budget.judge([DecodeError("e")]) is None
+    assert budget.judge([DecodeError("f")]).what == "f"
+    assert budget.num_skipped == 3
+
+
+def test_raise_is_no_budget():
+    """By default everything is raised, the first error with the others as notes."""
+    error = SkipBudget("raise").judge([NotFound("a"), DecodeError("b")])
+    assert error.what == "a"
+    assert error.__notes__ == ["in the same batch: b"]
