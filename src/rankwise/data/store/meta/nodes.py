@@ -74,7 +74,8 @@ def _instead(place: str) -> str:
     try:
         inside = sorted(os.listdir(place))  # noqa: PTH208
     except NotADirectoryError:
-        return ": it is a file, not a folder"
+        unpack = "; stores in ZIP files are not read, unpack it" if place.endswith(".zip") else ""
+        return f": it is a file, not a folder{unpack}"
     except FileNotFoundError:
         return ": no such folder"
     except (OSError, ValueError) as error:
