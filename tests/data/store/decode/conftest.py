@@ -183,6 +183,12 @@ def encoder():
 
 
 @pytest.fixture(scope="session")
+def work_class():
+    """`Work` itself, for tests that close what they make."""
+    return Work
+
+
+@pytest.fixture(scope="session")
 def kernel():
     """The compiled decoder: these tests are for machines where it works."""
     return KernelDecoder()

@@ -62,11 +62,14 @@ def _loaded(function: Callable[..., Any], signature: Any) -> int | None:
 
 def _compiled(function: Callable[..., Any], signature: Any) -> int:
     compile_it = functools.partial(numba.cfunc, signature, error_model="numpy", boundscheck=False, _nrt=False)
-    try:
+    made = None
+    with contextlib.suppress(Exception):  # the cache, or the code: without the cache we see which
         made = compile_it(cache=True)(function)
-    except Exception:  # noqa: BLE001  (the cache, or the code: without the cache we see which)
-        with contextlib.suppress(Exception):
+    if made is None:
+        with contextlib.suppress(Exception):  # damaged files are forgotten, and written anew
             _caching.FunctionCache(function).flush()
+            made = compile_it(cache=True)(function)
+    if made is None:
         made = compile_it()(function)
     _kept.append(made)
     return int(made.address)

@@ -151,7 +151,7 @@ def _check_blosc(frame: Any, size: int) -> None:
 def _check_zstd(frame: Any, size: int) -> None:
     """Refuse a frame that claims more than a chunk (RFC 8878, 3.1.1.1): numcodecs would get the memory for it."""
     head = bytes(frame[:18])
-    if len(head) < 5:  # noqa: PLR2004  (magic number and descriptor)
+    if len(head) < 5:
         raise _ChunkError(codes.BAD_FRAME)
     single_segment, flag = head[4] >> 5 & 1, head[4] >> 6
     begin = 5 + (not single_segment) + (0, 1, 2, 4)[head[4] & 3]
