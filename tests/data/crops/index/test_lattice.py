@@ -17,7 +17,7 @@ def starts(lattice, image=0):
 
 @given(st.integers(1, 60), st.integers(1, 20), st.integers(1, 25), st.sampled_from(["shift", "pad", "drop"]))
 def test_tiles_cover_an_axis(size, extent, stride, edges):
-    """Tiles no further apart than they are long cover every element; "drop" alone leaves less than a stride uncovered."""
+    """Tiles no further apart than they are long cover every element; "drop" leaves less than a stride uncovered."""
     sizes = np.array([[size]])
     if edges == "shift" and size < extent:
         with pytest.raises(ConfigError, match=r"do not fit into image 0.*pad="):
@@ -57,7 +57,7 @@ def test_a_small_image_lies_anywhere_in_a_padded_crop():
 
 @given(st.integers(1, 40), st.integers(1, 12), st.integers(1, 7), st.integers(-60, 60))
 def test_nearest_is_a_start_close_by(size, extent, step, wanted):
-    """The start that is taken for any place belongs to the lattice and is not further than half a step off, if inside."""
+    """The start that is taken for any place belongs to the lattice and is less than a step off, if inside."""
     extent = min(extent, size)
     lattice = free_lattice(np.array([[size]]), np.array([extent]), np.array([step]), padded=False)
     found = int(lattice.nearest(np.array([0]), np.array([[wanted]]))[0, 0])

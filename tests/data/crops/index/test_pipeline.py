@@ -44,7 +44,7 @@ def crops_of(pipeline, volumes, *, steps=None):
     return taken
 
 
-def world(index, order, volumes, size, state, steps, **options):
+def world(index, order, volumes, size, *, state, steps=None, **options):
     """What all ranks of a world take from a state on, and the state after it."""
     ranks, states = [], []
     for rank in range(size):
@@ -66,8 +66,8 @@ def test_exactly_once_at_any_world_and_restart(volumes, data):
     stride = data.draw(st.sampled_from([(8, 8, 8), (5, 7, 8), (9, 12, 10)]))
     index = CropIndex(volumes.images, shape=(8, 8, 8), stride=stride)
     order = Order(index, batch_size=batch_size)
-    first, state = world(index, order, volumes, size, order.start().to_json(), stop_at, **options)
-    second, _ = world(index, order, volumes, later, state, None, **options)
+    first, state = world(index, order, volumes, size, state=order.start().to_json(), steps=stop_at, **options)
+    second, _ = world(index, order, volumes, later, state=state, **options)
     if state["epoch"] == 1:
         second = []
     ids = [crop[0] for crop in chain(*first, *second)]
@@ -80,10 +80,10 @@ def test_random_crops_are_the_same_at_every_world_size(volumes, options):
     """A step holds the same random crops for 1, 2 and 5 ranks; another epoch draws others."""
     index = CropIndex(volumes.images, shape=(8, 8, 8), num_random=60, **options)
     order = Order(index, batch_size=16)
-    worlds = [world(index, order, volumes, size, order.start().to_json(), None)[0] for size in (1, 2, 5)]
+    worlds = [world(index, order, volumes, size, state=order.start().to_json())[0] for size in (1, 2, 5)]
     steps = [[sorted(step) for step in found] for found in worlds]
     assert steps[0] == steps[1] == steps[2]
-    later = world(index, order, volumes, 2, order.start(1).to_json(), None)[0]
+    later = world(index, order, volumes, 2, state=order.start(1).to_json())[0]
     assert {crop[1:] for step in later for crop in step} != {crop[1:] for step in worlds[0] for crop in step}
 
 
@@ -115,10 +115,10 @@ def test_fields_come_with_their_own_dtype_and_normalisation(volumes):
             assert batch["pair"][row].tolist() == [1.5, 2.5]
         steps.close()
     with IndexPipeline(
-        index, order=Order(index, batch_size=32), world=Place(), fields=["seg", "donor"], device=None
+        index, order=Order(index, batch_size=32), world=Place(), fields=["image", "donor"], device=None
     ) as pipeline:
         for (batch,) in pipeline:
-            assert list(batch) == ["seg", "donor"]
+            assert list(batch) == ["image", "donor"]
 
 
 def test_padded_tiles_have_a_mask(volumes):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from rankwise.data.contract import FloatArray, IntArray
@@ -10,8 +12,8 @@ __all__ = ["MAX_REGION_BYTES", "choose_block", "region_chunks", "region_elements
 
 # What a block may decode to: many small crops mix well and still share, few large ones share at all.
 MIN_REGION_BYTES = 2 << 20
-MAX_REGION_BYTES = 32 << 20
-_CROPS_PER_REGION = 16
+MAX_REGION_BYTES = 64 << 20
+_CROPS_PER_REGION = 27
 # Less gain than this is not worth a larger block, which mixes less.
 _LEAST_GAIN = 0.99
 
@@ -40,35 +42,46 @@ def choose_block(
     """
     budget = _budget(float(np.prod(extent)) * element_bytes) if region_bytes is None else float(region_bytes)
     block = np.ones_like(extent)
+    cost = region_elements(block, extent=extent, stride=stride, chunks=chunks)
     while True:
-        per_tile = region_elements(block, extent=extent, stride=stride, chunks=chunks) / np.prod(block)
-        best, best_cost = None, per_tile * _LEAST_GAIN
-        for axis in range(len(extent)):
-            grown = block + (np.arange(len(extent)) == axis)
+        best = None
+        for grown in _larger(block, counts):
             elements = region_elements(grown, extent=extent, stride=stride, chunks=chunks)
-            cost = elements / np.prod(grown)
-            if block[axis] < counts[axis] and elements * element_bytes <= budget and cost < best_cost:
-                best, best_cost = grown, cost
+            # Axes are cut evenly, so blocks are smaller than the largest one on average.
+            mean = counts / -(-counts // grown)
+            per_tile = region_elements(mean, extent=extent, stride=stride, chunks=chunks) / float(np.prod(mean))
+            if elements * element_bytes <= budget and per_tile < cost * _LEAST_GAIN:
+                best, cost = grown, per_tile
         if best is None:
             return block
         block = best
 
 
-def region_elements(block: IntArray, *, extent: IntArray, stride: IntArray, chunks: IntArray) -> float:
+def _larger(block: IntArray, counts: IntArray) -> Iterator[IntArray]:
+    """The blocks that are longer along one axis, by as much as it takes to cut the axis into one part fewer."""
+    for axis, count in enumerate(counts.tolist()):
+        parts = -(-count // int(block[axis]))
+        if parts > 1:
+            grown = block.copy()
+            grown[axis] = -(-count // (parts - 1))
+            yield grown
+
+
+def region_elements(block: IntArray | FloatArray, *, extent: IntArray, stride: IntArray, chunks: IntArray) -> float:
     """Return the elements that reading a block of tiles decodes, on average over its places."""
     per_axis = region_chunks(block, extent=extent, stride=stride, chunks=chunks) * chunks
     return float(np.prod(per_axis))
 
 
-def region_chunks(block: IntArray, *, extent: IntArray, stride: IntArray, chunks: IntArray) -> FloatArray:
+def region_chunks(block: IntArray | FloatArray, *, extent: IntArray, stride: IntArray, chunks: IntArray) -> FloatArray:
     """Return the chunks along each axis that a block of tiles touches, float64[D], on average over its places.
 
-    Blocks begin at multiples of ``block * stride``, so at offsets in a chunk that are multiples of a common divisor g
-    of both, all alike: their mean is ceil(length / g) * g plus a chunk without one g, in chunks.
+    Blocks begin at multiples of the stride, so at offsets in a chunk that are multiples of a common divisor g of both,
+    all alike: their mean is ceil(length / g) * g plus a chunk without one g, in chunks.
     """
     length = (block - 1) * stride + extent
-    divisor = np.gcd(block * stride, chunks)
-    touched: FloatArray = (-(-length // divisor) * divisor + chunks - divisor) / chunks
+    divisor = np.gcd(stride, chunks)
+    touched: FloatArray = (np.ceil(length / divisor) * divisor + chunks - divisor) / chunks
     return touched
 
 

@@ -33,7 +33,9 @@ __all__ = ["CropIndex", "CropPlace"]
 
 # Decoded bytes that the regions of all lanes may hold together: what a rank's cache holds by default.
 _LANES_BYTES = 256 << 20
-_LEAST_LANES, _MOST_LANES = 8, 64
+_LEAST_LANES, _MOST_LANES = 4, 64
+# A rank seldom takes more crops of a step than this; then each rank has a lane of its own.
+_CROPS_PER_RANK = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,14 +213,15 @@ class CropIndex:
     def order_layout(self, batch_size: int) -> tuple[int | None, int | None]:
         """Return the lanes and the window that suit an order over this index; None leaves the choice to the order.
 
-        As many lanes as a cache holds regions of, between 8 and 64; and so few that a batch takes the crops of a
-        neighbourhood together.
+        As many lanes as a cache holds regions of, between 4 and 64, but one for every 8 crops of a batch at least; and
+        so few that a batch takes the crops of a neighbourhood together.
         """
         if self.rules.neighbourhood > 1:
             return max(1, batch_size // self.rules.neighbourhood), 1
         if self.chunk_samples == 1:
             return None, None
-        return int(np.clip(_LANES_BYTES // self.chunk_bytes, _LEAST_LANES, _MOST_LANES)), None
+        lanes = max(_LANES_BYTES // self.chunk_bytes, batch_size // _CROPS_PER_RANK)
+        return int(np.clip(lanes, _LEAST_LANES, _MOST_LANES)), None
 
     def compiled(self, epoch: int) -> Compiled:
         """Return what the crops of an epoch are computed from."""

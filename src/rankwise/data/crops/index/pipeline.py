@@ -107,9 +107,7 @@ class IndexPipeline(FeedLoader):
 def _warn_small_cache(source: CropSource, order: Order, *, rank: int, world_size: int) -> None:
     """Warn on the main rank if the regions that the order reads from at a time do not fit the cache."""
     grid, capacity = getattr(order, "grid", None), source.cache.capacity_bytes
-    if grid is None or rank != 0 or capacity == 0 or source.chunk_samples == 1:
-        return
-    if getattr(order, "kind", None) == "sequential":
+    if grid is None or rank != 0 or capacity == 0 or grid.chunk_samples == 1:
         return
     regions = -(-grid.lanes // world_size) * grid.window
     needed = regions * source.chunk_bytes
