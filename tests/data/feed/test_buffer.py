@@ -92,3 +92,27 @@ def test_closing_a_pool_lets_waiters_go():
     pool.give_back(held)
     assert pool.acquire(1) is None
     assert pool.drain() == [held]
+
+
+@pytest.mark.parametrize("kept", [[True, False, True, True], [False] * 4, [True] * 4, [False, False, False, True]])
+def test_rows_that_are_dropped_leave_the_others_in_order(kept):
+    """The kept rows of every field move up inside the same memory."""
+    buffer = HostBuffer()
+    specs = {
+        "x": FieldSpec(shape=(2,), dtype=np.dtype("f4")),
+        "r": FieldSpec(shape=(5,), dtype=np.dtype("i2"), ragged=True),
+    }
+    buffer.reserve(specs, 4, {"r": 6})
+    buffer.arrays("x")[0][:] = np.arange(8).reshape(4, 2)
+    data, indices, indptr = buffer.arrays("r")
+    data[:], indices[:], indptr[:] = [1, 2, 2, 4, 4, 4], [0, 0, 1, 0, 1, 2], [0, 1, 3, 3, 6]
+    before = buffer.num_bytes
+    buffer.keep(np.array(kept))
+    rows = np.flatnonzero(kept)
+    np.testing.assert_array_equal(buffer.arrays("x")[0], np.arange(8).reshape(4, 2)[rows])
+    data, indices, indptr = buffer.arrays("r")
+    lengths = np.array([1, 2, 0, 3])[rows]
+    assert np.diff(indptr).tolist() == lengths.tolist()
+    assert data.tolist() == np.repeat([1, 2, 0, 4], [1, 2, 0, 3])[np.repeat(kept, [1, 2, 0, 3])].tolist()
+    assert indices.tolist() == [column for length in lengths for column in range(length)]
+    assert buffer.num_bytes == before
