@@ -1,0 +1,76 @@
+"""The volumes example is run as its page says, on two ranks, and on one rank it comes to the same."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+EXAMPLE = Path(__file__).parents[1] / "examples" / "volumes"
+
+
+def run(folder, *arguments):
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=folder, env=env, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    """The demo, run once: its folder and what it said."""
+    folder = tmp_path_factory.mktemp("volumes")
+    return folder, run(folder, str(EXAMPLE / "demo.py"))
+
+
+def test_the_network_beats_the_trivial_answer(demo):
+    """On two ranks it segments the held-out half far better than calling all of it head, and says how well."""
+    folder, said = demo
+    values = json.loads((folder / "runs" / "volumes" / "finished.json").read_text())["values"]
+    assert values["val_dice"] >= 0.97
+    assert values["val_trivial_dice"] < 0.6
+    assert f"Dice {values['val_dice']:.4f}" in said
+    assert "on 2 ranks" in said
+
+
+def test_a_picture_lies_in_the_run_directory(demo):
+    """It shows a crop, its label (nothing but black and white, both of them) and its prediction, side by side."""
+    folder, _ = demo
+    with Image.open(folder / "runs" / "volumes" / "prediction.png") as picture:
+        width, height = picture.size
+        label = picture.crop((width // 3 + 2, 2, 2 * width // 3 - 2, height - 2))
+        assert width == 3 * height
+        assert {grey for _, grey in label.getcolors()} == {0, 255}
+
+
+def test_one_rank_and_two_come_to_the_same(demo):
+    """In double precision, with unequal micro-batches, the weights after an epoch differ by rounding only."""
+    folder, _ = demo
+    options = ["--store", "runs/volumes.zarr", "--epochs", "1", "--crops", "28", "--float64", "--batch-size", "7"]
+    options = [str(EXAMPLE / "train.py"), *options]
+    for nproc, micro_batch in ((1, 7), (2, 3)):
+        how = ["run", "--nproc", str(nproc), "--run-dir", f"runs/on{nproc}"]
+        run(folder, "-m", "rankwise", *how, *options, "--micro-batch", str(micro_batch))
+    one, two = (
+        torch.load(next((folder / "runs" / f"on{nproc}" / "checkpoints").glob("step-*4")) / "model.pt")
+        for nproc in (1, 2)
+    )
+    for path in ("on1", "on2"):
+        assert json.loads((folder / "runs" / path / "finished.json").read_text())["values"]["num_steps"] == 4
+    flat_one, flat_two = (torch.cat([t.flatten() for t in leaves(weights)]) for weights in (one, two))
+    assert flat_one.dtype == torch.float64
+    assert flat_one.numel() > 8000
+    torch.testing.assert_close(flat_one, flat_two, rtol=1e-9, atol=1e-11)
+
+
+def leaves(tree):
+    """All tensors of a checkpoint's part, in order."""
+    if isinstance(tree, torch.Tensor):
+        return [tree]
+    return [leaf for value in tree.values() for leaf in leaves(value)] if isinstance(tree, dict) else []
