@@ -1,0 +1,115 @@
+"""Splits by a hash of identities."""
+
+import logging
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankwise.data.crops.index import CropIndex
+from rankwise.data.crops.index.splitting import place_of_group, split_images
+from rankwise.errors import ConfigError
+
+pytestmark = pytest.mark.filterwarnings("ignore:the split is far from what was asked for")
+
+
+@dataclass
+class Who:
+    """As much of an image as a split looks at."""
+
+    name: str
+    plate: str = ""
+    well: str = ""
+
+
+def people(count, *, first=0):
+    return [Who(f"p{n // 8}/{n}", f"p{n // 8}", f"B/{n // 4 % 2}") for n in range(first, first + count)]
+
+
+def where(images, by, seed=1, fractions=(0.5, 0.3, 0.2)):
+    names = [str(number) for number in range(len(fractions))]
+    parts = split_images(images, by=by, fractions=fractions, names=names, seed=seed)
+    return {images[number].name: part for part, numbers in enumerate(parts) for number in numbers}
+
+
+@given(st.integers(1, 200), st.sampled_from(["plate", "well", "array"]), st.integers(0, 9))
+def test_new_images_move_no_old_one(more, by, seed):
+    """Images that are appended, or put in front, leave every other one in its part."""
+    old = people(400)
+    before = where(old, by, seed)
+    for images in (old + people(more, first=400), people(more, first=400) + old):
+        after = where(images, by, seed)
+        assert {name: after[name] for name in before} == before
+
+
+@pytest.mark.parametrize("by", ["plate", "well"])
+def test_a_group_stays_together(by):
+    """All images of a plate, or well, are in one part, and every image is in one."""
+    images = people(800)
+    found = where(images, by)
+    assert len(found) == len(images)
+    groups = {}
+    for image in images:
+        key = image.plate if by == "plate" else (image.plate, image.well)
+        groups.setdefault(key, set()).add(found[image.name])
+    assert {len(parts) for parts in groups.values()} == {1}
+
+
+def test_parts_are_as_large_as_asked_for():
+    """Of many groups each part holds its fraction, within chance; fractions below 1 leave some out."""
+    images = [Who(str(number)) for number in range(20_000)]
+    found = list(where(images, "array").values())
+    for part, fraction in enumerate((0.5, 0.3, 0.2)):
+        assert abs(found.count(part) / len(images) - fraction) < 0.015
+    assert abs(len(where(images, "array", fractions=(0.1, 0.2))) / len(images) - 0.3) < 0.015
+
+
+def test_the_hash_is_what_it_was():
+    """Where a group falls is fixed for ever: a split of old must come out again."""
+    assert [place_of_group("plate1", seed) for seed in (0, 1)] == [0.5387270505024315, 0.07219172492463799]
+    assert place_of_group("plate1", 0) != place_of_group("plate1", 1)
+    assert place_of_group("plate1", 0) != place_of_group("plate2", 0)
+
+
+def test_what_came_out_is_said(caplog):
+    """The log names the parts with the number of groups; an empty part is refused with the way out."""
+    with caplog.at_level(logging.INFO, "rankwise.crops"):
+        where(people(800), "plate")
+    assert "split by plate: 0: " in caplog.text
+    with pytest.raises(ConfigError, match=r"leaves .* empty .* 1 arrays are few for a split by hash"):
+        where([Who("one")], "array")
+
+
+@pytest.mark.parametrize("fractions", [(), (0.5, 0.6), (0.5, 0.0), (-0.1, 0.5)])
+def test_fractions_are_shares(fractions):
+    """They are above 0 and at most 1 together."""
+    with pytest.raises(ConfigError, match="fractions are above 0 and at most 1 together"):
+        where(people(40), "array", fractions=fractions)
+
+
+def test_images_must_be_told_apart():
+    """Equal names, and images without a plate, are refused with what to do instead."""
+    with pytest.raises(ConfigError, match=r"several images are named 'a'.*give root="):
+        where([Who("a"), Who("a"), Who("b")], "array")
+    with pytest.raises(ConfigError, match="image 'a' has no plate: split by=\"array\""):
+        where([Who("a"), Who("b")], "plate")
+    with pytest.raises(ConfigError, match='a split goes by "plate"'):
+        where([Who("a"), Who("b")], "donor")
+
+
+def test_an_index_splits_into_indexes(volumes):
+    """Parts are indexes over disjoint images, by name or in order, and split the same way each time."""
+    index = CropIndex(volumes.images, shape=(8, 8, 8))
+    by = {"image0.zarr": "x", "image1.zarr": "y", "image2.zarr": "z"}
+    seed = next(
+        seed for seed in range(99)
+        if len({place_of_group(group, seed) < 0.5 for group in by.values()}) == 2
+    )  # fmt: skip
+    parts = index.split(by=lambda image: by[image.name], fractions={"train": 0.5, "val": 0.5}, seed=seed)
+    again = index.split(by=lambda image: by[image.name], fractions=(0.5, 0.5), seed=seed)
+    assert list(parts) == ["train", "val"]
+    assert [part.fingerprint for part in parts.values()] == [part.fingerprint for part in again]
+    names = [image.name for part in again for image in part.images]
+    assert sorted(names) == sorted(by)
+    assert sum(len(part) for part in again) == len(index)
