@@ -8,6 +8,7 @@ from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 
 from rankwise.data.contract import NDArray
+from rankwise.data.store.forks import renew_in_children
 from rankwise.errors import ConfigError
 
 __all__ = ["DEFAULT_CACHE_BYTES", "ChunkCache"]
@@ -33,6 +34,11 @@ class ChunkCache:
         if capacity_bytes < 0:
             raise ConfigError(f"a chunk cache wants capacity_bytes >= 0 (0 = off), got {capacity_bytes}")
         self.capacity_bytes = capacity_bytes
+        self.renew()
+        renew_in_children(self)
+
+    def renew(self) -> None:
+        """Keep nothing; for processes that are forked while threads are at work."""
         self._lock = threading.Lock()
         self._kept: OrderedDict[Hashable, NDArray] = OrderedDict()
         self._loading: dict[Hashable, Future[NDArray]] = {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
 from collections.abc import Sequence
@@ -15,8 +14,8 @@ from rankwise.data.contract import BoolArray, NDArray
 from rankwise.data.store.boxes import BoxReport, BoxRequest, check_conversion
 from rankwise.data.store.cache import DEFAULT_CACHE_BYTES, ChunkCache
 from rankwise.data.store.files import FileBook, HandleCache
+from rankwise.data.store.forks import renew_in_children
 from rankwise.data.store.hints import advise_plans
-from rankwise.data.store.meta import ArrayMeta
 from rankwise.data.store.plan import BoxPlan, make_plan
 from rankwise.data.store.reading import (
     Admission,
@@ -24,6 +23,7 @@ from rankwise.data.store.reading import (
     ReaderCounters,
     ReaderStats,
     ScratchPool,
+    Serials,
     SlowArrays,
     Tools,
     WorkCrew,
@@ -36,7 +36,7 @@ __all__ = ["BoxReader"]
 
 
 class BoxReader:
-    """Plans and reads requests; thread-safe. May travel to other processes, where it opens everything anew.
+    """Plans and reads requests; thread-safe. May travel to other processes, also by fork, and opens everything anew.
 
     Each chunk that a plan touches is read and decoded once, straight into the places that it fills, by several
     threads without the interpreter's lock. Decoded chunks that come again are kept.
@@ -65,14 +65,20 @@ class BoxReader:
                 raise ConfigError(f"a reader wants {name} of at least 1, got {value}")
         self.cache = cache if isinstance(cache, ChunkCache) else ChunkCache(cache)
         self.num_threads = reading_threads() if threads is None else threads
-        self._arguments = {
+        self._arguments: dict[str, Any] = {
             "cache": self.cache, "threads": threads, "max_open_files": max_open_files, "remote": remote,
         }  # fmt: skip
-        self._remote = RemoteFiles(remote)
-        self._book = FileBook(lambda: self._remote)
-        self._handles = HandleCache(max_open_files)
+        self.renew()
+        renew_in_children(self)
+
+    def renew(self) -> None:
+        """Begin with nothing open and nothing counted; for processes that are forked while threads are at work."""
+        remote = RemoteFiles(self._arguments["remote"])
+        self._remote = remote
+        self._book = FileBook(lambda: remote)  # not through self: a reader that nobody holds goes at once
+        self._handles = HandleCache(self._arguments["max_open_files"])
         self._counters = ReaderCounters()
-        self._serials = _Serials()
+        self._serials = Serials()
         self._crew = WorkCrew(self.num_threads)
         self._scratches = ScratchPool()
         self._executor: Executor | None = None
@@ -106,11 +112,11 @@ class BoxReader:
         Raises:
             ConfigError: elements cannot be converted as asked.
         """
-        started = time.perf_counter()
+        started, retries = time.perf_counter(), self._book.num_retries
         for array in request.arrays:
             check_conversion(array.dtype, request.dtype, scaled=request.scale is not None, place=array.place)
         plan = make_plan(request, self._book, self._serials.of)
-        self._counters.add(ReaderStats(plan_s=time.perf_counter() - started))
+        self._counters.add(ReaderStats(plan_s=time.perf_counter() - started, retries=self._book.num_retries - retries))
         return plan
 
     def hint(self, plans: Sequence[BoxPlan]) -> None:
@@ -144,11 +150,13 @@ class BoxReader:
         return reports
 
     def close(self) -> None:
-        """Give threads, files and scratch memory back. Reading again opens them anew."""
+        """Give threads, files and scratch memory back. Planning and reading again open and look at everything anew."""
         self._remote.close()
         self._crew.close()
         self._handles.close()
         self._scratches.clear()
+        self._book.forget()
+        self._serials.forget()  # what is cached of files that were replaced meanwhile is not found again
 
     def __enter__(self) -> Self:
         return self
@@ -168,36 +176,18 @@ class BoxReader:
         """Made at the first use: choosing a decoder compiles or loads the kernel."""
         with self._lock:
             if self._executor is None:
+                remote = self._remote
                 tools = Tools.choose(
                     scratches=self._scratches,
                     handles=self._handles,
                     cache=self.cache,
                     admission=Admission(self.cache.capacity_bytes),
-                    slow=SlowArrays(lambda: self._remote),
+                    slow=SlowArrays(lambda: remote),
                     serial=self._serials.of,
-                    remote=lambda: self._remote,
+                    remote=lambda: remote,
                 )
                 self._executor = Executor(tools, self._crew)
             return self._executor
-
-
-class _Serials:
-    """Numbers for arrays: cheap keys for what is remembered of them."""
-
-    def __init__(self) -> None:
-        self._known: dict[int, tuple[ArrayMeta, int]] = {}
-        self._by_value: dict[tuple[str, str], int] = {}
-
-    def of(self, array: ArrayMeta) -> int:
-        """Return the number of an array; equal for equal places and metadata."""
-        known = self._known.get(id(array))
-        if known is None:
-            serial = self._by_value.setdefault((array.place, array.fingerprint), next(_SERIAL))
-            known = self._known.setdefault(id(array), (array, serial))  # holds the array, so that its id stays its own
-        return known[1]
-
-
-_SERIAL = itertools.count()
 
 
 def _rebuild(arguments: dict[str, Any]) -> BoxReader:

@@ -75,6 +75,7 @@ def read_index(path: Path, layout: IndexLayout) -> IntArray:
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
+            _check_size(size, layout, str(path))  # before memory is taken for as many bytes as the metadata say
             file.seek(max(0, size - layout.num_bytes) if layout.at_end else 0)
             encoded = file.read(layout.num_bytes)
     except FileNotFoundError:
@@ -94,11 +95,7 @@ def decode_index(encoded: bytes, layout: IndexLayout, *, size: int, place: str) 
     Raises:
         DataError: there are fewer bytes than the index has, or they do not match their checksum.
     """
-    if len(encoded) < layout.num_bytes:
-        raise DataError(
-            f"the file {place} has {size} bytes, its shard index alone has {layout.num_bytes}: "
-            "it was cut; copy or write it again"
-        )
+    _check_size(min(size, len(encoded)), layout, place)
     if layout.checked:
         _verify(encoded, place)
     raw = np.frombuffer(encoded, dtype="<u8", count=2 * math.prod(layout.chunks_per_shard))
@@ -111,6 +108,14 @@ def decode_index(encoded: bytes, layout: IndexLayout, *, size: int, place: str) 
     index[outside] = (OUTSIDE, 0)
     index[missing] = (MISSING, 0)
     return index
+
+
+def _check_size(size: int, layout: IndexLayout, place: str) -> None:
+    if size < layout.num_bytes:
+        raise DataError(
+            f"the file {place} has {size} bytes, its shard index alone has {layout.num_bytes}: "
+            "it was cut; copy or write it again"
+        )
 
 
 def _verify(encoded: bytes, place: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 
@@ -14,6 +14,8 @@ from rankwise.errors import ConfigError, DataError
 __all__ = ["BoxError", "BoxReport", "BoxRequest", "Pad"]
 
 Pad: TypeAlias = Literal["fill", "edge", "reflect"]
+
+_FARTHEST = 2**61  # sums of a place and an extent stay within 64 bits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -33,7 +35,7 @@ class BoxRequest:
         offset: float64[len(arrays)] or None; given exactly when `scale` is.
 
     Raises:
-        ConfigError: shapes do not fit together, or a box sticks out without `pad`.
+        ConfigError: tables do not fit together, a box sticks out without `pad`, or there is nothing to pad with.
     """
 
     arrays: tuple[ArrayMeta, ...]
@@ -46,6 +48,16 @@ class BoxRequest:
     offset: FloatArray | None = None
 
     def __post_init__(self) -> None:
+        self._check_tables()
+        self._check_scaling()
+        if self.pad is None:
+            self._refuse_outside()
+        elif self.pad not in get_args(Pad):
+            raise ConfigError(f"pad wants one of {', '.join(get_args(Pad))} or None, got {self.pad!r}")
+        elif self.pad != "fill":
+            self._refuse_empty()
+
+    def _check_tables(self) -> None:
         ndim = len(self.shape)
         if any(array.ndim != ndim for array in self.arrays):
             got = ", ".join(f"{array.place} has {array.ndim}" for array in self.arrays if array.ndim != ndim)
@@ -55,11 +67,38 @@ class BoxRequest:
                 f"a request for {len(self.which)} boxes of shape {list(self.shape)} wants starts of shape "
                 f"{[len(self.which), ndim]} and extents >= 1; got starts of shape {list(self.starts.shape)}"
             )
-        if self.pad is None and len(self.which):
-            self._refuse_outside()
+        if self.which.dtype != np.int64 or self.starts.dtype != np.int64:
+            raise ConfigError(f"which and starts want int64, got {self.which.dtype} and {self.starts.dtype}")
+        if len(self.which) and not 0 <= self.which.min() <= self.which.max() < len(self.arrays):
+            raise ConfigError(
+                f"which wants numbers from 0 to {len(self.arrays) - 1}, one for each array; got numbers from "
+                f"{self.which.min()} to {self.which.max()}"
+            )
+        far = max(np.abs(self.starts).max(initial=0), -int(self.starts.min(initial=0)), *self.shape, 0)
+        if far > _FARTHEST:
+            raise ConfigError(f"boxes want starts and extents of at most 2^61 either way, got {far}")
+
+    def _check_scaling(self) -> None:
+        if (self.scale is None) != (self.offset is None):
+            raise ConfigError("scale and offset want to be given together: offset 0 or scale 1 changes nothing")
+        for name, values in (("scale", self.scale), ("offset", self.offset)):
+            if values is not None and (values.shape != (len(self.arrays),) or values.dtype != np.float64):
+                raise ConfigError(
+                    f"{name} wants float64[{len(self.arrays)}], one for each array; got {values.dtype}"
+                    f"{list(values.shape)}"
+                )
+
+    def _refuse_empty(self) -> None:
+        for which in np.unique(self.which).tolist():
+            if 0 in self.arrays[which].shape:
+                raise ConfigError(
+                    f"{self.arrays[which].place} has the shape {list(self.arrays[which].shape)}: pad={self.pad!r} "
+                    'repeats elements and there are none; take pad="fill"'
+                )
 
     def _refuse_outside(self) -> None:
-        shapes = np.array([array.shape for array in self.arrays], dtype=np.int64)[self.which]
+        shapes = np.array([array.shape for array in self.arrays], dtype=np.int64).reshape(-1, len(self.shape))
+        shapes = shapes[self.which]
         outside = (self.starts < 0) | (self.starts + np.array(self.shape) > shapes)
         if outside.any():
             box, axis = (int(first[0]) for first in np.nonzero(outside))

@@ -4,5 +4,16 @@ from __future__ import annotations
 
 from rankwise.data.store.files.facts import FileAddress, FileBook, FileFacts
 from rankwise.data.store.files.handles import HandleCache, OpenFile, file_limit, local_identity
+from rankwise.data.store.files.trying import PAUSES_S, is_passing
 
-__all__ = ["FileAddress", "FileBook", "FileFacts", "HandleCache", "OpenFile", "file_limit", "local_identity"]
+__all__ = [
+    "PAUSES_S",
+    "FileAddress",
+    "FileBook",
+    "FileFacts",
+    "HandleCache",
+    "OpenFile",
+    "file_limit",
+    "is_passing",
+    "local_identity",
+]

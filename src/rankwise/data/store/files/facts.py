@@ -6,6 +6,7 @@ import math
 import os
 import stat
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from pathlib import Path
 
 from rankwise.data.contract import IntArray
 from rankwise.data.store.files.handles import identity_of
+from rankwise.data.store.files.trying import PAUSES_S, is_passing
 from rankwise.data.store.meta import ArrayMeta
 from rankwise.data.store.remote import Part, RemoteFiles
 from rankwise.data.store.shard import IndexLayout, decode_index, read_index
@@ -95,11 +97,19 @@ class FileBook:
         self._held_bytes = 0
         self._lock = threading.Lock()
         self.num_looked_at = 0
+        self.num_retries = 0
+
+    def forget(self) -> None:
+        """Look at every file anew."""
+        with self._lock:
+            self._held.clear()
+            self._held_bytes = 0
 
     def look(self, files: Sequence[FileAddress]) -> list[FileFacts | DataError | OSError]:
         """Return the facts of files, in their order; in the place of a file that cannot be looked at, its error.
 
-        A DataError tells that a file is no file, is shorter than its index, or that the index is damaged.
+        A DataError tells that a file is no file, is shorter than its index, or that the index is damaged. Trouble with
+        the storage that may pass is told only when it stays.
         """
         with self._lock:
             found: list[FileFacts | DataError | OSError | None] = [self._touch(file) for file in files]
@@ -108,11 +118,25 @@ class FileBook:
         for at, answer in zip(far, look_at_remote([files[k] for k in far], self._remote), strict=True):
             found[at] = answer
         for at in absent:
-            seen = found[at] = found[at] or _caught(files[at])
+            found[at] = found[at] or _caught(files[at])
+        self._try_again(files, found)
+        for at in absent:
+            seen = found[at]
             if isinstance(seen, FileFacts):
                 with self._lock:
                     self._keep((files[at].serial, files[at].number), seen)
         return [facts for facts in found if facts is not None]
+
+    def _try_again(self, files: Sequence[FileAddress], found: list[FileFacts | DataError | OSError | None]) -> None:
+        for pause in PAUSES_S:
+            waiting = [at for at, answer in enumerate(found) if is_passing(answer)]
+            if not waiting:
+                return
+            time.sleep(pause)
+            for at in waiting:
+                found[at] = _caught(files[at])
+            with self._lock:
+                self.num_retries += len(waiting)
 
     def _touch(self, file: FileAddress) -> FileFacts | None:
         key = (file.serial, file.number)
@@ -123,6 +147,8 @@ class FileBook:
 
     def _keep(self, key: tuple[int, int], facts: FileFacts) -> None:
         self.num_looked_at += 1
+        old = self._held.pop(key, None)  # another thread may have looked at the same time
+        self._held_bytes -= 0 if old is None else _weight(old)
         self._held[key] = facts
         self._held_bytes += _weight(facts)
         while self._held_bytes > self._capacity and len(self._held) > 1:

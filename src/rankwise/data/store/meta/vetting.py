@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -14,11 +12,9 @@ from rankwise.data.contract import DType
 from rankwise.data.store.meta.strict import UnreadableError
 from rankwise.data.store.meta.values import KeyEncoding
 from rankwise.data.store.opening import load_zarr
+from rankwise.data.store.plain_codecs import plain_codecs
 
 __all__ = ["Vetted", "vet"]
-
-_PIPELINE = "codec_pipeline.path"
-_PLAIN_PIPELINE = "zarr.core.codec_pipeline.BatchedCodecPipeline"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +48,7 @@ def vet(text: str, *, zarr_format: int) -> Vetted:
     """
     zarr = load_zarr()
     try:
-        with _plain_pipeline(zarr):
+        with plain_codecs(zarr):
             array = zarr.open_array(_memory_store(text, zarr_format), mode="r", zarr_format=zarr_format)
             return _facts(array, zarr_format)
     except (MemoryError, UnreadableError):
@@ -67,16 +63,6 @@ def _memory_store(text: str, zarr_format: int) -> Any:
 
     name = ".zarray" if zarr_format == 2 else "zarr.json"
     return MemoryStore({name: default_buffer_prototype().buffer.from_bytes(text.encode())})
-
-
-@contextmanager
-def _plain_pipeline(zarr: Any) -> Iterator[None]:
-    """Look with zarr-python's own codecs: another pipeline may refuse what they know."""
-    if zarr.config.get(_PIPELINE) == _PLAIN_PIPELINE:
-        yield
-        return
-    with zarr.config.set({_PIPELINE: _PLAIN_PIPELINE}):
-        yield
 
 
 def _facts(array: Any, zarr_format: int) -> Vetted:

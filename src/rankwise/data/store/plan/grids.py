@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 
 from rankwise.data.contract import IntArray
 from rankwise.data.store.meta import ArrayMeta
 
-__all__ = ["grid_of", "per_file", "ravel"]
+__all__ = ["different", "grid_of", "per_file", "ravel"]
+
+_LARGEST = 2**63 - 1
 
 
 def grid_of(shape: tuple[int, ...], part: tuple[int, ...]) -> tuple[int, ...]:
@@ -31,3 +35,20 @@ def ravel(coords: IntArray, sizes: IntArray) -> IntArray:
     for axis in range(coords.shape[1]):
         flat = flat * sizes[:, axis] + coords[:, axis]
     return flat
+
+
+def different(array: IntArray, number: IntArray, sizes: list[int]) -> tuple[IntArray, IntArray]:
+    """Return where each different (array, number) comes first, in their order, and for each row which of them it is.
+
+    Args:
+        array: int64[n].
+        number: int64[n], each below the size of its array.
+        sizes: for each array, how many numbers there are.
+    """
+    if sum(sizes) <= _LARGEST:
+        bases = np.array([0, *itertools.accumulate(sizes)], dtype=np.int64)
+        _, first, which = np.unique(number + bases[array], return_index=True, return_inverse=True)
+    else:  # absurd grids: slower, but nothing overflows
+        rows = np.stack([array, number], axis=1)
+        _, first, which = np.unique(rows, axis=0, return_index=True, return_inverse=True)
+    return first, which.reshape(-1)

@@ -12,7 +12,7 @@ import numpy as np
 from rankwise.data.contract import IntArray
 from rankwise.data.store.files import FileAddress, FileBook, FileFacts
 from rankwise.data.store.meta import ArrayMeta
-from rankwise.data.store.plan.grids import grid_of, per_file, ravel
+from rankwise.data.store.plan.grids import different, grid_of, per_file, ravel
 from rankwise.data.store.shard import MISSING, OUTSIDE
 from rankwise.errors import DataError
 
@@ -67,20 +67,20 @@ def locate(
         book: what is known of files.
         serial: returns a number that tells arrays apart.
     """
-    ratio = np.array([per_file(meta) for meta in arrays], dtype=np.int64).reshape(len(arrays), -1)[array]
+    ndim = coords.shape[1]
+    ratio = np.array([per_file(meta) for meta in arrays], dtype=np.int64).reshape(len(arrays), ndim)[array]
     file_coords, inside = np.divmod(coords, ratio)
     file_grids = [grid_of(meta.shape, meta.files) for meta in arrays]
-    number = ravel(file_coords, np.array(file_grids, dtype=np.int64).reshape(len(arrays), -1)[array])
-    bases = np.concatenate([[0], np.cumsum([math.prod(grid) for grid in file_grids])])
-    _, first, file = np.unique(number + bases[array], return_index=True, return_inverse=True)
-    file = file.reshape(-1)
+    number = ravel(file_coords, np.array(file_grids, dtype=np.int64).reshape(len(arrays), ndim)[array])
+    first, file = different(array, number, [math.prod(grid) for grid in file_grids])
     offset, length = np.full(len(array), MISSING, dtype=np.int64), np.zeros(len(array), dtype=np.int64)
     entry = ravel(inside, ratio)
     by_file = np.argsort(file, kind="stable")
     bounds = np.searchsorted(file[by_file], np.arange(len(first) + 1))
+    serials = {which: serial(arrays[which]) for which in np.unique(array).tolist()}
     addresses = [
         FileAddress(
-            serial=serial(arrays[int(array[at])]),
+            serial=serials[int(array[at])],
             number=int(number[at]),
             array=arrays[int(array[at])],
             coords=tuple(file_coords[at].tolist()),

@@ -13,7 +13,7 @@ from rankwise.data.store.boxes import BoxError, BoxRequest
 from rankwise.data.store.files import FileBook
 from rankwise.data.store.meta import ArrayMeta
 from rankwise.data.store.plan.expansion import Pieces, expand
-from rankwise.data.store.plan.grids import grid_of, ravel
+from rankwise.data.store.plan.grids import different, grid_of, ravel
 from rankwise.data.store.plan.lookup import Located, locate
 from rankwise.data.store.plan.tables import BoxPlan, ChunkTable, OddBox, TargetTable
 from rankwise.data.store.shard import MISSING
@@ -63,9 +63,8 @@ def _tables(
 ) -> tuple[ChunkTable, TargetTable, Located]:
     array = request.which[pieces.box]
     grids = [grid_of(meta.shape, meta.chunks) for meta in request.arrays]
-    number = ravel(pieces.coords, np.array(grids, dtype=np.int64).reshape(len(grids), -1)[array])
-    bases = np.concatenate([[0], np.cumsum([math.prod(grid) for grid in grids])])
-    _, first, inverse = np.unique(number + bases[array], return_index=True, return_inverse=True)
+    number = ravel(pieces.coords, np.array(grids, dtype=np.int64).reshape(len(grids), len(request.shape))[array])
+    first, inverse = different(array, number, [math.prod(grid) for grid in grids])
     located = locate(request.arrays, array[first], pieces.coords[first], book, serial)
     order = np.lexsort((located.offset, located.file, located.offset < 0))
     chunks = ChunkTable(
@@ -78,7 +77,7 @@ def _tables(
     )
     position = np.empty_like(order)
     position[order] = np.arange(len(order))
-    return chunks, _targets(request, pieces, position[inverse.reshape(-1)], len(order)), located
+    return chunks, _targets(request, pieces, position[inverse], len(order)), located
 
 
 def _targets(request: BoxRequest, pieces: Pieces, chunk: IntArray, num_chunks: int) -> TargetTable:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rankwise.data.store.reading.admission import Admission
 from rankwise.data.store.reading.executing import Executor
+from rankwise.data.store.reading.serials import Serials
 from rankwise.data.store.reading.slow import SlowArrays
 from rankwise.data.store.reading.stats import ReaderCounters, ReaderStats
 from rankwise.data.store.reading.threads import WorkCrew, reading_threads
@@ -15,6 +16,7 @@ __all__ = [
     "ReaderCounters",
     "ReaderStats",
     "ScratchPool",
+    "Serials",
     "SlowArrays",
     "Tools",
     "WorkCrew",

@@ -15,6 +15,7 @@ from rankwise.data.store.reading.slow_chunks import SlowChunks
 from rankwise.data.store.reading.stats import ReaderStats
 from rankwise.data.store.reading.threads import WorkCrew
 from rankwise.data.store.reading.tools import Tools
+from rankwise.errors import DataError
 
 __all__ = ["Executor"]
 
@@ -50,7 +51,7 @@ class _Run:
     def __init__(self, plan: BoxPlan, out: NDArray, tools: Tools) -> None:
         self._plan = plan
         self._out = out
-        _prefill(plan, out)
+        self._unfilled = _prefill(plan, out)
         fast, slow = _split(plan)
         self._parts: list[FastChunks | SlowChunks] = [FastChunks(plan, chosen, out, tools) for chosen in fast]
         self._parts.append(SlowChunks(plan, slow, out, tools))
@@ -74,7 +75,7 @@ class _Run:
             failed |= part.failed
         failed |= changed_files(self._plan)
         fill_boxes = never_written(self._plan)
-        errors = list(box_errors(self._plan, failed))
+        errors = list({error.box: error for error in (*self._unfilled, *box_errors(self._plan, failed))}.values())
         for odd in self._odd:
             errors += odd.finish(self._out, fill_boxes)
         valid = np.ones(len(self._plan.request), dtype=np.bool_)
@@ -107,18 +108,24 @@ class _OddRun:
         return [BoxError(box=box, place=e.place, error=e.error, damage=e.damage) for e in report.errors]
 
 
-def _prefill(plan: BoxPlan, out: NDArray) -> None:
-    """Boxes that stick out begin as the fill value."""
+def _prefill(plan: BoxPlan, out: NDArray) -> list[BoxError]:
+    """Boxes that stick out begin as the fill value; returns an error for each whose dtype it does not fit."""
     request = plan.request
+    errors: list[BoxError] = []
     for box in np.flatnonzero(plan.filled).tolist():
         which = int(request.which[box])
-        out[box] = converted(
-            np.full(1, request.arrays[which].fill_value, dtype=request.arrays[which].dtype),
-            request.dtype,
-            scale=None if request.scale is None else float(request.scale[which]),
-            offset=None if request.offset is None else float(request.offset[which]),
-            place=f"the fill value of {request.arrays[which].place}",
-        )[0]
+        place = request.arrays[which].place
+        try:
+            out[box] = converted(
+                np.full(1, request.arrays[which].fill_value, dtype=request.arrays[which].dtype),
+                request.dtype,
+                scale=None if request.scale is None else float(request.scale[which]),
+                offset=None if request.offset is None else float(request.offset[which]),
+                place=f"the fill value of {place}",
+            )[0]
+        except DataError as error:
+            errors.append(BoxError(box=box, place=place, error=error, damage=False))
+    return errors
 
 
 def _split(plan: BoxPlan) -> tuple[list[IntArray], IntArray]:

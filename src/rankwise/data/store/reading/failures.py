@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,18 +12,11 @@ from rankwise.data.store.files import local_identity
 from rankwise.data.store.plan import BoxPlan
 from rankwise.errors import DataError
 
-__all__ = ["REPLACED", "ChunkFailure", "box_errors", "changed_files", "is_passing", "never_written", "place_of"]
+__all__ = ["REPLACED", "ChunkFailure", "box_errors", "changed_files", "never_written", "place_of"]
 
 REPLACED = (
     "lies in a file that was replaced or written to after it was first looked at: open the store anew, and do not "
     "write to it while it is read"
-)
-
-# What a network file system or a busy device answers once and not the next time.
-_PASSING = frozenset(
-    getattr(errno, name)
-    for name in ("EIO", "EAGAIN", "EINTR", "ESTALE", "ETIMEDOUT", "EBUSY", "ENOBUFS", "ENFILE", "EMFILE", "ECONNRESET")
-    if hasattr(errno, name)
 )
 
 
@@ -43,11 +35,6 @@ class ChunkFailure:
     damage: bool = True
     cause: BaseException | None = None
     boxes: IntArray | None = None
-
-
-def is_passing(number: int) -> bool:
-    """Whether an errno may be gone on the next try."""
-    return number in _PASSING
 
 
 def place_of(plan: BoxPlan, chunk: int) -> str:

@@ -6,13 +6,13 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import partial
 
 import numpy as np
 
-from rankwise.data.contract import IntArray, NDArray
-from rankwise.data.store.decode.status import OS_ERROR, OUT_OF_RANGE, describe, is_damage
+from rankwise.data.contract import DType, IntArray, NDArray
+from rankwise.data.store.decode.status import BAD_FRAME, OK, OS_ERROR, OUT_OF_RANGE, describe, is_damage
 from rankwise.data.store.decode.tasks import (
     KIND_BLOSC,
     KIND_FILL,
@@ -22,17 +22,17 @@ from rankwise.data.store.decode.tasks import (
     ChunkTasks,
     address_of,
 )
+from rankwise.data.store.files import PAUSES_S, is_passing
+from rankwise.data.store.meta import ArrayMeta
 from rankwise.data.store.plan import BoxPlan
-from rankwise.data.store.reading.failures import ChunkFailure, is_passing
-from rankwise.data.store.reading.inputs import Fetched, LocalFiles, start_fetch
+from rankwise.data.store.reading.failures import ChunkFailure
+from rankwise.data.store.reading.inputs import NO_FILE, Fetched, LocalFiles, start_fetch
 from rankwise.data.store.reading.slabs import cut_slabs
 from rankwise.data.store.reading.stats import ReaderStats
 from rankwise.data.store.reading.tools import Tools
 
 __all__ = ["FastChunks"]
 
-_RETRY_S = (0.05, 0.25, 1.0)
-_NO_FILE = -1
 _KINDS = {"raw": KIND_RAW, "zstd": KIND_ZSTD, "blosc": KIND_BLOSC, "lz4": KIND_LZ4}
 
 
@@ -55,6 +55,8 @@ class FastChunks:
         self._found: dict[int, NDArray] = {}  # position -> decoded already
         self._box, self._tasks = self._tables()
         self._local = LocalFiles(plan, chosen, self._tasks, tools.handles)
+        self._trouble: dict[int, ChunkFailure] = {}  # position -> why no decoder could begin
+        self._hopeless = False  # chunks stayed unreadable for so long that others need not wait as well
         self.failed: dict[int, ChunkFailure] = {}
         self.retries = 0
         self._lock = threading.Lock()
@@ -64,13 +66,13 @@ class FastChunks:
     def stats(self) -> ReaderStats:
         """What was done."""
         tasks = self._tasks
-        decoded = (tasks.kind != KIND_FILL) & (tasks.decoded == 0)
+        done = (tasks.status == OK) | (tasks.status == OUT_OF_RANGE)
+        decoded = done & (tasks.kind != KIND_FILL) & (tasks.decoded == 0)
         expected = self._plan.chunks.offset[self._chosen] >= 0
         return ReaderStats(
             fast_chunks=int(decoded.sum()),
             cached_chunks=len(self._found),
-            fill_chunks=int(((tasks.kind == KIND_FILL) & expected).sum())
-            - len(self.failed),  # objects that are not there
+            fill_chunks=int((done & (tasks.kind == KIND_FILL) & expected).sum()),  # objects that are not there
             read_bytes=int(tasks.length[decoded].sum()),
             decoded_bytes=int(self._chunk_bytes[decoded].sum()),
             retries=self.retries,
@@ -105,13 +107,13 @@ class FastChunks:
         kinds = np.array([_KINDS.get(meta.codec.kind, KIND_FILL) for meta in request.arrays], dtype=np.int64)
         offset = chunks.offset[self._chosen]
         dtype = request.arrays[int(array[0])].dtype
-        fills = np.array([meta.fill_value if meta.dtype == dtype else 0 for meta in request.arrays]).astype(dtype)
+        fills = _fill_values(request.arrays, dtype)
         bounds, targets = self._targets()
         table = self._plan.targets
         box = table.box[targets]
         keep, decoded = self._cached(offset, array)
         return box, ChunkTasks(
-            fd=np.full(num, _NO_FILE, dtype=np.int64),
+            fd=np.full(num, NO_FILE, dtype=np.int64),
             offset=offset,
             length=chunks.length[self._chosen],
             encoded=np.zeros(num, dtype=np.int64),
@@ -158,7 +160,8 @@ class FastChunks:
             absent = [(at, key) for at, key, found in pairs if found is None]
             admission.found(len(pairs) - len(absent))
             wanted = admission.wants([key for _, key in absent], meta.chunk_bytes)
-            for at, key in itertools.compress(absent, wanted):
+            room = cache.capacity_bytes // max(1, meta.chunk_bytes)  # more would only push each other out
+            for at, key in itertools.islice(itertools.compress(absent, wanted), room):
                 self._kept[at] = (key, np.empty(meta.chunks, dtype=meta.dtype))
         for at, found in self._found.items():
             decoded[at] = address_of(found)
@@ -168,52 +171,74 @@ class FastChunks:
 
     def _run(self, first: int, last: int, fetched: Fetched | None) -> None:
         started = time.perf_counter()
-        held = self._bring(first, last, fetched)
-        with self._tools.scratches.borrow() as scratch:
-            self._tools.decoder.run(self._tasks, first, last, self._out, scratch)
+        self._attempt(first, last, fetched)
         if self._tasks.status[first:last].any():
             self._again(first, last)
         self._keep(first, last)
-        del held
         with self._lock:
             self.seconds += time.perf_counter() - started
 
-    def _bring(self, first: int, last: int, fetched: Fetched | None) -> list[object]:
-        """Make the bytes of chunks reachable; what comes back must be held while they are decoded."""
-        handles, failed = self._local.open(first, last)
+    def _attempt(self, first: int, last: int, fetched: Fetched | None) -> None:
+        """Make the bytes of chunks reachable and decode them, all once; how it went stands in the tables."""
+        held, unread = self._local.open(first, last)
         pieces: list[object] = []
         if fetched is not None:
             pieces, lost = fetched.receive(self._tasks)
-            failed |= lost
-        for at, failure in failed.items():
-            self.failed[int(self._chosen[at])] = failure
-            self._tasks.kind[at] = KIND_FILL  # nothing is read for it; its boxes are reported
-        return [*handles, *pieces]
+            unread |= lost
+        self._decode(first, last)
+        for at, failure in unread.items():
+            self._refuse(at, failure)
+        del held, pieces  # files may be closed and bytes freed from here on, not before
+
+    def _decode(self, first: int, last: int) -> None:
+        try:
+            with self._tools.scratches.borrow() as scratch:
+                self._tools.decoder.run(self._tasks, first, last, self._out, scratch)
+        except MemoryError as error:
+            if last - first > 1:  # it may be one chunk of an absurd size
+                for at in range(first, last):
+                    self._decode(at, at + 1)
+                return
+            what = f"cannot be decoded: there is no memory for its {int(self._chunk_bytes[first])} bytes"
+            self._refuse(first, ChunkFailure(what, damage=False, cause=error))
+
+    def _refuse(self, at: int, failure: ChunkFailure) -> None:
+        self._trouble[at] = failure
+        number = failure.cause.errno if isinstance(failure.cause, OSError) else None
+        self._tasks.status[at] = BAD_FRAME if number is None else OS_ERROR
+        self._tasks.detail[at] = number or 0
 
     def _again(self, first: int, last: int) -> None:
-        """Try chunks again whose reading met passing trouble; record what stays wrong."""
+        """Try chunks again that met passing trouble, all of them after each pause; record what stays wrong."""
         status, detail = self._tasks.status, self._tasks.detail
-        for at in (first + np.flatnonzero(status[first:last])).tolist():
-            for pause in _RETRY_S:
-                if status[at] != OS_ERROR or not is_passing(int(detail[at])):
-                    break
-                time.sleep(pause)
+        for pause in () if self._hopeless else PAUSES_S:
+            waiting = [
+                at for at in self._spoiled(first, last) if status[at] == OS_ERROR and is_passing(int(detail[at]))
+            ]
+            if not waiting:
+                break
+            time.sleep(pause)
+            for at in waiting:
                 self._once_more(at)
-            if status[at]:
-                self.failed[int(self._chosen[at])] = self._failure(at)
+        for at in self._spoiled(first, last):
+            self._hopeless |= bool(status[at] == OS_ERROR and is_passing(int(detail[at])))
+            self.failed[int(self._chosen[at])] = self._failure(at)
+
+    def _spoiled(self, first: int, last: int) -> list[int]:
+        spoiled: list[int] = (first + np.flatnonzero(self._tasks.status[first:last])).tolist()
+        return spoiled
 
     def _once_more(self, at: int) -> None:
         path = self._plan.files[int(self._plan.chunks.file[self._chosen[at]])].path
         self._tools.handles.forget(path)  # an old handle may be what is stale
-        self._tasks.status[at] = 0
-        held = self._bring(at, at + 1, None)
-        with self._tools.scratches.borrow() as scratch:
-            self._tools.decoder.run(self._tasks, at, at + 1, self._out, scratch)
-        del held
+        self._trouble.pop(at, None)
+        self._attempt(at, at + 1, None)
         with self._lock:
             self.retries += 1
 
     def _failure(self, at: int) -> ChunkFailure:
+        if at in self._trouble:
+            return self._trouble[at]
         tasks, status, detail = self._tasks, int(self._tasks.status[at]), int(self._tasks.detail[at])
         size = int(self._chunk_bytes[at])
         words = describe(status, detail, length=int(tasks.length[at]), chunk_bytes=size)
@@ -229,4 +254,13 @@ class FastChunks:
             return
         for at in range(first, last):
             if at in self._kept and int(self._chosen[at]) not in self.failed:
-                self._tools.cache.put(*self._kept[at])
+                self._tools.cache.put(*self._kept.pop(at))
+
+
+def _fill_values(arrays: Sequence[ArrayMeta], dtype: DType) -> NDArray:
+    """The fill value of each array that has the dtype; anything for the others."""
+    fills: NDArray = np.zeros(len(arrays), dtype=dtype)
+    for which, meta in enumerate(arrays):
+        if meta.dtype == dtype:
+            fills[which] = meta.fill_value
+    return fills

@@ -15,7 +15,9 @@ from rankwise.data.store.reading.tools import Tools
 from rankwise.data.store.remote import PendingReads, RemoteRange
 from rankwise.errors import DataError
 
-__all__ = ["Fetched", "LocalFiles", "start_fetch"]
+__all__ = ["NO_FILE", "Fetched", "LocalFiles", "start_fetch"]
+
+NO_FILE = -1
 
 
 class LocalFiles:
@@ -47,6 +49,7 @@ class LocalFiles:
             members = first + np.flatnonzero(needed & (files == file))
             found = self._open(facts)
             if isinstance(found, ChunkFailure):
+                self._tasks.fd[members] = NO_FILE  # never that of an earlier try, which may be another file's by now
                 failed |= dict.fromkeys(members.tolist(), found)
                 continue
             self._tasks.fd[members] = found.fd

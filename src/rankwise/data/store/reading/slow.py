@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -10,16 +11,17 @@ import numpy as np
 
 from rankwise.data.contract import NDArray
 from rankwise.data.store.meta import ArrayMeta
+from rankwise.data.store.plain_codecs import plain_codecs
 from rankwise.data.store.remote import RemoteFiles
 from rankwise.errors import DataError
 
 __all__ = ["SlowArrays"]
 
-_PIPELINE = "zarr.core.codec_pipeline.BatchedCodecPipeline"
+_MOST = 1024
 
 
 class SlowArrays:
-    """Arrays as zarr-python opens them, each once; thread-safe.
+    """Arrays as zarr-python opens them, the last 1,024 of them; thread-safe.
 
     They always use zarr-python's own codecs, even where another pipeline is configured: what ends here is what
     others may not know.
@@ -27,7 +29,7 @@ class SlowArrays:
 
     def __init__(self, remote: Callable[[], RemoteFiles]) -> None:
         self._remote = remote
-        self._opened: dict[int, Any] = {}
+        self._opened: OrderedDict[int, Any] = OrderedDict()
         self._lock = threading.Lock()
 
     def chunk(self, serial: int, array: ArrayMeta, coords: tuple[int, ...]) -> NDArray:
@@ -36,14 +38,14 @@ class SlowArrays:
         Raises:
             DataError: it cannot be decoded.
             OSError: it cannot be read.
+            MemoryError: there is not enough memory to decode it.
         """
-        opened = self._open(serial, array)
         region = tuple(
             slice(at * extent, min((at + 1) * extent, size))
             for at, extent, size in zip(coords, array.chunks, array.shape, strict=True)
         )
         try:
-            return np.asarray(opened[region]).astype(array.dtype, copy=False)
+            return np.asarray(self._open(serial, array)[region]).astype(array.dtype, copy=False)
         except (MemoryError, DataError):  # the second comes from an object store, and says already what it is
             raise
         except Exception as error:  # whatever a codec raises, which may be an OSError without a number
@@ -55,12 +57,29 @@ class SlowArrays:
         import zarr
 
         with self._lock:
-            if serial not in self._opened:
-                with zarr.config.set({"codec_pipeline.path": _PIPELINE}):
-                    self._opened[serial] = zarr.open_array(**self._where(array), mode="r")
-            return self._opened[serial]
+            if serial in self._opened:
+                self._opened.move_to_end(serial)
+                return self._opened[serial]
+            with plain_codecs(zarr):
+                opened = zarr.open_array(**self._where(array), mode="r")
+            _check_same(array, opened)
+            self._opened[serial] = opened
+            while len(self._opened) > _MOST:
+                self._opened.popitem(last=False)
+            return opened
 
     def _where(self, array: ArrayMeta) -> dict[str, Any]:
         if not array.is_remote:
             return {"store": array.place}
         return {"store": self._remote().zarr_store(array.place)}
+
+
+def _check_same(array: ArrayMeta, opened: Any) -> None:
+    dtype = np.dtype(opened.dtype).newbyteorder("=")
+    chunks = tuple(max(1, extent) for extent in opened.chunks)
+    if (tuple(opened.shape), chunks, dtype) != (array.shape, array.chunks, array.dtype):
+        raise DataError(
+            f"belongs to an array that was written anew since its metadata were read: it had the shape "
+            f"{list(array.shape)}, chunks {list(array.chunks)} and dtype {array.dtype}, now it has "
+            f"{list(opened.shape)}, {list(opened.chunks)} and {dtype}; open the store anew"
+        )

@@ -11,8 +11,9 @@ import numpy as np
 
 from rankwise.data.contract import IntArray, NDArray
 from rankwise.data.store.boxes import converted
+from rankwise.data.store.files import PAUSES_S, is_passing, local_identity
 from rankwise.data.store.plan import BoxPlan
-from rankwise.data.store.reading.failures import ChunkFailure
+from rankwise.data.store.reading.failures import REPLACED, ChunkFailure
 from rankwise.data.store.reading.stats import ReaderStats
 from rankwise.data.store.reading.tools import Tools
 from rankwise.errors import DataError
@@ -20,7 +21,7 @@ from rankwise.errors import DataError
 __all__ = ["SlowChunks"]
 
 _UNFIT = "holds values that do not fit the dtype that was asked for: choose a wider dtype"
-_RETRY_S = (0.05, 0.25, 1.0)
+_NO_MEMORY = "cannot be decoded: there is not enough memory"
 
 
 class SlowChunks:
@@ -40,6 +41,7 @@ class SlowChunks:
         self._tools = tools
         self.failed: dict[int, ChunkFailure] = {}
         self._lock = threading.Lock()
+        self._hopeless = False  # one chunk stayed unreadable for so long that the others need not wait as well
         self.stats = ReaderStats()
 
     def tasks(self, _num_threads: int) -> Iterator[Callable[[], None]]:
@@ -51,10 +53,8 @@ class SlowChunks:
         started = time.perf_counter()
         try:
             values, cached, retries = self._decoded(chunk)
-        except (DataError, OSError) as error:
-            words = str(error).rstrip(".") if isinstance(error, DataError) else f"cannot be read: {error}"
-            damage = bool(getattr(error, "damage", isinstance(error, DataError)))
-            self.failed[chunk] = ChunkFailure(words, damage=damage, cause=error)
+        except (DataError, OSError, MemoryError) as error:
+            self.failed[chunk] = _failure(error)
             return
         unfit = self._scatter(chunk, values)
         if unfit:
@@ -81,6 +81,7 @@ class SlowChunks:
             return held, True, 0
         coords = tuple(table.coords[chunk].tolist())
         values, retries = self._persistently(lambda: self._tools.slow.chunk(serial, meta, coords))
+        self._refuse_changed(chunk)
         if self._tools.cache.capacity_bytes:  # decoding these is dear: each is kept at once
             values = np.ascontiguousarray(values)
             self._tools.cache.put(key, values)
@@ -88,12 +89,24 @@ class SlowChunks:
 
     def _persistently(self, decode: Callable[[], NDArray]) -> tuple[NDArray, int]:
         """Values, and how often it was tried again."""
-        for retries, pause in enumerate(_RETRY_S):
+        for retries, pause in enumerate(PAUSES_S):
             try:
                 return decode(), retries
-            except OSError:
+            except OSError as error:
+                if self._hopeless or not is_passing(error):
+                    raise
                 time.sleep(pause)
-        return decode(), len(_RETRY_S)
+        try:
+            return decode(), len(PAUSES_S)
+        except OSError:
+            self._hopeless = True
+            raise
+
+    def _refuse_changed(self, chunk: int) -> None:
+        """What zarr-python opened was perhaps not the file that was planned; a missing one it takes for fill values."""
+        facts = self._plan.files[int(self._plan.chunks.file[chunk])]
+        if not facts.is_remote and local_identity(facts.path) != facts.identity:
+            raise DataError(REPLACED)
 
     def _scatter(self, chunk: int, values: NDArray) -> list[int]:
         """Put values where they belong; return the boxes whose dtype they do not fit."""
@@ -115,3 +128,11 @@ class SlowChunks:
             except DataError:
                 unfit.append(box)
         return unfit
+
+
+def _failure(error: DataError | OSError | MemoryError) -> ChunkFailure:
+    if isinstance(error, MemoryError):
+        return ChunkFailure(_NO_MEMORY, damage=False, cause=error)
+    words = str(error).rstrip(".") if isinstance(error, DataError) else f"cannot be read: {error}"
+    damage = bool(getattr(error, "damage", isinstance(error, DataError)))
+    return ChunkFailure(words, damage=damage, cause=error)

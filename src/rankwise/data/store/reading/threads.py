@@ -39,14 +39,15 @@ class WorkCrew:
     def run(self, tasks: Iterable[Callable[[], None]]) -> None:
         """Run all tasks, in order of their start; the first error stops what has not begun and is raised."""
         waiting = deque(tasks)
-        helpers = [self._submit(waiting) for _ in range(min(self.num_threads, len(waiting)) - 1)]
+        helpers: list[Future[None]] = []
         try:
+            self._call(helpers, waiting)
             _work(waiting)
         except BaseException:
             waiting.clear()
             raise
         finally:
-            errors = [helper.exception() for helper in helpers]
+            errors = _ended(helpers, waiting)
         for error in errors:
             if error is not None:
                 raise error
@@ -58,11 +59,35 @@ class WorkCrew:
         if pool is not None:
             pool.shutdown(wait=True)
 
-    def _submit(self, waiting: deque[Callable[[], None]]) -> Future[None]:
-        with self._lock:
-            if self._pool is None:
-                self._pool = ThreadPoolExecutor(self.num_threads - 1, thread_name_prefix="rankwise-decoder")
-            return self._pool.submit(_work, waiting)
+    def _call(self, helpers: list[Future[None]], waiting: deque[Callable[[], None]]) -> None:
+        """Have the other threads help."""
+        for _ in range(min(self.num_threads, len(waiting)) - 1):
+            with self._lock:
+                if self._pool is None:
+                    self._pool = ThreadPoolExecutor(self.num_threads - 1, thread_name_prefix="rankwise-decoder")
+                try:
+                    helpers.append(self._pool.submit(_work, waiting))
+                except RuntimeError:  # the program is ending, or may have no more threads: the calling one can do it
+                    return
+
+
+def _ended(helpers: list[Future[None]], waiting: deque[Callable[[], None]]) -> list[BaseException | None]:
+    """Wait until nothing is written any more; return what the helpers raised.
+
+    Interrupted here, what has begun ends and the rest does not begin; interrupted again, it is left alone.
+    """
+    try:
+        return [_outcome(helper) for helper in helpers]
+    except BaseException:
+        waiting.clear()
+        for helper in helpers:
+            _outcome(helper)
+        raise
+
+
+def _outcome(helper: Future[None]) -> BaseException | None:
+    """Wait for a helper; one that has not begun, because others keep the threads busy, is not needed any more."""
+    return None if helper.cancel() else helper.exception()
 
 
 def _work(waiting: deque[Callable[[], None]]) -> None:
