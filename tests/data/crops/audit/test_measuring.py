@@ -1,6 +1,7 @@
 """Measured beside predicted."""
 
 import json
+from dataclasses import replace
 from io import StringIO
 
 import numpy as np
@@ -10,6 +11,7 @@ from rich.console import Console
 from rankwise.data.crops.audit import (
     AuditOptions,
     BenchOptions,
+    audit,
     bench_facts,
     keep_rates,
     load_rates,
@@ -79,6 +81,18 @@ def test_calibrated_audits_predict_this_machine(write):
     keep_rates(report)
     assert "zstd-1" in load_rates().origin
     assert load_rates().decode["zstd-1"] == report.groups[0].decode_rate(4, report.audit.rates)
+
+
+def test_the_largest_part_is_named(write):
+    """Of uncompressed data nothing is decoded: it is copied and cast."""
+    from rankwise.data.crops.audit.measuring import _largest_part
+
+    crop = (16, 32, 32)
+    raw = audit([write(compressors=None)], AuditOptions(crop=crop))
+    packed = audit([write("z.zarr")], AuditOptions(crop=crop, aligned=True))
+    assert _largest_part(raw.groups[0], raw) in {"read", "cast", "chunks"}
+    one_chunk_a_crop = replace(packed.rates, chunk_s=0.0)
+    assert _largest_part(packed.groups[0], replace(packed, rates=one_chunk_a_crop)) == "decode"
 
 
 def test_bad_options():

@@ -137,7 +137,7 @@ def _measure_group(group: GroupAudit, predicted: AuditReport, options: BenchOpti
         read_bytes=sum(one.plan.read_bytes for one in timed) / num_crops,
         decode_bytes=sum(one.plan.decode_bytes for one in timed) / num_crops,
         fast_share=fast / max(fast + slow, 1),
-        bottleneck=_bottleneck(group, timed, predicted, options.audit.batch),
+        bottleneck=_bottleneck(group, timed, predicted),
     )
 
 
@@ -176,7 +176,7 @@ def _read(reader: BoxReader, request: BoxRequest, out: NDArray) -> _Round:
     return _Round(plan=plan, report=report, plan_s=plan_s, wall_s=wall_s, cpu_s=time.process_time() - spent)
 
 
-def _bottleneck(group: GroupAudit, timed: Sequence[_Round], predicted: AuditReport, batch: int) -> str:
+def _bottleneck(group: GroupAudit, timed: Sequence[_Round], predicted: AuditReport) -> str:
     """What a batch waits for: storage when the cores idle, else the largest part of the CPU time."""
     cpu_s = statistics.median(one.cpu_s for one in timed)
     wall_s = statistics.median(one.wall_s for one in timed)
@@ -192,11 +192,25 @@ def _bottleneck(group: GroupAudit, timed: Sequence[_Round], predicted: AuditRepo
         )
     if plan_s > 0.3 * wall_s:
         return f"planning takes {plan_s / wall_s:.0%} of the time: the chunks are small, write larger ones"
-    elements = batch * float(np.prod(timed[0].plan.request.shape))
-    cast_s = elements * predicted.rates.cast_s
-    if cast_s > 0.5 * cpu_s:
-        return "casting into the batch; a narrower dtype (bfloat16, or the stored one) moves fewer bytes"
-    return (
-        f"decoding {group.codec}: {group.cost.decode_waste:.1f} bytes are decoded for each that is asked; more cores, "
-        'align="chunk", chunks that fit the crop or a faster codec help'
-    )
+    return _WORDS[_largest_part(group, predicted)].format(codec=group.codec, waste=group.cost.decode_waste)
+
+
+_WORDS = {
+    "decode": "decoding {codec}: {waste:.1f} bytes are decoded for each that is asked; more cores, "
+    'align="chunk", chunks that fit the crop or a faster codec help',
+    "read": "copying encoded bytes out of the page cache; smaller chunks or a codec that compresses help",
+    "cast": "casting into the batch; a narrower dtype (bfloat16, or the stored one) moves fewer bytes",
+    "chunks": "work per chunk, whatever its size: the chunks are small, write larger ones",
+}
+
+
+def _largest_part(group: GroupAudit, predicted: AuditReport) -> str:
+    """Which part of the CPU time is the largest, by the table of speeds."""
+    cost, rates, meta = group.cost, predicted.rates, group.fittings[0].meta
+    parts = {
+        "decode": cost.decode_bytes / rates.decode_bytes_per_s(group.codec, fast=True),
+        "read": (cost.read_bytes or 0.0) / rates.read_bytes_per_s,
+        "cast": cost.asked_bytes / meta.dtype.itemsize * rates.cast_s,
+        "chunks": cost.chunks_in_batch * rates.chunk_s,
+    }
+    return max(parts, key=parts.__getitem__)
