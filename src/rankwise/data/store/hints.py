@@ -42,9 +42,23 @@ def advise_plans(
             if facts.is_remote:
                 continue
             try:
-                os.posix_fadvise(handles.get(facts.path).fd, begin, max(0, size), os.POSIX_FADV_WILLNEED)
+                _advise(handles.get(facts.path).fd, begin, size)
             except OSError:
                 continue  # reading it will say what is wrong
+
+
+def _advise(fd: int, begin: int, size: int) -> None:
+    if size > 0 and _in_memory(fd, begin) and _in_memory(fd, begin + size - 1):
+        return  # a hint would walk all pages to find out that nothing is to be done: ten times the cost of two looks
+    os.posix_fadvise(fd, begin, max(0, size), os.POSIX_FADV_WILLNEED)
+
+
+def _in_memory(fd: int, offset: int) -> bool:
+    """Whether the byte of a file can be read without waiting for storage."""
+    try:
+        return bool(os.preadv(fd, [bytearray(1)], offset, os.RWF_NOWAIT))
+    except (AttributeError, OSError):  # another system; a file system that cannot tell; or it would have to wait
+        return False
 
 
 def fused(file: IntArray, offset: IntArray, length: IntArray) -> tuple[IntArray, IntArray, IntArray]:
