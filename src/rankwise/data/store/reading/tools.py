@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 from collections.abc import Callable, Iterator
@@ -75,5 +76,11 @@ class Tools:
         """Return tools with the best decoder that works here; says once when that is not the kernel."""
         decoder, why = choose_decoder()
         if why:
-            _LOG.warning("chunks are decoded by threads of Python, which is slower than the compiled kernel: %s", why)
+            _say_slower(why)
         return cls(decoder=decoder, **parts)
+
+
+@functools.cache
+def _say_slower(why: str) -> None:
+    """Once for a process, however many readers it has."""
+    _LOG.warning("chunks are decoded by threads of Python, which is slower than the compiled kernel: %s", why)
