@@ -10,6 +10,7 @@ import zarr
 from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
 
 from rankwise.data.store import BoxReader, BoxRequest, read_meta
+from rankwise.errors import ConfigError
 
 CODECS = {
     "zstd": [ZstdCodec(level=1)],
@@ -167,3 +168,17 @@ def test_many_files_need_few_handles(tmp_path):
         assert report.valid.all()
         assert len(reader._handles) <= 3
     np.testing.assert_array_equal(out[:, 0], np.arange(40 * 64).reshape(40, 64) % 50)
+
+
+def test_everything_is_kept_if_asked_for(tmp_path):
+    """With keep="all" a chunk is decoded once though it comes but twice; `needed` says what is left to decode."""
+    meta = array(tmp_path / "a", sharded=False, num=4)
+    with BoxReader(threads=1, keep="all") as reader:
+        plan = reader.plan(rows(meta, 1, 2))
+        assert reader.needed(plan).tolist() == [True, True]
+        read(reader, rows(meta, 1))
+        assert reader.needed(plan).tolist() == [False, True]
+        _, report = read(reader, rows(meta, 1, 2))
+        assert (report.fast_chunks, report.cached_chunks) == (1, 1)
+    with pytest.raises(ConfigError, match="repeats, all"):
+        BoxReader(keep="some")

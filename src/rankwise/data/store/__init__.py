@@ -10,7 +10,7 @@ from rankwise.data.store.meta import ArrayMeta, ChunkCodec, read_meta
 from rankwise.data.store.opening import load_zarr, open_array, open_arrays, wrap_array
 from rankwise.data.store.plan import BoxPlan
 from rankwise.data.store.presence import ByteRange, Found
-from rankwise.data.store.reader import BoxReader
+from rankwise.data.store.reader import BoxReader, Keep
 from rankwise.data.store.reading import ReaderStats
 from rankwise.data.store.stats import Counters, StoreStats
 
@@ -28,6 +28,7 @@ __all__ = [
     "Counters",
     "Found",
     "Grid",
+    "Keep",
     "Pad",
     "ReaderStats",
     "StoreStats",

@@ -6,16 +6,18 @@ import threading
 import time
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, get_args
 
 import numpy as np
 
 from rankwise.data.contract import BoolArray, NDArray
+from rankwise.data.store.adopting import AdoptedArrays
 from rankwise.data.store.boxes import BoxReport, BoxRequest, check_conversion
 from rankwise.data.store.cache import DEFAULT_CACHE_BYTES, ChunkCache
-from rankwise.data.store.files import FileBook, HandleCache
+from rankwise.data.store.files import FileBook, HandleCache, local_size
 from rankwise.data.store.forks import renew_in_children
 from rankwise.data.store.hints import advise_plans
+from rankwise.data.store.meta import ArrayMeta
 from rankwise.data.store.plan import BoxPlan, make_plan
 from rankwise.data.store.reading import (
     Admission,
@@ -32,7 +34,12 @@ from rankwise.data.store.reading import (
 from rankwise.data.store.remote import RemoteFiles, RemoteOptions, RemoteStats
 from rankwise.errors import ConfigError
 
-__all__ = ["BoxReader"]
+if TYPE_CHECKING:
+    import zarr
+
+__all__ = ["BoxReader", "Keep"]
+
+Keep: TypeAlias = Literal["repeats", "all"]
 
 
 class BoxReader:
@@ -47,9 +54,11 @@ class BoxReader:
             the machine.
         max_open_files: files kept open; None = half of what the process may open.
         remote: how to talk to object stores.
+        keep: which decoded chunks go into the cache: "repeats" = those that come again, which suits a global shuffle;
+            "all" = every one at its first time, for an order that is known to come back soon.
 
     Raises:
-        ConfigError: `threads` or `max_open_files` is below 1.
+        ConfigError: `threads` or `max_open_files` is below 1, or `keep` is something else.
     """
 
     def __init__(
@@ -59,15 +68,20 @@ class BoxReader:
         threads: int | None = None,
         max_open_files: int | None = None,
         remote: RemoteOptions | None = None,
+        keep: Keep = "repeats",
     ) -> None:
         for name, value in (("threads", threads), ("max_open_files", max_open_files)):
             if value is not None and value < 1:
                 raise ConfigError(f"a reader wants {name} of at least 1, got {value}")
+        if keep not in get_args(Keep):
+            raise ConfigError(f"keep wants one of {', '.join(get_args(Keep))}, got {keep!r}")
         self.cache = cache if isinstance(cache, ChunkCache) else ChunkCache(cache)
         self.num_threads = reading_threads() if threads is None else threads
         self._arguments: dict[str, Any] = {
             "cache": self.cache, "threads": threads, "max_open_files": max_open_files, "remote": remote,
+            "keep": keep,
         }  # fmt: skip
+        self._adopted = AdoptedArrays()
         self.renew()
         renew_in_children(self)
 
@@ -85,7 +99,10 @@ class BoxReader:
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (self._arguments,)
+        return _rebuild, (self._arguments,), self._adopted
+
+    def __setstate__(self, adopted: AdoptedArrays) -> None:
+        self._adopted = adopted
 
     @property
     def stats(self) -> ReaderStats:
@@ -106,6 +123,35 @@ class BoxReader:
         """Count from zero."""
         self._counters.reset()
 
+    def adopt(self, array: zarr.Array[Any]) -> ArrayMeta:
+        """Return the metadata of an array that zarr-python has opened, for requests to this reader.
+
+        An array in a folder is read from there like any other. One in another store (memory, a ZIP file, a file system
+        of fsspec) is decoded by zarr-python, and what is missing in it is the fill value without being counted.
+
+        Raises:
+            DataError: batches cannot hold the array, or its metadata make no sense.
+        """
+        return self._adopted.adopt(array)
+
+    def stored_bytes(self, array: ArrayMeta, coords: tuple[int, ...]) -> int:
+        """Return the size of one file of an array, -1 if it was never written.
+
+        Args:
+            array: the array.
+            coords: coordinates of the file in its grid of files.
+
+        Raises:
+            DataError: the file cannot be looked at.
+        """
+        key = array.keys.key(coords)
+        if self._adopted.get(array.place) is not None:
+            return self._adopted.stored_bytes(array.place, key)
+        if array.is_remote:
+            found = self._remote.size(f"{array.place}/{key}")
+            return -1 if found is None else found[0]
+        return local_size(f"{array.place}/{key}")
+
     def plan(self, request: BoxRequest) -> BoxPlan:
         """Return how a request is read; looks at files and shard indexes, not at data.
 
@@ -122,6 +168,11 @@ class BoxReader:
     def hint(self, plans: Sequence[BoxPlan]) -> None:
         """Ask the system to read the bytes of plans soon. Best effort; chunks that are kept are left out."""
         advise_plans(plans, self._handles, kept=self._kept if len(self.cache) else None)
+
+    def needed(self, plan: BoxPlan) -> BoolArray:
+        """Return which chunks of a plan would have to be read and decoded now, bool[K]."""
+        needed: BoolArray = plan.chunks.offset >= 0
+        return needed & ~self._kept(plan) if len(self.cache) else needed
 
     def read(self, jobs: Sequence[tuple[BoxPlan, NDArray]]) -> tuple[BoxReport, ...]:
         """Read plans, each into its own array; one report for each.
@@ -181,8 +232,8 @@ class BoxReader:
                     scratches=self._scratches,
                     handles=self._handles,
                     cache=self.cache,
-                    admission=Admission(self.cache.capacity_bytes),
-                    slow=SlowArrays(lambda: remote),
+                    admission=Admission(self.cache.capacity_bytes, everything=self._arguments["keep"] == "all"),
+                    slow=SlowArrays(lambda: remote, self._adopted),
                     serial=self._serials.of,
                     remote=lambda: remote,
                 )

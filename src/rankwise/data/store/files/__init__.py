@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rankwise.data.store.files.facts import FileAddress, FileBook, FileFacts
-from rankwise.data.store.files.handles import HandleCache, OpenFile, file_limit, local_identity
+from rankwise.data.store.files.handles import HandleCache, OpenFile, file_limit, local_identity, local_size
 from rankwise.data.store.files.trying import PAUSES_S, is_passing
 
 __all__ = [
@@ -16,4 +16,5 @@ __all__ = [
     "file_limit",
     "is_passing",
     "local_identity",
+    "local_size",
 ]

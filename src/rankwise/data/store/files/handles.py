@@ -6,7 +6,9 @@ import os
 import threading
 from collections import OrderedDict
 
-__all__ = ["HandleCache", "OpenFile", "file_limit", "identity_of", "local_identity"]
+from rankwise.errors import DataError
+
+__all__ = ["HandleCache", "OpenFile", "file_limit", "identity_of", "local_identity", "local_size"]
 
 _RESERVED = 64  # for sockets, logs, libraries and whatever else the process opens
 _MOST = 4096
@@ -33,6 +35,20 @@ def local_identity(path: str) -> tuple[int, ...]:
         return identity_of(os.stat(path))  # noqa: PTH116  (hot: once for each file of a batch)
     except OSError:
         return ()
+
+
+def local_size(path: str) -> int:
+    """Return the bytes of a file, -1 if there is none.
+
+    Raises:
+        DataError: it cannot be looked at.
+    """
+    try:
+        return os.stat(path).st_size  # noqa: PTH116
+    except (FileNotFoundError, NotADirectoryError):
+        return -1
+    except OSError as error:
+        raise DataError(f"the file {path} cannot be looked at: {error}") from error
 
 
 class OpenFile:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from rankwise.data.contract import NDArray
+from rankwise.data.store.adopting import AdoptedArrays
 from rankwise.data.store.meta import ArrayMeta
 from rankwise.data.store.plain_codecs import plain_codecs
 from rankwise.data.store.remote import RemoteFiles
@@ -25,10 +26,15 @@ class SlowArrays:
 
     They always use zarr-python's own codecs, even where another pipeline is configured: what ends here is what
     others may not know.
+
+    Args:
+        remote: returns the reader of object stores.
+        adopted: arrays in stores of zarr-python's.
     """
 
-    def __init__(self, remote: Callable[[], RemoteFiles]) -> None:
+    def __init__(self, remote: Callable[[], RemoteFiles], adopted: AdoptedArrays | None = None) -> None:
         self._remote = remote
+        self._adopted = AdoptedArrays() if adopted is None else adopted
         self._opened: OrderedDict[int, Any] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -69,6 +75,9 @@ class SlowArrays:
             return opened
 
     def _where(self, array: ArrayMeta) -> dict[str, Any]:
+        adopted = self._adopted.get(array.place)
+        if adopted is not None:
+            return {"store": adopted.store_path, "zarr_format": array.zarr_format}
         if not array.is_remote:
             return {"store": array.place}
         return {"store": self._remote().zarr_store(array.place)}

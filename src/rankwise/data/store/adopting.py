@@ -1,0 +1,93 @@
+"""Arrays that zarr-python has opened, in whatever store: their metadata, and the store kept for reading."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rankwise.data.store.meta import ArrayMeta, ChunkCodec, read_meta
+from rankwise.data.store.meta.arrays import array_of
+from rankwise.data.store.meta.nodes import Node, node_of
+
+if TYPE_CHECKING:
+    import zarr
+
+__all__ = ["AdoptedArrays"]
+
+
+class AdoptedArrays:
+    """Arrays of stores that only zarr-python can read: memory, ZIP files, any file system of fsspec.
+
+    They travel to other processes as zarr-python's own arrays do. Thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._arrays: dict[str, zarr.Array[Any]] = {}
+
+    def adopt(self, array: zarr.Array[Any]) -> ArrayMeta:
+        """Return the metadata of an array; it is kept, unless it lies in a folder, which needs nobody's store.
+
+        Raises:
+            DataError: batches cannot hold the array, or its metadata make no sense.
+        """
+        folder = _folder(array)
+        if folder is not None:
+            return read_meta(folder)
+        place = self._keep(array)
+        codec = ChunkCodec(kind="zarr", why=f"a {type(array.store).__name__}")
+        return replace(array_of(_node(array, place)), codec=codec, index=None)
+
+    def get(self, place: str) -> zarr.Array[Any] | None:
+        """Return the array at a place, None for one that was not adopted."""
+        return self._arrays.get(place)
+
+    def stored_bytes(self, place: str, key: str) -> int:
+        """Return the size of a file of an adopted array, -1 if there is none.
+
+        Args:
+            place: of the array.
+            key: of the file, relative to the array.
+        """
+        from zarr.core.sync import sync
+
+        array = self._arrays[place]
+        try:
+            return int(sync(array.store.getsize("/".join(part for part in (array.path, key) if part))))
+        except (FileNotFoundError, KeyError):
+            return -1
+
+    def _keep(self, array: zarr.Array[Any]) -> str:
+        """A place that no other array has. With "://" in it, nothing looks for files there."""
+        place = name = f"zarr-{array.store_path}".rstrip("/") if "://" in str(array.store_path) else "zarr://array"
+        number = 1
+        while self._arrays.setdefault(place, array) is not array:
+            number += 1
+            place = f"{name}#{number}"
+        return place
+
+
+def _folder(array: zarr.Array[Any]) -> Path | None:
+    from zarr.storage import LocalStore
+
+    # a store that is made out of it, by inheriting, may do more than to read files
+    return Path(array.store.root) / array.path if type(array.store) is LocalStore else None
+
+
+def _node(array: zarr.Array[Any], place: str) -> Node:
+    from zarr.core.buffer import default_buffer_prototype
+
+    files = array.metadata.to_buffer_dict(default_buffer_prototype())
+    documents: Mapping[str, Any] = {name: json.loads(content.to_bytes()) for name, content in files.items()}
+    if "zarr.json" in documents:
+        return node_of(place, documents["zarr.json"])
+    return Node(
+        place=place,
+        kind="array",
+        zarr_format=2,
+        document=documents[".zarray"],
+        attributes=documents.get(".zattrs", {}),
+        names=("zarr.json", ".zarray", ".zattrs"),
+    )
