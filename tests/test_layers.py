@@ -114,3 +114,18 @@ def test_no_name_shares_a_module_name():
             if isinstance(node, ast.ImportFrom):
                 shared += [f"{door}: {alias.name}" for alias in node.names if (alias.asname or alias.name) in inside]
     assert shared == []
+
+
+def named_like_its_module(path: Path) -> list[str]:
+    """The functions and classes of a file, or of a package's door, that have the file's (the package's) name."""
+    stem = path.parent.name if path.name == "__init__.py" else path.stem
+    made = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    return [node.name for node in ast.parse(path.read_text()).body if isinstance(node, made) and node.name == stem]
+
+
+def test_no_function_shares_its_modules_name(tmp_path):
+    """`from rankwise.x import y` is the module or the function, never a guess; the test itself can fail."""
+    assert {path: names for path in FILES if (names := named_like_its_module(path))} == {}
+    file = tmp_path / "planted.py"
+    file.write_text("def planted():\n    pass\n\n\ndef other():\n    pass\n")
+    assert named_like_its_module(file) == ["planted"]

@@ -168,6 +168,18 @@ def test_a_loss_that_is_not_finite_stops_the_run():
         make_trainer(step_fn=poisoned, log_every=1).fit(make_loader(), epochs=2)
 
 
+@pytest.mark.parametrize("name", ["lr", "wait_share", "samples_per_s"])
+def test_a_metric_that_would_hide_the_loops_own_number_is_refused(name):
+    """A log line holds the loop's own numbers; a metric of such a name would be lost without a word."""
+
+    def named(model, batch):
+        losses, metrics = step(model, batch)
+        return losses, {name: metrics["accuracy"]}
+
+    with pytest.raises(StepError, match=f"metrics named {name}"):
+        make_trainer(step_fn=named, log_every=1).fit(make_loader(), epochs=1)
+
+
 def test_limits_and_overfit():
     """limit_steps ends early and counts over restarts; overfit drives one batch's loss down and writes nothing."""
     result = make_trainer(limit_steps=6).fit(make_loader(), epochs=4)

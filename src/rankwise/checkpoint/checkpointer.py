@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rankwise.checkpoint.manifest import CheckpointInfo, folders, step_of, verify
 from rankwise.checkpoint.parts import as_part
-from rankwise.checkpoint.publish import Fence, clean, prune
+from rankwise.checkpoint.publishing import Fence, clean, prune
 from rankwise.checkpoint.restoring import RestoreReport, decide, load_part, read_part
 from rankwise.checkpoint.saving import save_job, write_checkpoint
 from rankwise.checkpoint.together import take_together

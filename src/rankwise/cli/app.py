@@ -9,7 +9,7 @@ import typer
 
 from rankwise._version import __version__
 from rankwise.cli.data_app import data_commands
-from rankwise.cli.run_command import run_command
+from rankwise.cli.run import run_command
 from rankwise.errors import RankwiseError
 
 __all__ = ["app", "main"]

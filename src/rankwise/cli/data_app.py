@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import typer
 
-from rankwise.cli.data_audit import data_audit
-from rankwise.cli.data_bench import data_bench
+from rankwise.cli.data_audit import audit_command
+from rankwise.cli.data_bench import bench_command
 from rankwise.cli.data_index import EXAMPLES, index_command
 
 __all__ = ["data_commands"]
@@ -23,6 +23,6 @@ def _describe() -> None:
     """Look at Zarr stores: what they hold, what reading them costs, how fast they are."""
 
 
-data_commands.command("audit", no_args_is_help=True)(data_audit)
-data_commands.command("bench", no_args_is_help=True)(data_bench)
+data_commands.command("audit", no_args_is_help=True)(audit_command)
+data_commands.command("bench", no_args_is_help=True)(bench_command)
 data_commands.command("index", no_args_is_help=True, epilog=EXAMPLES)(index_command)

@@ -9,10 +9,10 @@ import typer
 
 from rankwise.cli.data_words import parse_align, parse_dtype, parse_extents
 
-__all__ = ["data_audit"]
+__all__ = ["audit_command"]
 
 
-def data_audit(  # noqa: PLR0917  (typer's way: a parameter per option)
+def audit_command(  # noqa: PLR0917  (typer's way: a parameter per option)
     uris: Annotated[
         list[str], typer.Argument(metavar="URI...", help="Arrays, groups, images, plates, or folders of them.")
     ],

@@ -9,10 +9,10 @@ import typer
 
 from rankwise.cli.data_words import parse_align, parse_dtype, parse_extents
 
-__all__ = ["data_bench"]
+__all__ = ["bench_command"]
 
 
-def data_bench(  # noqa: PLR0917  (typer's way: a parameter per option)
+def bench_command(  # noqa: PLR0917  (typer's way: a parameter per option)
     uris: Annotated[
         list[str], typer.Argument(metavar="URI...", help="Arrays, groups, images, plates, or folders of them.")
     ],

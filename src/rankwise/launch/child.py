@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import cast, get_args
 
 from rankwise import vitals
-from rankwise.launch.invoke import invoke
+from rankwise.launch.invoking import invoke
 from rankwise.launch.pact import die_with_parent
 from rankwise.launch.report import make_report
 from rankwise.launch.target import Kind, Target

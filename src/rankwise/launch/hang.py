@@ -22,7 +22,7 @@ _STALE_S = 10.0  # a heartbeat comes twice a second; a busy machine may delay it
 _COLLECTIVE = ("torch/distributed/", "rankwise/world/")
 _OURS = (
     "rankwise/vitals/recorder.py",
-    "rankwise/launch/invoke.py",
+    "rankwise/launch/invoking.py",
     "rankwise/launch/child.py",
     "rankwise/launch/bound.py",
 )

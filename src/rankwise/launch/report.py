@@ -14,7 +14,7 @@ from types import TracebackType
 __all__ = ["Report", "make_report"]
 
 # frames of ours around the user's code, cut from the head of a traceback
-_OUR_FILES = ("child.py", "invoke.py", "bound.py")
+_OUR_FILES = ("child.py", "invoking.py", "bound.py")
 _HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120  (compared with co_filename as text)
 
 

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from rankwise.errors import ConfigError, DesyncError, FencedError, RunDirError
-from rankwise.tracking.claim import Claim, claim
+from rankwise.tracking.claiming import Claim, claim
 from rankwise.tracking.config import as_json
 from rankwise.tracking.files import read_json, write_json
 from rankwise.tracking.lock import FileLock

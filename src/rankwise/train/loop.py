@@ -144,7 +144,7 @@ class Loop:
                 "samples; the newest checkpoint is from before"
             )
         extra = {} if report.grad_norm is None else {"grad_norm": report.grad_norm}
-        line = {**values, "lr": self.learning_rate(), **extra, **self._pace.measure()}
+        line = _joined(values, {"lr": self.learning_rate(), **extra, **self._pace.measure()})
         self.session.log(line, epoch=epoch)
         self.on_log(self.session.progressed.num_steps, line)
 
@@ -155,3 +155,13 @@ class Loop:
     def _limit_reached(self) -> bool:
         limit = self.options.limit_steps
         return limit is not None and self.session.progressed.num_steps >= limit
+
+
+def _joined(metrics: Mapping[str, float], ours: Mapping[str, float]) -> dict[str, float]:
+    taken = sorted(metrics.keys() & ours.keys())
+    if taken:
+        raise StepError(
+            f"the step function returned metrics named {', '.join(taken)}, under which the loop logs its own numbers: "
+            "give them other names"
+        )
+    return {**metrics, **ours}

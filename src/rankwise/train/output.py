@@ -7,7 +7,8 @@ A step function is called as ``step_fn(model, batch)`` for one micro-batch of on
   tensor): samples, tokens, pixels, whatever the mean is taken over;
 - ``loss``: a bare scalar, taken as the mean over this rank's samples. Refused where samples carry weights.
 
-Each form may be followed by a dictionary of metrics: name -> per-sample values, or ``(sum, weight)``.
+Each form may be followed by a dictionary of metrics: name -> per-sample values, or ``(sum, weight)``. The name "loss"
+is taken: it is what the losses themselves are reduced under.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ _FORMS = (
     "a step function returns per-sample losses of shape [B], (sum of losses, sum of weights), or a scalar mean over "
     "its samples, each optionally followed by a dictionary of metrics"
 )
+_TAKEN = ("loss",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +143,11 @@ def _weighted_sum(values: torch.Tensor, batch: Batch) -> torch.Tensor:
 def _read_metric(name: str, value: Any, batch: Batch) -> tuple[Any, Any]:
     import torch
 
+    if name in _TAKEN:
+        raise StepError(
+            f"the step function returned a metric named {name!r}: its losses are reduced and logged under that name "
+            "already. Leave it out, or give the metric another name"
+        )
     if isinstance(value, tuple | list) and len(value) == 2:
         return tuple(v.detach() if isinstance(v, torch.Tensor) else v for v in value)  # type: ignore[return-value]
     if isinstance(value, torch.Tensor) and value.shape == (len(batch.ids),):

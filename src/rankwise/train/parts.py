@@ -33,10 +33,10 @@ class Progressed:
         return {"num_steps": self.num_steps, "num_samples": self.num_samples, "num_lost": self.num_lost}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over the counts."""
+        """Take over the counts; checkpoints of versions that left no samples out do not say how many."""
         self.num_steps = int(state["num_steps"])
         self.num_samples = int(state["num_samples"])
-        self.num_lost = int(state["num_lost"])
+        self.num_lost = int(state.get("num_lost", 0))
 
 
 class RunningMeans:

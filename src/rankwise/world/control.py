@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from rankwise.errors import ConfigError
 from rankwise.world.channel import Channel
-from rankwise.world.exchange import call_place, carry, exchange
+from rankwise.world.exchanging import call_place, carry, exchange
 from rankwise.world.frame import Call
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rankwise.world.exchange import call_place, exchange
+from rankwise.world.exchanging import call_place, exchange
 from rankwise.world.flat import bytes_of, flat_of, from_bytes, value_of
 from rankwise.world.frame import INLINE, Call, Frame
 from rankwise.world.moving import broadcast_bytes, gather_bytes

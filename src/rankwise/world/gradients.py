@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
-from rankwise.world.exchange import call_place, exchange
+from rankwise.world.exchanging import call_place, exchange
 from rankwise.world.frame import Call
 from rankwise.world.tree import Leaf, flatten, rebuild
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankwise.world.exchange import carry
+from rankwise.world.exchanging import carry
 from rankwise.world.frame import Call
 
 if TYPE_CHECKING:

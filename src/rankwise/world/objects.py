@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rankwise.errors import ConfigError
-from rankwise.world.exchange import call_place, exchange
+from rankwise.world.exchanging import call_place, exchange
 from rankwise.world.frame import INLINE, Call, Frame
 from rankwise.world.moving import broadcast_bytes, gather_bytes
 from rankwise.world.reductions import check_root

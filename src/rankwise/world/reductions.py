@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rankwise.errors import ConfigError
-from rankwise.world.exchange import call_place, carry, exchange
+from rankwise.world.exchanging import call_place, carry, exchange
 from rankwise.world.flat import bytes_of
 from rankwise.world.frame import INLINE, Call, Frame
 from rankwise.world.tree import Leaf, describe, flatten, rebuild

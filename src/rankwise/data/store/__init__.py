@@ -6,7 +6,17 @@ from rankwise.data.store.array import StoredArray
 from rankwise.data.store.boxes import BoxError, BoxReport, BoxRequest, Pad
 from rankwise.data.store.cache import DEFAULT_CACHE_BYTES, ChunkCache
 from rankwise.data.store.grid import Grid
-from rankwise.data.store.meta import ArrayMeta, ChunkCodec, read_meta
+from rankwise.data.store.meta import (
+    ArrayMeta,
+    Catalogue,
+    ChunkCodec,
+    build_catalogue,
+    iter_images,
+    list_arrays,
+    open_image,
+    open_plate,
+    read_meta,
+)
 from rankwise.data.store.opening import load_zarr, open_array, open_arrays, wrap_array
 from rankwise.data.store.plan import BoxPlan
 from rankwise.data.store.presence import ByteRange, Found
@@ -23,6 +33,7 @@ __all__ = [
     "BoxReport",
     "BoxRequest",
     "ByteRange",
+    "Catalogue",
     "ChunkCache",
     "ChunkCodec",
     "Counters",
@@ -33,9 +44,14 @@ __all__ = [
     "ReaderStats",
     "StoreStats",
     "StoredArray",
+    "build_catalogue",
+    "iter_images",
+    "list_arrays",
     "load_zarr",
     "open_array",
     "open_arrays",
+    "open_image",
+    "open_plate",
     "read_meta",
     "wrap_array",
 ]

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPT = Path(__file__).parents[4] / "bench" / "crops.py"
 
 
@@ -19,7 +21,7 @@ def test_it_runs(tmp_path):
     """Readers, floor and the single parts give numbers, and a verdict on each goal."""
     found = tmp_path / "found.json"
     readers = ("--readers", "floor", "ours", "zarr")
-    words = ("--codecs", "zstd-1", *readers, "--parts", "compare", "sharing", "steady", "wait", "--json", str(found))
+    words = ("--codecs", "zstd-1", *readers, "--parts", "compare", "sharing", "steady", "--json", str(found))
     done = run(tmp_path, *words)
     assert done.returncode == 0, done.stderr
     facts = json.loads(found.read_text())
@@ -29,6 +31,17 @@ def test_it_runs(tmp_path):
     assert all(verdict["goal"] and verdict["seen"] for verdict in facts["verdicts"])
     assert any("share of the floor" in verdict["goal"] for verdict in facts["verdicts"])
     assert "Goals:" in done.stdout
+
+
+@pytest.mark.slow
+def test_new_processes_and_waiting(tmp_path):
+    """The first batch of a new process and the waiting of a consumer give numbers and verdicts."""
+    found = tmp_path / "found.json"
+    done = run(tmp_path, "--codecs", "zstd-1", "--parts", "fresh", "wait", "--json", str(found))
+    assert done.returncode == 0, done.stderr
+    facts = json.loads(found.read_text())
+    assert facts["wait"]["batch_s"] > 0
+    assert {verdict["goal"].split(",")[0] for verdict in facts["verdicts"]} >= {"first batch"}
 
 
 def test_other_bytes_are_not_timed(tmp_path):

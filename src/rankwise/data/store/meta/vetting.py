@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from rankwise.data.contract import DType
+from rankwise.data.store.codec_pipeline import plain_codecs
 from rankwise.data.store.meta.strict import UnreadableError
 from rankwise.data.store.meta.values import KeyEncoding
 from rankwise.data.store.opening import load_zarr
-from rankwise.data.store.plain_codecs import plain_codecs
 
 __all__ = ["Vetted", "vet"]
 

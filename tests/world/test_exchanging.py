@@ -55,7 +55,7 @@ def test_every_rank_raises_and_names_the_rank_that_differs(name):
         assert ranks == (2,)
         assert "not as the others: rank 2\n" in message
         assert "ranks 0, 1: " in message
-        assert "test_exchange.py:" in message
+        assert "test_exchanging.py:" in message
         assert usable
 
 
