@@ -168,8 +168,9 @@ def _sample_error(error: BoxError, job: FieldJob, sample: int) -> DamacyError:
     starts = request.starts[error.box].tolist()
     aabb = tuple((start, start + extent) for start, extent in zip(starts, request.shape, strict=True))
     kind = DecodeError if error.damage else StorageError
+    where = "" if error.place in str(error.error) else f" ({error.place})"
     made = kind(
-        f"sample {sample} cannot be read: box {box_text(aabb)} of {uri} ({error.place}): {error.error}",
+        f"sample {sample} cannot be read: box {box_text(aabb)} of {uri}{where}: {error.error}",
         uri=uri,
         aabb=aabb,
         sample=sample,
