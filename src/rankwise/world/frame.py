@@ -41,7 +41,7 @@ class Call:
     @property
     def title(self) -> str:
         """The call as a reader would write it."""
-        root = {"broadcast": "src", "broadcast_object": "src"}.get(self.op, "dst")
+        root = {"broadcast": "src", "broadcast_object": "src", "from_main": "src"}.get(self.op, "dst")
         arguments = [self.reduce] * bool(self.reduce) + [f"{root}={self.root}"] * (self.root >= 0)
         return f"{self.op}({', '.join(arguments)}) at {self.place}"
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from rankwise.errors import ConfigError
 from rankwise.world.exchanging import call_place, exchange
@@ -17,7 +18,9 @@ if TYPE_CHECKING:
 
     from rankwise.world.value import World
 
-__all__ = ["all_gather_object", "broadcast_object", "gather_object"]
+__all__ = ["all_gather_object", "broadcast_object", "from_main", "gather_object"]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,27 @@ def broadcast_object(world: World, obj: Any, src: int) -> Any:
     if frames[src].payload_bytes <= INLINE:
         return pickle.loads(frames[src].payload)  # noqa: S301  (ranks of one job trust each other)
     return _unpickled(broadcast_bytes(world, call, _raw(world, mine), frames[src].payload_bytes))
+
+
+def from_main(world: World, make: Callable[[], T]) -> T:
+    """See `World.from_main`."""
+    if world.channel is None:
+        return make()
+    call = Call("from_main", call_place(), root=0)
+    made: list[T] = []
+
+    def prepare() -> _Pickled:
+        if world.rank != 0:
+            return _Pickled(b"")
+        made.append(make())
+        return _pickled(made[0])
+
+    mine, frames = exchange(world, call, prepare)
+    size = frames[0].payload_bytes
+    data: Any = frames[0].payload if size <= INLINE else broadcast_bytes(world, call, _raw(world, mine), size)
+    if made:  # the main rank keeps what it made
+        return made[0]
+    return cast("T", pickle.loads(data) if size <= INLINE else _unpickled(data))  # noqa: S301
 
 
 def gather_object(world: World, obj: Any, dst: int) -> list[Any] | None:

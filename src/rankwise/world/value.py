@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from rankwise.world import control, gathers, keys, objects, reductions
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["ReduceOp", "World"]
 
 ReduceOp = Literal["sum", "mean", "min", "max"]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,6 +144,18 @@ class World:
     def broadcast_object(self, obj: Any, src: int = 0) -> Any:
         """Return rank `src`'s object on every rank; it is pickled."""
         return objects.broadcast_object(self, obj, src)
+
+    def from_main(self, make: Callable[[], T]) -> T:
+        """Return on every rank what `make()` returns on the main rank: it is called there only, and pickled.
+
+        For what every rank needs and one should read: ``world.from_main(lambda: Catalogue.load("screen.idx"))``. Every
+        rank calls it, and waits for the main rank no longer than for any collective (the timeout of the group).
+
+        Raises:
+            Exception: on the main rank, whatever `make` raised.
+            DesyncError: on the others, `make` failed; holds its message.
+        """
+        return objects.from_main(self, make)
 
     def gather_object(self, obj: Any, dst: int = 0) -> list[Any] | None:
         """Return the objects of all ranks, by rank, on rank `dst` and None elsewhere; they are pickled."""

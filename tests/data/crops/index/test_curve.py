@@ -43,6 +43,14 @@ def test_a_block_is_walked_before_the_next(grid):
     assert num_blocks(np.array([counts]), np.array(block)) * largest >= len(tiles)
 
 
+@given(grids)
+def test_blocks_that_follow_each_other_touch(grid):
+    """With blocks of one tile every step goes to a neighbour, whatever the counts: even ones, odd ones, mixed."""
+    counts, _ = grid
+    steps = np.abs(np.diff(walk(counts, [1] * len(counts)), axis=0)).sum(axis=1)
+    assert (steps == 1).all()
+
+
 def test_grids_of_several_images_go_together():
     """Numbers of different grids are placed by their own counts."""
     counts = np.array([[2, 3], [1, 1], [5, 4]])

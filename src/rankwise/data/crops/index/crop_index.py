@@ -25,9 +25,11 @@ from rankwise.data.crops.index.splitting import By, split_images
 from rankwise.data.crops.index.stages import Stages
 from rankwise.data.crops.index.take import Take
 from rankwise.data.crops.index.tiles import Tiles
+from rankwise.data.crops.index.together import make_together
 from rankwise.data.crops.reading.field import MASK_SUFFIX
 from rankwise.data.store.boxes import Pad
 from rankwise.errors import ConfigError
+from rankwise.world import World
 
 __all__ = ["CropIndex", "CropPlace"]
 
@@ -93,6 +95,8 @@ class CropIndex:
         region_bytes: decoded bytes of the tiles that are read together; None derives it from a crop.
         maps: folder where maps of labels and masks are kept for later processes; None = keep them in this one only.
         root: folder or URL below which the paths of arrays are their names; None = the last part of the path alone.
+        world: with a world of several ranks, the main rank alone opens the images, asks `where` and reads the labels
+            and masks, and the others receive what it found; every rank makes the index. None = each for itself.
 
     Attributes:
         images: the images.
@@ -102,6 +106,7 @@ class CropIndex:
     Raises:
         ConfigError: choices do not fit each other or the images, or no crop is left.
         DataError: an array cannot be read.
+        DesyncError: with `world`: the main rank could not make the index, or the ranks' indexes differ.
     """
 
     def __init__(
@@ -127,6 +132,7 @@ class CropIndex:
         region_bytes: int | None = None,
         maps: str | os.PathLike[str] | None = None,
         root: str | os.PathLike[str] | None = None,
+        world: World | None = None,
     ) -> None:
         rules = Rules(
             shape=tuple(shape),
@@ -143,14 +149,20 @@ class CropIndex:
             pad="fill" if edges == "pad" and pad is None else pad,
             region_bytes=region_bytes,
         )
-        found = gather_images(
-            images, labels=_label_names(fields, rules), root=None if root is None else os.fspath(root)
-        )
-        chosen = found if where is None else tuple(image for image in found if where(image))
-        if not chosen:
-            raise ConfigError(f"where= leaves out all {len(found)} images")
         self._finder = CellFinder(maps)
-        self._settle(chosen, _named_takes(fields, chosen[0], rules.pad), rules, curriculum, dict(labels or {}))
+
+        def gathered() -> tuple[CropImage, ...]:
+            return _chosen_images(images, where, labels=_label_names(fields, rules), root=root)
+
+        def settle(chosen: tuple[CropImage, ...]) -> str:
+            takes = _named_takes(fields, chosen[0], rules.pad)
+            self._settle(chosen, takes, rules, curriculum, dict(labels or {}))
+            return self.fingerprint
+
+        if world is None or world.world_size == 1:
+            settle(gathered())
+        else:
+            make_together(world, self._finder, gathered, settle)
 
     def _settle(
         self,
@@ -297,6 +309,20 @@ class CropIndex:
         parts = split_images(self.images, by=by, fractions=sizes, names=names, seed=seed)
         made = [self.of_images(part) for part in parts]
         return dict(zip(names, made, strict=True)) if named else tuple(made)
+
+
+def _chosen_images(
+    given: Images,
+    where: Callable[[CropImage], bool] | None,
+    *,
+    labels: set[str],
+    root: str | os.PathLike[str] | None,
+) -> tuple[CropImage, ...]:
+    found = gather_images(given, labels=labels, root=None if root is None else os.fspath(root))
+    chosen = found if where is None else tuple(image for image in found if where(image))
+    if not chosen:
+        raise ConfigError(f"where= leaves out all {len(found)} images")
+    return chosen
 
 
 def _label_names(fields: Mapping[str, Take] | Sequence[str] | None, rules: Rules) -> set[str]:

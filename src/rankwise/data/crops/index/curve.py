@@ -39,7 +39,8 @@ def tiles_on_curve(numbers: IntArray, counts: IntArray, block: IntArray) -> IntA
         flip[:, axis] = turned
         left -= start * slab
         held *= size[:, axis]
-        turned = turned ^ (segment % 2 == 1)
+        # Turned where the number of segments walked so far, counted over all axes up to here, is odd.
+        turned = (turned & (segments % 2 == 1)) ^ (segment % 2 == 1)
     return _unfolded(left, low, size, counts, flip)
 
 

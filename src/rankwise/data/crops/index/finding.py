@@ -6,17 +6,19 @@ import hashlib
 import os
 import tempfile
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from rankwise.data.contract import BoolArray
+from rankwise.data.contract import BoolArray, NDArray
 from rankwise.data.crops.index.cells import CellGrid
 from rankwise.data.crops.index.frame import Frame
 from rankwise.data.crops.index.image import CropImage, Level
 from rankwise.data.crops.index.maps import coarse_enough, given_cells, label_cells, placed_cells, pooling
 from rankwise.data.crops.index.rules import Foreground, Mask
+from rankwise.data.crops.index.sharing import SharedMaps
 from rankwise.data.store.reader import BoxReader
 
 __all__ = ["CellFinder"]
@@ -32,15 +34,20 @@ class CellFinder:
 
     Args:
         folder: where maps are kept between processes; None = in this process only.
+
+    Attributes:
+        shared: None, or the maps of all ranks: what is found is put there, what is there is not looked for.
+        num_read: arrays that were read here.
     """
 
     def __init__(self, folder: str | os.PathLike[str] | None = None) -> None:
         self._folder = None if folder is None else Path(folder)
         self._kept: OrderedDict[str, BoolArray] = OrderedDict()
+        self.shared: SharedMaps | None = None
         self.num_read = 0
 
     def __getstate__(self) -> dict[str, object]:
-        return {"_folder": self._folder, "_kept": OrderedDict(), "num_read": 0}
+        return {"_folder": self._folder, "_kept": OrderedDict(), "shared": self.shared, "num_read": 0}
 
     def mask_cells(self, images: Sequence[CropImage], mask: Mask, frame: Frame, used: BoolArray) -> list[CellGrid]:
         """Return the cells in which crops may lie, for each image; none in images that are not used."""
@@ -52,9 +59,9 @@ class CellFinder:
                 wanted = Foreground(mask.source, 1.0, level=mask.level)
                 found.append(self._of_part(image, wanted, frame, number))
             else:
-                given = mask.source(image)
-                every = _uniform(frame, number, chosen=True)
-                found.append(every if given is None else given_cells(given, frame, number, name=image.name))
+                place = ("mask", frame.levels[number].array.place)
+                given = self._shared_or(place, partial(_asked, mask.source, image, frame.num_axes))
+                found.append(given_cells(given, frame, number, name=image.name))
         return found
 
     def foreground_cells(
@@ -74,7 +81,20 @@ class CellFinder:
         pool = pooling(level, frame, number)
         return placed_cells(self._cells(level, pool, wanted.classes), pool, level, frame, number)
 
+    def _shared_or(self, key: Hashable, find: Callable[[], BoolArray]) -> BoolArray:
+        if self.shared is None:
+            return find()
+        cells = self.shared.get(key)
+        if cells is None:
+            cells = find()
+            self.shared.put(key, cells)
+        return cells
+
     def _cells(self, level: Level, pool: tuple[int, ...], classes: tuple[int, ...] | None) -> BoolArray:
+        key = ("labels", level.array.place, level.array.fingerprint, pool, classes)
+        return self._shared_or(key, partial(self._found, level, pool, classes))
+
+    def _found(self, level: Level, pool: tuple[int, ...], classes: tuple[int, ...] | None) -> BoolArray:
         key = _key(level, pool, classes)
         if key in self._kept:
             self._kept.move_to_end(key)
@@ -114,6 +134,12 @@ class CellFinder:
         except BaseException:
             Path(name).unlink(missing_ok=True)
             raise
+
+
+def _asked(source: Callable[[CropImage], NDArray | None], image: CropImage, num_axes: int) -> BoolArray:
+    """Where a function of the user allows crops in an image; None from it allows all."""
+    given = source(image)
+    return np.ones((1,) * num_axes, dtype=np.bool_) if given is None else np.asarray(given) != 0
 
 
 def _uniform(frame: Frame, image: int, *, chosen: bool) -> CellGrid:
