@@ -5,6 +5,7 @@ from __future__ import annotations
 from rankwise.data.feed.batch import FeedBatch
 from rankwise.data.feed.buffer import BufferPool, HostBuffer
 from rankwise.data.feed.cursor import Cursor, CursorLoader, StartableOrder, check_fits
+from rankwise.data.feed.full_length import FullLength
 from rankwise.data.feed.loader import BatchTransform, FeedLoader, LoaderStats
 from rankwise.data.feed.transform import Transform
 from rankwise.data.feed.view import ShareView
@@ -16,6 +17,7 @@ __all__ = [
     "CursorLoader",
     "FeedBatch",
     "FeedLoader",
+    "FullLength",
     "HostBuffer",
     "LoaderStats",
     "ShareView",

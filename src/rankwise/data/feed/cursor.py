@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 from rankwise.data.contract import JSON, Order, OrderState, Share, Step, num_micro_batches, shares
+from rankwise.data.feed.full_length import FullLength
 from rankwise.errors import ConfigError
 
 __all__ = ["Cursor", "CursorLoader", "StartableOrder", "check_fits"]
@@ -45,6 +47,11 @@ class Cursor:
     def __len__(self) -> int:
         """Steps from the last one marked done to the end of its epoch."""
         return self.order.num_steps(self.done)
+
+    @property
+    def num_epoch_steps(self) -> int:
+        """Steps of the whole epoch that the state lies in."""
+        return self.order.num_steps(self.order.start(self.done.epoch))
 
     def steps(self) -> Iterator[Step]:
         """Yield the steps from the last one marked done to the end of its epoch; ahead of consumption, as pulled."""
@@ -100,7 +107,7 @@ class Cursor:
         self.order, self.done = order, wanted
 
 
-class CursorLoader:
+class CursorLoader(ABC):
     """The half of the contract's `BatchLoader` that is the cursor's; loaders add the iteration.
 
     Args:
@@ -115,8 +122,24 @@ class CursorLoader:
         """The order, as resumed."""
         return self._cursor.order
 
+    @abstractmethod
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the micro-batches of each step, to the end of the epoch."""
+
     def __len__(self) -> int:
         return len(self._cursor)
+
+    @property
+    def num_epoch_steps(self) -> int:
+        """Steps of the whole epoch, done or not; ``len`` counts those that are left."""
+        return self._cursor.num_epoch_steps
+
+    def with_full_length(self) -> FullLength:
+        """Return this loader for a loop that counts steps from the beginning of an epoch, as Lightning does.
+
+        Its length is that of the whole epoch, also after resuming; everything else is this loader's.
+        """
+        return FullLength(self)
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of an epoch; keeps the position when the state already lies inside that epoch."""

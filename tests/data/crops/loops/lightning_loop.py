@@ -1,0 +1,80 @@
+"""A Lightning loop: whole, cut off behind a checkpoint, and continued from it."""
+
+import contextlib
+import logging
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from shared_loop import make_layer, make_optimizer, make_pipeline, note, summed_loss, told
+
+logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+
+
+class MarkDone(Callback):
+    """Marks a step done before `ModelCheckpoint` saves: Lightning calls the callbacks that save after the others."""
+
+    def on_train_batch_end(self, trainer, module, outputs, batches, number):
+        module.pipeline.mark_done(batches[-1].resume)
+
+
+class PowerCutError(Exception):
+    pass
+
+
+class CutOff(Callback):
+    """Ends the run behind a number of steps, as a fault would."""
+
+    def __init__(self, steps):
+        self.steps = steps
+
+    def on_train_batch_start(self, trainer, module, batches, number):
+        if trainer.global_step == self.steps:
+            raise PowerCutError
+
+
+class Regressor(LightningModule):
+    """The pipeline is made where Lightning asks for it: the process group is there then."""
+
+    def __init__(self, volume):
+        super().__init__()
+        self.layer = make_layer()
+        self.volume, self.seen = volume, []
+
+    def train_dataloader(self):
+        self.pipeline = make_pipeline(self.volume)
+        return self.pipeline.with_full_length()
+
+    def training_step(self, batches, number):
+        total = 0.0
+        for batch in batches:
+            self.seen += note(batch)
+            total = total + summed_loss(self.layer, batch)
+        return total * self.trainer.world_size / batches[0].share.step.count
+
+    def configure_optimizers(self):
+        return make_optimizer(self.parameters())
+
+
+def train_lightning(volume, num_ranks, *, save=None, stop=None, resume=None, epochs=2):
+    """Train; `save` = (folder, steps) saves there once so many are done, `stop` ends it without a word."""
+    callbacks = [MarkDone()]
+    if save is not None:
+        folder, steps = save
+        callbacks.insert(0, ModelCheckpoint(folder, filename="saved", every_n_train_steps=steps, save_top_k=1))
+    trainer = Trainer(
+        accelerator="cpu",
+        devices=num_ranks,
+        strategy="ddp" if num_ranks > 1 else "auto",
+        max_epochs=epochs,
+        callbacks=callbacks if stop is None else [*callbacks, CutOff(stop)],
+        use_distributed_sampler=False,
+        logger=False,
+        enable_checkpointing=save is not None,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    model = Regressor(volume)
+    with contextlib.nullcontext() if stop is None else contextlib.suppress(PowerCutError):
+        trainer.fit(model, ckpt_path=resume)
+    model.pipeline.close()
+    return told(model.seen, model.layer, model.pipeline)
