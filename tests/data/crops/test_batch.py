@@ -33,13 +33,6 @@ def test_everybody_sees_the_same_memory(batch):
     assert np.from_dlpack(batch)[1, 2, 3, 4] == -7
 
 
-def test_jax_sees_it_too(batch):
-    """JAX takes the crops over without a copy."""
-    jax = pytest.importorskip("jax", reason="JAX is not installed")
-    array = jax.dlpack.from_dlpack(batch)
-    assert array.unsafe_buffer_pointer() == batch.info.device_ptr
-
-
 def test_both_versions_of_the_protocol(batch):
     """The first version of DLPack unless the consumer understands 1.0; the device is the CPU."""
     assert batch.__dlpack_device__() == (1, 0)

@@ -185,8 +185,8 @@ class Batch:
         """Let go of the memory: it is used again when nothing shares it any more. Calling it twice is fine.
 
         Args:
-            event: work on the device that must be through before: a CUDA event or stream of torch or CuPy, or the
-                handle of a stream. None = work on the current stream.
+            event: work on the device that must be through before: a CUDA event or stream of torch or CuPy, the handle
+                of a stream, or a JAX array that is being computed. None = work on the current stream.
 
         Raises:
             InvalidArgument: `event` is none of these.

@@ -6,7 +6,8 @@ from collections import deque
 from typing import Any
 
 from rankwise.data.crops.exceptions import InvalidArgument
-from rankwise.data.feed.buffer import Done
+from rankwise.data.feed.done import Done, done_of
+from rankwise.errors import ConfigError
 
 __all__ = ["Parked", "waitable"]
 
@@ -15,7 +16,8 @@ def waitable(event: Any) -> Done | None:
     """Return something to wait for: an event itself, or what a stream has been given to do so far.
 
     Args:
-        event: event or stream of torch or CuPy, handle of a CUDA stream as an int, or None.
+        event: event or stream of torch or CuPy, handle of a CUDA stream as an int, a JAX array (waited for until it is
+            computed), or None.
 
     Raises:
         InvalidArgument: it is none of these, or a handle on a machine without CUDA.
@@ -28,12 +30,13 @@ def waitable(event: Any) -> Done | None:
         event = event.record_event()
     elif hasattr(event, "wait_event") and hasattr(event, "record"):  # a stream of CuPy
         event = event.record()
-    if not callable(getattr(event, "synchronize", None)):
+    try:
+        return done_of(event)
+    except ConfigError as error:
         raise InvalidArgument(
-            f"event= is an event or stream of torch or CuPy, or the handle of a stream; got {type(event).__name__}"
-        )
-    done: Done = event
-    return done
+            "event= is an event or stream of torch or CuPy, the handle of a stream, or a JAX array; got "
+            f"{type(event).__name__}"
+        ) from error
 
 
 def _stream_of(handle: int) -> Any:

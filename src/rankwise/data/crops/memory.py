@@ -11,12 +11,11 @@ import numpy as np
 
 from rankwise.data.contract import BoolArray, FieldSpec, NDArray
 from rankwise.data.crops.exceptions import BudgetExceeded
-from rankwise.data.feed.buffer import Done
+from rankwise.data.feed.allocating import allocate_bytes
+from rankwise.data.feed.done import Done
 from rankwise.errors import ConfigError
 
 __all__ = ["LentBuffer", "Ring"]
-
-_ALIGNMENT = 64  # what JAX asks for, to take memory over without a copy
 
 
 class _Slot:
@@ -43,7 +42,7 @@ class _Slot:
                     f"{self._limit_bytes}: raise max_gpu_memory_bytes (or max_host_memory_bytes), or take fewer "
                     "samples_per_batch; transform= may have made them larger"
                 )
-            held = self._memory[name] = _allocate(num_bytes, pinned=self._pinned)
+            held = self._memory[name] = allocate_bytes(num_bytes, pinned=self._pinned)
         return held[:num_bytes]
 
 
@@ -165,13 +164,3 @@ class Ring:
             except queue.Empty:
                 break
         self._free.put(None)
-
-
-def _allocate(num_bytes: int, *, pinned: bool) -> NDArray:
-    if pinned:
-        import torch
-
-        return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True).numpy()
-    whole = np.empty(num_bytes + _ALIGNMENT, dtype=np.uint8)
-    first = -whole.ctypes.data % _ALIGNMENT
-    return whole[first : first + num_bytes]

@@ -94,7 +94,14 @@ class FeedBatch(ShareView):
         return FeedBatch(self._share, fields, num_lost=self._num_lost, may_skip=self._may_skip, give_back=give_back)
 
     def release(self, event: Any = None) -> None:
-        """Give the memory back: at once, or when `event` (a CUDA event) has happened. Calling it twice is fine."""
+        """Give the memory back: at once, or when `event` has happened. Calling it twice is fine.
+
+        Args:
+            event: an event of torch or CuPy, or a JAX array, whose computation may read the batch until it is ready.
+
+        Raises:
+            ConfigError: `event` is neither; the batch is released at once.
+        """
         give_back, self._give_back, self._fields = self._give_back, None, None
         if give_back is not None:
             give_back(event)

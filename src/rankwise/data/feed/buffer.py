@@ -5,22 +5,16 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from rankwise.data.contract import BoolArray, FieldSpec, NDArray
+from rankwise.data.feed.allocating import allocate_bytes
+from rankwise.data.feed.done import Done
 from rankwise.errors import ConfigError
 
-__all__ = ["BufferPool", "Done", "HostBuffer"]
-
-
-class Done(Protocol):
-    """Something that will have happened, such as a CUDA event."""
-
-    def synchronize(self) -> None:
-        """Wait until it has."""
-        ...
+__all__ = ["BufferPool", "HostBuffer"]
 
 
 class HostBuffer:
@@ -33,7 +27,6 @@ class HostBuffer:
     def __init__(self, *, pinned: bool = False) -> None:
         self._pinned = pinned
         self._memory: dict[str, NDArray] = {}
-        self._owners: dict[str, Any] = {}
         self._views: dict[str, tuple[NDArray, ...]] = {}
         self.busy: Done | None = None
 
@@ -90,7 +83,7 @@ class HostBuffer:
         """A view of `shape` at the start of the memory that is kept under `name`."""
         wanted = math.prod(shape) * dtype.itemsize
         if name not in self._memory or self._memory[name].nbytes < wanted:
-            self._memory[name], self._owners[name] = _allocate(wanted, pinned=self._pinned)
+            self._memory[name] = allocate_bytes(wanted, pinned=self._pinned)
         return self._memory[name][:wanted].view(dtype).reshape(shape)
 
 
@@ -117,17 +110,6 @@ def _moved_up(array: NDArray, kept: BoolArray) -> NDArray:
         if to != row:
             array[to] = array[row]
     return array[:count]
-
-
-def _allocate(num_bytes: int, *, pinned: bool) -> tuple[NDArray, Any]:
-    """Bytes, and what keeps them alive."""
-    if not pinned:
-        memory = np.empty(num_bytes, dtype=np.uint8)
-        return memory, memory
-    import torch
-
-    tensor = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
-    return tensor.numpy(), tensor
 
 
 class BufferPool:

@@ -11,6 +11,7 @@ from rankwise.data.contract import Order, Source
 from rankwise.data.feed.batch import FeedBatch
 from rankwise.data.feed.buffer import BufferPool, HostBuffer
 from rankwise.data.feed.cursor import Cursor, CursorLoader, check_fits
+from rankwise.data.feed.done import done_of
 from rankwise.data.feed.place import Placer, make_placer
 from rankwise.data.feed.reader import ReadAhead, ReadBatch, ReadStep, StepReader
 from rankwise.data.feed.skipping import OnBadSample, SkipBudget
@@ -174,9 +175,12 @@ class FeedLoader(CursorLoader):
         fields = self._placer.receive(read.placed)
 
         def give_back(event: Any) -> None:
-            if self._placer.shares_memory:
-                read.buffer.busy = event
-            pool.give_back(read.buffer)
+            try:
+                done = done_of(event)
+                if self._placer.shares_memory:
+                    read.buffer.busy = done
+            finally:
+                pool.give_back(read.buffer)
 
         batch = FeedBatch(
             read.share, fields, num_lost=read.num_lost, may_skip=self._budget.may_skip, give_back=give_back

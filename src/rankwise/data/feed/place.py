@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from rankwise.data.contract import IntArray, NDArray
-from rankwise.data.feed.buffer import Done
+from rankwise.data.feed.done import Done
 from rankwise.errors import ConfigError, MissingExtraError
 
 if TYPE_CHECKING:

@@ -1,0 +1,70 @@
+"""What `release` waits for."""
+
+import numpy as np
+import pytest
+
+from rankwise.data.feed import BufferPool
+from rankwise.data.feed.allocating import allocate_bytes
+from rankwise.data.feed.done import done_of
+from rankwise.errors import ConfigError
+
+
+class Array:
+    """A JAX array as far as this is concerned."""
+
+    def __init__(self):
+        self.asked = []
+
+    def is_ready(self):
+        self.asked.append("is_ready")
+        return False
+
+    def block_until_ready(self):
+        self.asked.append("block_until_ready")
+        return self
+
+
+class Event:
+    def synchronize(self):
+        pass
+
+
+def test_events_and_results_are_waited_for():
+    """An event stands for itself, a JAX array for the computation that makes it, None for nothing."""
+    event, array = Event(), Array()
+    assert done_of(None) is None
+    assert done_of(event) is event
+    done = done_of(array)
+    assert not done.query()
+    done.synchronize()
+    assert array.asked == ["is_ready", "block_until_ready"]
+
+
+@pytest.mark.parametrize("wrong", ["now", 1.5, object(), True])
+def test_other_things_are_refused(wrong):
+    """What cannot be waited for is refused, and told that the memory is not protected."""
+    with pytest.raises(ConfigError, match="takes an event"):
+        done_of(wrong)
+
+
+def test_memory_is_not_filled_before_the_result_is_there():
+    """A buffer that came back with a result waits for it when it is reserved again, once."""
+    pool, array = BufferPool(), Array()
+    buffer = pool.acquire(1)
+    buffer.reserve({}, 0, {})
+    buffer.busy = done_of(array)
+    pool.give_back(buffer)
+    again = pool.acquire(1)
+    again.reserve({}, 0, {})
+    again.reserve({}, 0, {})
+    assert again is buffer
+    assert array.asked == ["block_until_ready"]
+
+
+@pytest.mark.parametrize("num_bytes", [1, 63, 64, 65, 4097])
+def test_memory_is_aligned(num_bytes):
+    """Batches begin at multiples of 64 bytes, which is what XLA shares."""
+    held = [allocate_bytes(num_bytes, pinned=False) for _ in range(5)]
+    assert all(memory.ctypes.data % 64 == 0 and memory.shape == (num_bytes,) for memory in held)
+    held[0][:] = 7
+    assert (np.asarray(held[0]) == 7).all()
