@@ -39,6 +39,7 @@ def read_plainly(request: BoxRequest, out: NDArray) -> BoxReport:
         valid=valid,
         errors=tuple(errors),
         slow_chunks=len(request),
+        missing_boxes=np.zeros(len(request), dtype=np.bool_),
         fill_boxes=np.zeros(len(request), dtype=np.bool_),
     )
 

@@ -138,16 +138,26 @@ def test_real_ranks_share_the_epoch(tmp_path):
 
 
 def test_damage_stops_the_loader_with_the_place(tmp_path):
-    """A damaged chunk surfaces as SampleError with sample, store, chunk and step."""
+    """A damaged chunk surfaces as SampleError with sample, array, file and step."""
     store(tmp_path)
     file = tmp_path / "image" / "c" / "2" / "0" / "0"
     file.write_bytes(file.read_bytes()[:-100])
     source = ArraySource.open(tmp_path)
-    with pytest.raises(SampleError, match=r"sample \d+ cannot be read .*image, chunk \d+.*checksum") as caught:
+    with pytest.raises(SampleError, match=r"sample \d+ cannot be read: .*image/c/2/0/0 .*checksum") as caught:
         for _ in SampleLoader(source, order=Order(source, batch_size=20)):
             pass
     assert 64 <= caught.value.sample < 96
     assert "while reading step" in caught.value.__notes__[0]
+
+
+def test_damaged_samples_are_left_out_within_a_budget(tmp_path):
+    """With on_bad_sample= the samples of a damaged chunk are left out and counted; the others arrive."""
+    image = store(tmp_path)
+    (tmp_path / "label" / "c" / "3").write_bytes(b"nonsense")
+    source = ArraySource.open(tmp_path)
+    loader = SampleLoader(source, order=Order(source, batch_size=20), world=Place(0, 1), on_bad_sample=16)
+    assert sorted(chain(*taken(loader, image))) == [i for i in range(203) if not 48 <= i < 64]
+    assert (loader.stats.skipped, loader.stats.samples) == (16, 187)
 
 
 def test_an_order_of_other_data_is_refused(tmp_path):

@@ -5,6 +5,7 @@ import pytest
 import zarr
 from zarr.codecs import BytesCodec, ShardingCodec, TransposeCodec
 
+from rankwise.data.store import read_meta
 from rankwise.data.store.shard import MISSING, OUTSIDE, IndexLayout, read_index
 from rankwise.errors import DataError
 
@@ -12,7 +13,7 @@ from rankwise.errors import DataError
 def sharded(path, **options):
     array = zarr.create_array(path, shape=(8, 6), chunks=(2, 3), shards=(8, 6), dtype="u1", compressors=None, **options)
     array[:4] = 7
-    return IndexLayout.from_metadata(array.metadata.to_dict()), path / "c" / "0" / "0"
+    return read_meta(path).index, path / "c" / "0" / "0"
 
 
 def test_written_chunks_have_their_bytes_and_others_none(tmp_path):
@@ -49,13 +50,10 @@ def test_a_file_shorter_than_its_index_is_named(tmp_path):
     assert str(tmp_path / "f") in str(caught.value)
 
 
-def test_unknown_ways_to_keep_an_index_are_left_to_zarr():
-    """Unsharded arrays, a codec before the sharding, and other index codecs have no layout that we read."""
-    store = zarr.storage.MemoryStore()
-    plain = zarr.create_array(store, name="a", shape=(4,), chunks=(2,), dtype="u1")
-    assert IndexLayout.from_metadata(plain.metadata.to_dict()) is None
+def test_unknown_ways_to_keep_an_index_are_left_to_zarr(tmp_path):
+    """Unsharded arrays, and other index codecs, have no layout that we read."""
+    zarr.create_array(tmp_path / "a", shape=(4,), chunks=(2,), dtype="u1")
+    assert read_meta(tmp_path / "a").index is None
     codec = ShardingCodec(chunk_shape=(2, 2), index_codecs=[TransposeCodec(order=(2, 1, 0)), BytesCodec()])
-    exotic = zarr.create_array(
-        store, name="b", shape=(4, 4), chunks=(4, 4), dtype="u1", serializer=codec, compressors=None
-    )
-    assert IndexLayout.from_metadata(exotic.metadata.to_dict()) is None
+    zarr.create_array(tmp_path / "b", shape=(4, 4), chunks=(4, 4), dtype="u1", serializer=codec, compressors=None)
+    assert read_meta(tmp_path / "b").index is None

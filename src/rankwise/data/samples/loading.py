@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rankwise.data.contract import Order, Source
-from rankwise.data.feed import BatchTransform, FeedLoader, Transform
+from rankwise.data.feed import BatchTransform, FeedLoader, OnBadSample, Transform
 from rankwise.data.samples.advice import warn_small_cache
 from rankwise.data.samples.place import find_place
 
@@ -31,6 +31,7 @@ class SampleLoader(FeedLoader):
         transform: ``transform(fields, key) -> fields`` for one sample, on the reader thread.
         batch_transform: ``batch_transform(fields, keys) -> fields`` for a whole batch, on the device.
         fields: the fields to read; None = all.
+        on_bad_sample: "raise", or how many damaged samples this rank may leave out; see `FeedLoader`.
 
     Raises:
         ConfigError: an argument is out of range, or there is no such field.
@@ -49,6 +50,7 @@ class SampleLoader(FeedLoader):
         transform: Transform | None = None,
         batch_transform: BatchTransform | None = None,
         fields: Sequence[str] | None = None,
+        on_bad_sample: OnBadSample = "raise",
     ) -> None:
         place = find_place(world, device)
         warn_small_cache(source, order, rank=place.rank, world_size=place.world_size)
@@ -63,4 +65,5 @@ class SampleLoader(FeedLoader):
             transform=transform,
             batch_transform=batch_transform,
             fields=fields,
+            on_bad_sample=on_bad_sample,
         )

@@ -6,27 +6,35 @@ import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, TracebackType
 from typing import Any, Literal, Self
 
 import numpy as np
 
 from rankwise.data.contract import BatchBuffer, FieldSpec, IntArray, NDArray, ReadReport, Share
-from rankwise.data.samples.column import Column, ColumnPlan, MemoryColumn, StoredColumn
-from rankwise.data.store import DEFAULT_CACHE_BYTES, ChunkCache, StoredArray, StoreStats, open_array, open_arrays
-from rankwise.data.store import wrap_array as wrap_zarr
+from rankwise.data.samples.column import Column, MemoryColumn
+from rankwise.data.samples.opening import GroupArrays, make_column
+from rankwise.data.samples.stored import StoredColumn
+from rankwise.data.store import DEFAULT_CACHE_BYTES, BoxPlan, BoxReader, BoxReport, ChunkCache, ReaderStats
 from rankwise.errors import ConfigError, DataError, SampleError
 
 __all__ = ["ArrayPlan", "ArraySource"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ArrayPlan:
-    """Implements `Plan`: how one share is read from every field."""
+    """Implements `Plan`: how one share is read from every field.
+
+    Attributes:
+        share: the share.
+        boxes: for each Zarr field, how its rows are read.
+        num_chunks: chunks to decode, those left out that are decoded already.
+        read_bytes: encoded bytes to read, as far as known beforehand.
+        decode_bytes: bytes to decode.
+    """
 
     share: Share
-    columns: tuple[ColumnPlan, ...]
+    boxes: Mapping[str, BoxPlan]
     num_chunks: int
     read_bytes: int
     decode_bytes: int
@@ -47,13 +55,14 @@ class ArraySource:
             file, which is memory-mapped.
         cache: bytes of decoded chunks kept in memory (default 256 MiB; 0 = none), or a `ChunkCache` that several
             sources share.
+        threads: threads that read and decode; None = the cores that this rank may use.
         missing: what a chunk that is not in the store stands for: "fill" = the array's fill value, as Zarr says
             (counted in the statistics), "error" = a damaged store.
 
     Raises:
         ConfigError: there are no arrays, their lengths differ, they are empty or hold objects.
-        DataError: a path holds no array.
-        MissingExtraError: an array is a Zarr array and zarr is not installed.
+        DataError: a path holds no array, or a damaged one.
+        MissingExtraError: an array is a Zarr array and what reads it is not installed.
     """
 
     def __init__(
@@ -61,15 +70,17 @@ class ArraySource:
         arrays: Mapping[str, Any],
         *,
         cache: ChunkCache | int = DEFAULT_CACHE_BYTES,
+        threads: int | None = None,
         missing: Literal["fill", "error"] = "fill",
     ) -> None:
         if not arrays:
             raise ConfigError("an ArraySource wants at least one array, such as {'image': array}; got none")
         if missing not in ("fill", "error"):
             raise ConfigError(f"missing= is 'fill' or 'error', got {missing!r}")
-        self.cache = cache if isinstance(cache, ChunkCache) else ChunkCache(cache)
-        self._columns = {
-            name: _column(name, array, cache=self.cache, missing=missing) for name, array in arrays.items()
+        # a window order comes back to its chunks soon: each is kept at its first time
+        self.reader = BoxReader(cache=cache, threads=threads, keep="all")
+        self._columns: dict[str, Column] = {
+            name: make_column(name, array, self.reader, missing=missing) for name, array in arrays.items()
         }
         self._num_samples = _common_length(self._columns)
         self._fingerprint = _fingerprint(self._columns)
@@ -82,33 +93,33 @@ class ArraySource:
         *,
         fields: Sequence[str] | Mapping[str, str] | None = None,
         cache: ChunkCache | int = DEFAULT_CACHE_BYTES,
+        threads: int | None = None,
         missing: Literal["fill", "error"] = "fill",
     ) -> Self:
         """Open the arrays of a Zarr group.
 
         Args:
-            uri: folder or URL of the group.
+            uri: folder or URL of the group, or a ZIP file with one.
             fields: which of its arrays; a mapping ``{field: array}`` renames them; None = all that it holds, by name.
             cache: see the class.
+            threads: see the class.
             missing: see the class.
 
         Raises:
-            ConfigError: lengths differ (the message lists them), or an array is empty or holds objects.
-            DataError: there is no group, or it lacks an array (the message lists what there is).
-            MissingExtraError: zarr is not installed.
+            ConfigError: lengths differ (the message lists them), or an array is empty.
+            DataError: there is no group, or it lacks an array (the message lists what there is), or an array is
+                damaged or holds what batches cannot.
+            MissingExtraError: what reads it is not installed.
         """
-        shared = cache if isinstance(cache, ChunkCache) else ChunkCache(cache)
-        arrays = open_arrays(uri, cache=shared)
-        if not arrays:
-            raise DataError(f"the Zarr group {uri} holds no arrays")
         if isinstance(fields, str):
             raise ConfigError(f"fields= is a list of names, got the text {fields!r}: write fields=[{fields!r}]")
-        names = (
-            fields
-            if isinstance(fields, Mapping)
-            else {name: name for name in (sorted(arrays) if fields is None else fields)}
-        )
-        return cls({name: arrays[array] for name, array in names.items()}, cache=shared, missing=missing)
+        held = GroupArrays(uri)
+        if not held:
+            raise DataError(f"the Zarr group {uri} holds no arrays")
+        if not isinstance(fields, Mapping):
+            fields = {name: name for name in (held if fields is None else fields)}
+        arrays = {name: held[array] for name, array in fields.items()}
+        return cls(arrays, cache=cache, threads=threads, missing=missing)
 
     def __repr__(self) -> str:
         fields = ", ".join(f"{name}: {spec.dtype}{list(spec.shape)}" for name, spec in self.fields.items())
@@ -127,7 +138,12 @@ class ArraySource:
         index = sample + len(self) if sample < 0 else sample
         if not 0 <= index < len(self):
             raise IndexError(f"there is no sample {sample}: the source has {len(self)}")
-        return {name: _one_row(column, index) for name, column in self._columns.items()}
+        ids: IntArray = np.array([index], dtype=np.int64)
+        rows = {name: np.empty((1, *spec.shape), dtype=spec.dtype) for name, spec in self.fields.items()}
+        report = self._read(ids, self._boxes(ids), rows)
+        if report.errors:
+            raise report.errors[0]
+        return {name: row[0, ...] for name, row in rows.items()}
 
     @property
     def num_samples(self) -> int:
@@ -153,20 +169,25 @@ class ArraySource:
         return self._fingerprint
 
     @property
-    def stats(self) -> StoreStats:
+    def cache(self) -> ChunkCache:
+        """Where decoded chunks are kept."""
+        return self.reader.cache
+
+    @property
+    def stats(self) -> ReaderStats:
         """What was read from Zarr arrays through this source, all fields together."""
-        total = StoreStats()
-        for column in self._columns.values():
-            total = total + column.stats
-        return total
+        return self.reader.stats
 
     def decoded_bytes(self, num_samples: int) -> int:
-        """Return the bytes that so many samples take in the cache: those of the Zarr fields, decoded."""
-        stored = [column for column in self._columns.values() if isinstance(column, StoredColumn)]
-        return num_samples * sum(column.row_bytes for column in stored)
+        """Return the bytes that so many neighbouring samples take in the cache: those of the Zarr fields, decoded."""
+        return sum(column.cached_bytes(num_samples) for column in self._stored.values())
+
+    @property
+    def _stored(self) -> dict[str, StoredColumn]:
+        return {name: column for name, column in self._columns.items() if isinstance(column, StoredColumn)}
 
     def select(self, fields: Sequence[str]) -> ArraySource:
-        """Return a source of some of the fields, over the same arrays, cache and statistics.
+        """Return a source of some of the fields, over the same arrays, with the same cache and statistics.
 
         Raises:
             ConfigError: there is no such field.
@@ -175,7 +196,7 @@ class ArraySource:
         if unknown or not fields:
             raise ConfigError(f"the source has the fields {', '.join(self._columns)}; asked for {list(fields)}")
         chosen = object.__new__(type(self))
-        chosen.cache = self.cache
+        chosen.reader = self.reader
         chosen._columns = {name: self._columns[name] for name in fields}
         chosen._num_samples = self._num_samples
         chosen._fingerprint = self._fingerprint
@@ -198,61 +219,68 @@ class ArraySource:
         ids = np.asarray(share.ids, dtype=np.int64)
         if len(ids) and not (ids.min() >= 0 and ids.max() < len(self)):
             raise IndexError(f"a share asks for samples {ids.min()} to {ids.max()}: the source has {len(self)}")
-        columns = tuple(column.plan(ids) for column in self._columns.values())
-        costs = [column.cost(plan) for column, plan in zip(self._columns.values(), columns, strict=True)]
-        num_chunks, read_bytes, decode_bytes = (sum(cost) for cost in zip(*costs, strict=True))
+        boxes = self._boxes(ids)
+        num_chunks = read_bytes = decode_bytes = 0
+        for name, plan in boxes.items():
+            needed = self.reader.needed(plan)
+            num_chunks += int(needed.sum())
+            read_bytes += int(np.maximum(plan.chunks.length[needed], 0).sum())
+            decode_bytes += int(needed.sum()) * self._stored[name].array.chunk_bytes
         return ArrayPlan(
-            share=share, columns=columns, num_chunks=num_chunks, read_bytes=read_bytes, decode_bytes=decode_bytes
+            share=share, boxes=boxes, num_chunks=num_chunks, read_bytes=read_bytes, decode_bytes=decode_bytes
         )
 
     def hint(self, plan: ArrayPlan) -> None:
         """Ask the system to read the bytes of a plan soon (local files only, best effort)."""
-        for column, part in zip(self._columns.values(), plan.columns, strict=True):
-            column.hint(part)
+        self.reader.hint(list(plan.boxes.values()))
 
     def read(self, plan: ArrayPlan, into: BatchBuffer) -> ReadReport:
         """Read a plan into a buffer, which it reserves. Thread-safe; samples that fail are reported, not raised."""
         into.reserve(self.fields, plan.share.num_samples, {})
-        reports = [
-            column.read(part, into.arrays(name)[0])
-            for (name, column), part in zip(self._columns.items(), plan.columns, strict=True)
-        ]
-        valid = np.logical_and.reduce([report.valid for report in reports])
-        first: dict[int, SampleError] = {}
-        for report in reports:
-            for error in report.errors:
-                first.setdefault(error.sample, error)
-        return ReadReport(
-            valid=valid,
-            fill_chunks=sum(report.fill_chunks for report in reports),
-            slow_chunks=sum(report.slow_chunks for report in reports),
-            errors=tuple(first.values()),
-        )
+        return self._read(plan.share.ids, plan.boxes, {name: into.arrays(name)[0] for name in self._columns})
+
+    def close(self) -> None:
+        """Give threads and files back. Reading again opens them anew."""
+        self.reader.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _boxes(self, ids: IntArray) -> dict[str, BoxPlan]:
+        requests = {name: column.request(ids) for name, column in self._stored.items()}
+        return {name: self.reader.plan(request) for name, request in requests.items() if request is not None}
+
+    def _read(self, ids: IntArray, boxes: Mapping[str, BoxPlan], into: Mapping[str, NDArray]) -> ReadReport:
+        """Fill ``into[field][B, *shape]``: all Zarr fields at once, so that threads share the work."""
+        for name, column in self._columns.items():
+            if isinstance(column, MemoryColumn):
+                column.read(ids, into[name])
+        reports = self.reader.read([(plan, into[name][:, None]) for name, plan in boxes.items()]) if boxes else ()
+        errors: dict[int, SampleError] = {}
+        for (name, plan), report in zip(boxes.items(), reports, strict=True):
+            for place, error in self._stored[name].errors(ids, plan, report).items():
+                errors.setdefault(place, error)
+        return _summed(len(ids), errors, reports)
 
 
-def _column(name: str, array: Any, *, cache: ChunkCache, missing: str) -> Column:
-    if isinstance(array, (str, os.PathLike)):
-        if str(array).endswith(".npy"):
-            return MemoryColumn(_load_npy(Path(array)), place=f"{name!r} ({array})")
-        array = open_array(array, cache=cache)
-    if isinstance(array, np.ndarray):
-        return MemoryColumn(array, place=f"field {name!r}")
-    if not isinstance(array, StoredArray) and hasattr(array, "store_path"):
-        array = wrap_zarr(array, cache=cache)
-    if isinstance(array, StoredArray):
-        return StoredColumn(array, missing=missing)
-    raise ConfigError(
-        f"field {name!r} is a {type(array).__module__}.{type(array).__name__}; an ArraySource takes NumPy arrays, Zarr "
-        "arrays, and paths to Zarr arrays or .npy files (for a tensor pass tensor.numpy())"
+def _summed(num_samples: int, errors: Mapping[int, SampleError], reports: Sequence[BoxReport]) -> ReadReport:
+    valid = np.ones(num_samples, dtype=np.bool_)
+    valid[list(errors)] = False
+    first: dict[int, SampleError] = {}
+    for _, error in sorted(errors.items()):
+        first.setdefault(error.sample, error)
+    return ReadReport(
+        valid=valid,
+        fill_chunks=sum(report.fill_chunks for report in reports),
+        fast_chunks=sum(report.fast_chunks for report in reports),
+        slow_chunks=sum(report.slow_chunks for report in reports),
+        errors=tuple(first.values()),
     )
-
-
-def _load_npy(path: Path) -> NDArray:
-    try:
-        array: NDArray = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError) as error:
-        raise DataError(f"the file {path} cannot be read as a NumPy array: {error}") from error
-    return array
 
 
 def _fingerprint(columns: Mapping[str, Column]) -> str:
@@ -269,13 +297,3 @@ def _common_length(columns: Mapping[str, Column]) -> int:
     if length == 0:
         raise ConfigError(f"a source wants at least one sample; {listing}")
     return length
-
-
-def _one_row(column: Column, index: int) -> NDArray:
-    into = np.empty((1, *column.spec.shape), dtype=column.spec.dtype)
-    ids: IntArray = np.array([index], dtype=np.int64)
-    report = column.read(column.plan(ids), into)
-    if report.errors:
-        raise report.errors[0]
-    row: NDArray = into[0, ...]
-    return row

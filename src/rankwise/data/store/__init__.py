@@ -1,11 +1,10 @@
-"""Bytes to arrays: boxes and rows of Zarr arrays, checked, decoded, cached and counted. Needs no torch."""
+"""Bytes to arrays: boxes of Zarr arrays, checked, decoded, cached and counted. Needs no torch."""
 
 from __future__ import annotations
 
-from rankwise.data.store.array import StoredArray
 from rankwise.data.store.boxes import BoxError, BoxReport, BoxRequest, Pad
 from rankwise.data.store.cache import DEFAULT_CACHE_BYTES, ChunkCache
-from rankwise.data.store.grid import Grid
+from rankwise.data.store.extras import load_zarr, require_codecs
 from rankwise.data.store.meta import (
     ArrayMeta,
     Catalogue,
@@ -17,12 +16,10 @@ from rankwise.data.store.meta import (
     open_plate,
     read_meta,
 )
-from rankwise.data.store.opening import load_zarr, open_array, open_arrays, wrap_array
 from rankwise.data.store.plan import BoxPlan
-from rankwise.data.store.presence import ByteRange, Found
 from rankwise.data.store.reader import BoxReader, Keep
 from rankwise.data.store.reading import ReaderStats
-from rankwise.data.store.stats import Counters, StoreStats
+from rankwise.data.store.remote import understands_url
 
 __all__ = [
     "DEFAULT_CACHE_BYTES",
@@ -32,26 +29,19 @@ __all__ = [
     "BoxReader",
     "BoxReport",
     "BoxRequest",
-    "ByteRange",
     "Catalogue",
     "ChunkCache",
     "ChunkCodec",
-    "Counters",
-    "Found",
-    "Grid",
     "Keep",
     "Pad",
     "ReaderStats",
-    "StoreStats",
-    "StoredArray",
     "build_catalogue",
     "iter_images",
     "list_arrays",
     "load_zarr",
-    "open_array",
-    "open_arrays",
     "open_image",
     "open_plate",
     "read_meta",
-    "wrap_array",
+    "require_codecs",
+    "understands_url",
 ]

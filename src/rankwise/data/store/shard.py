@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -38,29 +36,6 @@ class IndexLayout:
     def num_bytes(self) -> int:
         """Length of the encoded index."""
         return 16 * math.prod(self.chunks_per_shard) + 4 * self.checked
-
-    @classmethod
-    def from_metadata(cls, metadata: Mapping[str, Any]) -> IndexLayout | None:
-        """Return the layout that the metadata document of a Zarr v3 array names.
-
-        None when the array is not sharded, or keeps its index in a way that this room does not know (zarr-python
-        then reads it, and chunks that are missing cannot be told from written ones).
-        """
-        codecs = metadata.get("codecs") or []
-        if len(codecs) != 1 or codecs[0]["name"] != "sharding_indexed":
-            return None
-        config = codecs[0]["configuration"]
-        names = [codec["name"] for codec in config["index_codecs"]]
-        endian = config["index_codecs"][0].get("configuration", {}).get("endian", "little")
-        if names not in (["bytes"], ["bytes", "crc32c"]) or str(getattr(endian, "value", endian)) != "little":
-            return None
-        outer = metadata["chunk_grid"]["configuration"]["chunk_shape"]
-        location = config.get("index_location", "end")
-        return cls(
-            chunks_per_shard=tuple(int(s) // int(c) for s, c in zip(outer, config["chunk_shape"], strict=True)),
-            at_end=str(getattr(location, "value", location)) == "end",
-            checked=len(names) == 2,
-        )
 
 
 def read_index(path: Path, layout: IndexLayout) -> IntArray:

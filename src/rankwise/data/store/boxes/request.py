@@ -142,6 +142,8 @@ class BoxReport:
         fast_chunks: chunks that our own decoders decoded.
         slow_chunks: chunks that zarr-python decoded.
         cached_chunks: chunks that were decoded already.
+        missing_boxes: bool[B], True where a chunk that is needed is not in the store, as far as one can tell: what only
+            zarr-python reads, behind a URL or in a store of its own, it takes for the fill value.
         fill_boxes: bool[B], True where every element is the fill value because nothing was ever written there.
     """
 
@@ -151,4 +153,5 @@ class BoxReport:
     fast_chunks: int = 0
     slow_chunks: int = 0
     cached_chunks: int = 0
+    missing_boxes: BoolArray
     fill_boxes: BoolArray

@@ -10,9 +10,9 @@ import numpy as np
 
 from rankwise.data.contract import DType
 from rankwise.data.store.codec_pipeline import plain_codecs
+from rankwise.data.store.extras import load_zarr
 from rankwise.data.store.meta.strict import UnreadableError
 from rankwise.data.store.meta.values import KeyEncoding
-from rankwise.data.store.opening import load_zarr
 
 __all__ = ["Vetted", "vet"]
 

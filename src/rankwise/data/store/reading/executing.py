@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from rankwise.data.contract import IntArray, NDArray
+from rankwise.data.contract import BoolArray, IntArray, NDArray
 from rankwise.data.store.boxes import BoxError, BoxReport, converted
 from rankwise.data.store.plan import BoxPlan, OddBox
-from rankwise.data.store.reading.failures import ChunkFailure, box_errors, changed_files, never_written
+from rankwise.data.store.reading.failures import ChunkFailure, box_errors, changed_files, unwritten
 from rankwise.data.store.reading.fast import FastChunks
 from rankwise.data.store.reading.slow_chunks import SlowChunks
 from rankwise.data.store.reading.stats import ReaderStats
@@ -74,10 +74,11 @@ class _Run:
         for part in self._parts:
             failed |= part.failed
         failed |= changed_files(self._plan)
-        fill_boxes = never_written(self._plan)
+        absent = [part.absent for part in self._parts if isinstance(part, FastChunks)]
+        missing_boxes, fill_boxes = unwritten(self._plan, np.concatenate([np.empty(0, dtype=np.int64), *absent]))
         errors = list({error.box: error for error in (*self._unfilled, *box_errors(self._plan, failed))}.values())
         for odd in self._odd:
-            errors += odd.finish(self._out, fill_boxes)
+            errors += odd.finish(self._out, missing_boxes, fill_boxes)
         valid = np.ones(len(self._plan.request), dtype=np.bool_)
         valid[[error.box for error in errors]] = False
         stats = self.stats
@@ -88,6 +89,7 @@ class _Run:
             fast_chunks=stats.fast_chunks,
             slow_chunks=stats.slow_chunks,
             cached_chunks=stats.cached_chunks,
+            missing_boxes=missing_boxes,
             fill_boxes=fill_boxes & valid,
         )
 
@@ -100,10 +102,10 @@ class _OddRun:
         self._region = np.empty((1, *odd.plan.request.shape), dtype=plan.request.dtype)
         self.run = _Run(odd.plan, self._region, tools)
 
-    def finish(self, out: NDArray, fill_boxes: NDArray) -> list[BoxError]:
+    def finish(self, out: NDArray, missing_boxes: BoolArray, fill_boxes: BoolArray) -> list[BoxError]:
         """Put the box together; return what went wrong with it."""
         box, report = self._odd.box, self.run.report()
-        fill_boxes[box] = report.fill_boxes[0]
+        missing_boxes[box], fill_boxes[box] = report.missing_boxes[0], report.fill_boxes[0]
         out[box] = self._region[0][np.ix_(*self._odd.picks)]
         return [BoxError(box=box, place=e.place, error=e.error, damage=e.damage) for e in report.errors]
 

@@ -12,7 +12,7 @@ from rankwise.data.store.files import local_identity
 from rankwise.data.store.plan import BoxPlan
 from rankwise.errors import DataError
 
-__all__ = ["REPLACED", "ChunkFailure", "box_errors", "changed_files", "never_written", "place_of"]
+__all__ = ["REPLACED", "ChunkFailure", "box_errors", "changed_files", "place_of", "unwritten"]
 
 REPLACED = (
     "lies in a file that was replaced or written to after it was first looked at: open the store anew, and do not "
@@ -66,12 +66,19 @@ def _boxes(plan: BoxPlan, chunk: int) -> IntArray:
     return np.unique(plan.targets.box[bounds[chunk] : bounds[chunk + 1]])
 
 
-def never_written(plan: BoxPlan) -> BoolArray:
-    """bool[B]: boxes of which no chunk was ever written."""
-    present = np.repeat(plan.chunks.offset != -1, np.diff(plan.targets.bounds))
-    counts = np.bincount(plan.targets.box[present], minlength=len(plan.request))
-    empty: BoolArray = counts == 0
-    return empty
+def unwritten(plan: BoxPlan, absent: IntArray) -> tuple[BoolArray, BoolArray]:
+    """Return bool[B] twice: boxes with a chunk that was never written, and boxes with no other ones.
+
+    Args:
+        plan: the plan.
+        absent: chunks that turned out not to be there; of the others, the plan knows.
+    """
+    missing: BoolArray = plan.chunks.offset == -1
+    missing[absent] = True
+    missing = np.repeat(missing, np.diff(plan.targets.bounds))
+    some = np.bincount(plan.targets.box[missing], minlength=len(plan.request)) > 0
+    none = np.bincount(plan.targets.box[~missing], minlength=len(plan.request)) == 0
+    return some, none
 
 
 def changed_files(plan: BoxPlan) -> dict[int, ChunkFailure]:

@@ -79,6 +79,12 @@ class FastChunks:
             decode_s=self.seconds,
         )
 
+    @property
+    def absent(self) -> IntArray:
+        """Chunks of the plan whose objects turned out not to be there when they were read."""
+        absent: IntArray = self._chosen[(self._tasks.kind == KIND_FILL) & (self._plan.chunks.offset[self._chosen] >= 0)]
+        return absent
+
     def tasks(self, num_threads: int) -> Iterator[Callable[[], None]]:
         """Yield pieces of work, in the order in which they should start."""
         largest = max(self._plan.request.arrays[int(k)].chunk_bytes for k in np.unique(self._array))

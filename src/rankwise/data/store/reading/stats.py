@@ -44,6 +44,11 @@ class ReaderStats:
     read_s: float = 0.0
     decode_s: float = 0.0
 
+    @property
+    def chunks_decoded(self) -> int:
+        """Chunks that were decoded, by whomever."""
+        return self.fast_chunks + self.slow_chunks
+
     def __add__(self, other: ReaderStats) -> ReaderStats:
         return ReaderStats(
             **{part.name: getattr(self, part.name) + getattr(other, part.name) for part in fields(ReaderStats)}

@@ -11,7 +11,7 @@ from rankwise.data.store.remote.ranges import RemoteRange
 from rankwise.data.store.remote.stats import RemoteStats
 from rankwise.data.store.remote.stores import memory_store
 from rankwise.data.store.remote.trouble import ObjectChangedError, TransferError
-from rankwise.data.store.remote.urls import locate
+from rankwise.data.store.remote.urls import locate, understands_url
 
 __all__ = [
     "Listing",
@@ -25,4 +25,5 @@ __all__ = [
     "TransferError",
     "locate",
     "memory_store",
+    "understands_url",
 ]

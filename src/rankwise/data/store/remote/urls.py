@@ -7,7 +7,7 @@ from urllib.parse import unquote
 
 from rankwise.errors import ConfigError
 
-__all__ = ["Location", "locate"]
+__all__ = ["Location", "locate", "understands_url"]
 
 _SCHEMES = {
     "s3": "s3",
@@ -66,6 +66,12 @@ def locate(url: str) -> Location:
             f"{url!r} has an empty part, or a part . or .. in its path, which object stores do not resolve"
         )
     return Location(kind, f"{scheme.lower()}://{bucket}", path)
+
+
+def understands_url(url: str) -> bool:
+    """Whether the scheme of a URL is one that `locate` knows."""
+    scheme, found, _ = url.partition("://")
+    return bool(found) and scheme.lower() in _SCHEMES
 
 
 def _check_http(scheme: str, host: str, path: str) -> None:

@@ -1,14 +1,17 @@
-"""Damaged files on a real disk: found, named, and never taken for data."""
+"""Damaged stores on a real disk: found, named, and never taken for data."""
+
+import pickle
 
 import numpy as np
 import pytest
 import zarr
 from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, GzipCodec, ShardingCodec, ZstdCodec
 
-from rankwise.data.store import ChunkCache, open_array
-from rankwise.errors import DataError
+from rankwise.data.samples import ArraySource
+from rankwise.errors import SampleError
 
 DATA = np.random.default_rng(0).integers(1, 50, (32, 8, 8)).astype("uint16")  # no zeros: the fill value shows
+ROWS = range(0, 32, 4)  # one of each chunk
 LAYOUTS = {
     "sharded-zstd": {"chunks": (4, 8, 8), "shards": (16, 8, 8), "compressors": [ZstdCodec()]},
     "sharded-raw": {"chunks": (4, 8, 8), "shards": (16, 8, 8), "compressors": None},
@@ -20,6 +23,7 @@ LAYOUTS = {
         "compressors": None,
     },
     "zstd": {"chunks": (4, 8, 8), "compressors": [ZstdCodec()]},
+    "zstd-checked": {"chunks": (4, 8, 8), "compressors": [ZstdCodec(checksum=True)]},
     "blosc": {"chunks": (4, 8, 8), "compressors": [BloscCodec(cname="zstd")]},
     "raw": {"chunks": (4, 8, 8), "compressors": None},
     "version-2": {"chunks": (4, 8, 8), "zarr_format": 2},
@@ -37,24 +41,23 @@ def last_file(path):
 
 
 def outcome(path):
-    """For each chunk: 'good', 'fill' or the error; anything else is data that was never written."""
-    stored = open_array(path, cache=ChunkCache(0))
+    """For one sample of each chunk: 'good', 'fill' or the error; anything else is data that was never written."""
+    source = ArraySource({"x": path}, cache=0, threads=1)
     found = []
-    for chunk in range(stored.grid.num_chunks):
+    for row in ROWS:
         try:
-            decoded, _ = stored.read_chunk(chunk)
-        except DataError as error:
-            found.append(str(error))
+            sample = source[row]["x"]
+        except SampleError as error:
+            found.append(str(error) if error.damage and error.sample == row else "wrong")
         else:
-            first, stop = stored.grid.rows(chunk)
-            found.append("good" if (decoded == DATA[first:stop]).all() else "fill" if not decoded.any() else "wrong")
-    return found, stored.stats.fill_chunks
+            found.append("good" if (sample == DATA[row]).all() else "fill" if not sample.any() else "wrong")
+    return found, source.stats.fill_chunks
 
 
 @pytest.mark.parametrize("layout", sorted(LAYOUTS))
 @pytest.mark.parametrize("left", [0.0, 0.5, 0.9])
 def test_a_cut_file_is_an_error(tmp_path, layout, left):
-    """A truncated shard or chunk is a DataError, never the fill value and never garbage; other chunks stay readable."""
+    """A truncated shard or chunk is an error, never the fill value and never garbage; other chunks stay readable."""
     file = last_file(written(tmp_path / "a", layout))
     file.write_bytes(file.read_bytes()[: int(file.stat().st_size * left)])
     found, num_filled = outcome(tmp_path / "a")
@@ -68,19 +71,32 @@ def test_a_cut_file_is_an_error(tmp_path, layout, left):
 @pytest.mark.parametrize("layout", sorted(LAYOUTS))
 def test_a_missing_file_is_the_fill_value_and_counted(tmp_path, layout):
     """Zarr leaves out what was never written: such chunks read as the fill value, and the statistics say how many."""
-    file = last_file(written(tmp_path / "a", layout))
-    file.unlink()
+    last_file(written(tmp_path / "a", layout)).unlink()
     found, num_filled = outcome(tmp_path / "a")
     assert set(found) == {"good", "fill"}
     assert num_filled == found.count("fill")
 
 
-@pytest.mark.parametrize("layout", ["sharded-crc", "sharded-gzip"])
+@pytest.mark.parametrize("layout", sorted(LAYOUTS))
+def test_a_missing_file_is_an_error_if_asked_for(tmp_path, layout):
+    """With missing="error" exactly the samples of chunks that are not there fail, and say which array lacks them."""
+    last_file(written(tmp_path / "a", layout)).unlink()
+    found, _ = outcome(tmp_path / "a")
+    source = ArraySource({"x": tmp_path / "a"}, missing="error")
+    for row, was in zip(ROWS, found, strict=True):
+        if was == "good":
+            np.testing.assert_array_equal(source[row]["x"], DATA[row])
+        else:
+            with pytest.raises(SampleError, match=r"chunk \(\d, 0, 0\) of the array .*missing='fill'"):
+                source[row]
+
+
+@pytest.mark.parametrize("layout", ["sharded-crc", "sharded-gzip", "zstd-checked"])
 def test_a_flipped_bit_is_an_error_where_the_codec_checks(tmp_path, layout):
     """Codecs with a checksum turn any flipped bit of a chunk into an error that names store, array and chunk."""
     file = last_file(written(tmp_path / "a", layout))
     good = file.read_bytes()
-    index = 4 * 16 + 4  # the shard's index, checked by its own test
+    index = 0 if layout == "zstd-checked" else 4 * 16 + 4  # the shard's index, checked by its own test
     for place in np.random.default_rng(1).integers(20, len(good) - index, 12).tolist():
         flipped = bytearray(good)
         flipped[place] ^= 1 << place % 8
@@ -119,9 +135,16 @@ def test_something_else_in_the_place_of_a_file_is_an_error(tmp_path, layout):
 
 
 @pytest.mark.parametrize("layout", ["zstd", "sharded-zstd"])
-def test_an_array_that_went_away_is_an_error(tmp_path, layout):
-    """When a mount disappears, missing files are not taken for fill values."""
-    stored = open_array(written(tmp_path / "a", layout), cache=ChunkCache(0))
+def test_an_array_that_went_away_is_no_damage(tmp_path, layout):
+    """When a mount disappears, missing files are not taken for fill values, and no budget of skips is spent on it."""
+    source = ArraySource({"x": written(tmp_path / "a", layout)}, cache=0)
     (tmp_path / "a").rename(tmp_path / "elsewhere")
-    with pytest.raises(DataError, match="has gone since it was opened"):
-        stored.read_chunk(0)
+    with pytest.raises(SampleError, match="has gone since it was opened") as caught:
+        source[0]
+    assert not caught.value.damage
+
+
+def test_sample_errors_travel():
+    """A SampleError keeps its attributes through pickle, as it must from a worker or another rank."""
+    arrived = pickle.loads(pickle.dumps(SampleError("broken", sample=7, place="chunk 3", damage=False)))
+    assert (str(arrived), arrived.sample, arrived.place, arrived.damage) == ("broken", 7, "chunk 3", False)

@@ -1,0 +1,126 @@
+"""From paths, URLs and arrays to the columns of a source."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+
+from rankwise.data.contract import NDArray
+from rankwise.data.samples.column import Column, MemoryColumn
+from rankwise.data.samples.stored import StoredColumn
+from rankwise.data.store import ArrayMeta, BoxReader, list_arrays, load_zarr, read_meta, require_codecs, understands_url
+from rankwise.errors import ConfigError, DataError
+
+__all__ = ["GroupArrays", "make_column"]
+
+
+def make_column(name: str, array: Any, reader: BoxReader, *, missing: str) -> Column:
+    """Return a field of a source.
+
+    Args:
+        name: of the field.
+        array: NumPy array, Zarr array, its metadata, or a path or URL.
+        reader: reads Zarr arrays.
+        missing: see `StoredColumn`.
+
+    Raises:
+        ConfigError: it is something else, or batches cannot hold it.
+        DataError: there is no array, or it is damaged.
+        MissingExtraError: what reads Zarr arrays is not installed.
+    """
+    if isinstance(array, (str, os.PathLike)):
+        if str(array).endswith(".npy"):
+            return MemoryColumn(_load_npy(Path(array)), place=f"{name!r} ({array})")
+        array = _open_array(array)
+    if isinstance(array, np.ndarray):
+        return MemoryColumn(array, place=f"field {name!r}")
+    require_codecs()
+    if not isinstance(array, ArrayMeta) and hasattr(array, "store_path") and hasattr(array, "shape"):
+        array = reader.adopt(array)
+    if isinstance(array, ArrayMeta):
+        return StoredColumn(array, reader, missing=missing)
+    raise ConfigError(
+        f"field {name!r} is a {type(array).__module__}.{type(array).__name__}; an ArraySource takes NumPy arrays, Zarr "
+        "arrays, and paths to Zarr arrays or .npy files (for a tensor pass tensor.numpy())"
+    )
+
+
+class GroupArrays(Mapping[str, Any]):
+    """The arrays of a Zarr group and of the groups inside it, by their path in the group.
+
+    Arrays that cannot form batches raise only when they are taken out.
+
+    Args:
+        uri: folder or URL of the group, or ZIP file.
+
+    Raises:
+        DataError: there is no group.
+    """
+
+    def __init__(self, uri: str | os.PathLike[str]) -> None:
+        self._uri = uri
+        self._bad: dict[str, DataError] = {}
+        self._arrays: Mapping[str, Any] = (
+            list_arrays(uri, bad=self._bad) if _is_ours(uri) else dict(_walk(_open_foreign(uri, group=True)))
+        )
+
+    def __getitem__(self, name: str) -> Any:
+        if name in self._bad:
+            raise self._bad[name]
+        if name not in self._arrays:
+            held = ", ".join(map(repr, self)) or "nothing"
+            raise DataError(f"the group {self._uri} has no array {name!r}; it holds {held}")
+        return self._arrays[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted([*self._arrays, *self._bad]))
+
+    def __len__(self) -> int:
+        return len(self._arrays) + len(self._bad)
+
+
+def _is_ours(uri: str | os.PathLike[str]) -> bool:
+    """Whether the engine reads it; the rest is left to zarr-python: ZIP files, other URLs."""
+    text = os.fspath(uri)
+    if "://" in text or "::" in text:
+        return understands_url(text)
+    return not (text.endswith(".zip") and Path(text).is_file())
+
+
+def _open_array(uri: str | os.PathLike[str]) -> Any:
+    return read_meta(uri) if _is_ours(uri) else _open_foreign(uri, group=False)
+
+
+def _open_foreign(uri: str | os.PathLike[str], *, group: bool) -> Any:
+    zarr, text = load_zarr(), os.fspath(uri)
+    try:
+        store = text if "://" in text or "::" in text else zarr.storage.ZipStore(text, mode="r")
+        node = zarr.open(store, mode="r")
+    except (ValueError, TypeError, KeyError, OSError, ImportError, BadZipFile) as error:
+        raise DataError(f"the Zarr store at {uri} cannot be opened: {type(error).__name__}: {error}") from error
+    if group and hasattr(node, "shape"):
+        raise DataError(f"{uri} is a single Zarr array, not a group of arrays; give it a field name: {{'x': {uri!r}}}")
+    if not group and not hasattr(node, "shape"):
+        held = ", ".join(sorted(repr(name) for name, _ in _walk(node))) or "nothing"
+        raise DataError(f"{uri} is a Zarr group, not an array; it holds {held}")
+    return node
+
+
+def _walk(group: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, array in group.arrays():
+        yield prefix + name, array
+    for name, inner in group.groups():
+        yield from _walk(inner, f"{prefix}{name}/")
+
+
+def _load_npy(path: Path) -> NDArray:
+    try:
+        array: NDArray = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise DataError(f"the file {path} cannot be read as a NumPy array: {error}") from error
+    return array
