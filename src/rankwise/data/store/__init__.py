@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankwise.data.store.boxes import BoxError, BoxReport, BoxRequest, Pad
+from rankwise.data.store.boxes import BoxError, BoxReport, BoxRequest, Pad, Runs
 from rankwise.data.store.cache import DEFAULT_CACHE_BYTES, ChunkCache
 from rankwise.data.store.extras import load_zarr, require_codecs
 from rankwise.data.store.meta import (
@@ -35,6 +35,7 @@ __all__ = [
     "Keep",
     "Pad",
     "ReaderStats",
+    "Runs",
     "build_catalogue",
     "iter_images",
     "list_arrays",

@@ -180,7 +180,8 @@ class BoxReader:
         What goes wrong with a box stands in its report and does not touch the others.
 
         Args:
-            jobs: plans of this reader, each with a C-contiguous array [B, *shape] of the dtype asked for.
+            jobs: plans of this reader, each with a C-contiguous array of the dtype asked for, of the shape
+                [B, *shape], or [num_rows, *shape[1:]] for runs.
 
         Raises:
             ConfigError: an array has another shape or dtype, or is not contiguous.
@@ -246,7 +247,7 @@ def _rebuild(arguments: dict[str, Any]) -> BoxReader:
 
 
 def _check_output(plan: BoxPlan, out: NDArray) -> None:
-    wanted = (len(plan.request), *plan.request.shape)
+    wanted = plan.request.out_shape
     if out.shape != wanted or out.dtype != plan.request.dtype or not out.flags.c_contiguous:
         raise ConfigError(
             f"a plan wants a C-contiguous output of shape {list(wanted)} and dtype {plan.request.dtype}; got "

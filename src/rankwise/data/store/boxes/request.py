@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 
 from rankwise.data.contract import BoolArray, DType, FloatArray, IntArray
+from rankwise.data.store.boxes.runs import Runs
 from rankwise.data.store.meta import ArrayMeta
 from rankwise.errors import ConfigError, DataError
 
@@ -33,6 +35,8 @@ class BoxRequest:
         scale: float64[len(arrays)] or None: elements x come out as ``x * scale + offset``, computed in float32
             (float64 where `dtype` is float64).
         offset: float64[len(arrays)] or None; given exactly when `scale` is.
+        runs: for boxes of unequal length along the first axis, their lengths and places in an output of the shape
+            [runs.num_rows, *shape[1:]]; `shape` is then that of one row, [1, ...], and `pad` is None.
 
     Raises:
         ConfigError: tables do not fit together, a box sticks out without `pad`, or there is nothing to pad with.
@@ -46,9 +50,11 @@ class BoxRequest:
     pad: Pad | None = None
     scale: FloatArray | None = None
     offset: FloatArray | None = None
+    runs: Runs | None = None
 
     def __post_init__(self) -> None:
         self._check_tables()
+        self._check_runs()
         self._check_scaling()
         if self.pad is None:
             self._refuse_outside()
@@ -74,9 +80,19 @@ class BoxRequest:
                 f"which wants numbers from 0 to {len(self.arrays) - 1}, one for each array; got numbers from "
                 f"{self.which.min()} to {self.which.max()}"
             )
-        far = max(np.abs(self.starts).max(initial=0), -int(self.starts.min(initial=0)), *self.shape, 0)
+        longest = 0 if self.runs is None else int(self.runs.lengths.max(initial=0))
+        far = max(longest, np.abs(self.starts).max(initial=0), -int(self.starts.min(initial=0)), *self.shape, 0)
         if far > _FARTHEST:
             raise ConfigError(f"boxes want starts and extents of at most 2^61 either way, got {far}")
+
+    def _check_runs(self) -> None:
+        if self.runs is None:
+            return
+        if len(self.runs.lengths) != len(self.which) or self.shape[:1] != (1,) or self.pad is not None:
+            raise ConfigError(
+                f"runs want a length for each of the {len(self.which)} boxes, the shape of one row, [1, ...], and no "
+                f"pad; got {len(self.runs.lengths)} lengths, the shape {list(self.shape)} and pad={self.pad!r}"
+            )
 
     def _check_scaling(self) -> None:
         if (self.scale is None) != (self.offset is None):
@@ -99,15 +115,35 @@ class BoxRequest:
     def _refuse_outside(self) -> None:
         shapes = np.array([array.shape for array in self.arrays], dtype=np.int64).reshape(-1, len(self.shape))
         shapes = shapes[self.which]
-        outside = (self.starts < 0) | (self.starts + np.array(self.shape) > shapes)
+        outside = (self.starts < 0) | (self.starts + self.extents > shapes)
         if outside.any():
             box, axis = (int(first[0]) for first in np.nonzero(outside))
             first = int(self.starts[box, axis])
             raise ConfigError(
-                f"box {box} takes elements {first} to {first + self.shape[axis] - 1} of axis {axis} of "
+                f"box {box} takes elements {first} to {first + int(self.extents[box, axis]) - 1} of axis {axis} of "
                 f"{self.arrays[int(self.which[box])].place}, which has {int(shapes[box, axis])}: move it inside, or "
                 'choose what stands for the outside with pad="fill", "edge" or "reflect"'
             )
+
+    @property
+    def extents(self) -> IntArray:
+        """int64[B, ndim], how far each box reaches along each axis."""
+        extents = np.empty(self.starts.shape, dtype=np.int64)
+        extents[:] = self.shape
+        if self.runs is not None:
+            extents[:, 0] = self.runs.lengths
+        return extents
+
+    @property
+    def firsts(self) -> IntArray:
+        """int64[B], element of the flat output where each box begins."""
+        places = np.arange(len(self), dtype=np.int64) if self.runs is None else self.runs.places
+        return places * math.prod(self.shape)
+
+    @property
+    def out_shape(self) -> tuple[int, ...]:
+        """Shape of the output: [B, *shape], or [runs.num_rows, *shape[1:]]."""
+        return (len(self), *self.shape) if self.runs is None else (self.runs.num_rows, *self.shape[1:])
 
     def __len__(self) -> int:
         """Number of boxes."""

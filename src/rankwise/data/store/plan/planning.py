@@ -30,7 +30,7 @@ def make_plan(request: BoxRequest, book: FileBook, serial: Callable[[ArrayMeta],
         serial: returns a number that tells arrays apart.
     """
     shapes = _by_box(request, "shape")
-    high = request.starts + np.array(request.shape, dtype=np.int64)
+    high = request.starts + request.extents
     outside: BoolArray = np.logical_or.reduce((request.starts < 0) | (high > shapes), axis=1)
     odd = outside if request.pad in ("edge", "reflect") else np.zeros(len(request), dtype=np.bool_)
     low = np.clip(request.starts, 0, shapes)
@@ -83,7 +83,7 @@ def _tables(
 def _targets(request: BoxRequest, pieces: Pieces, chunk: IntArray, num_chunks: int) -> TargetTable:
     by_chunk = np.argsort(chunk, kind="stable")
     strides = np.cumprod((1, *request.shape[:0:-1]), dtype=np.int64)[::-1]
-    at = (pieces.begin - request.starts[pieces.box]) @ strides + pieces.box * math.prod(request.shape)
+    at = (pieces.begin - request.starts[pieces.box]) @ strides + request.firsts[pieces.box]
     bounds = np.zeros(num_chunks + 1, dtype=np.int64)
     np.cumsum(np.bincount(chunk, minlength=num_chunks), out=bounds[1:])
     return TargetTable(

@@ -78,6 +78,8 @@ def unwritten(plan: BoxPlan, absent: IntArray) -> tuple[BoolArray, BoolArray]:
     missing = np.repeat(missing, np.diff(plan.targets.bounds))
     some = np.bincount(plan.targets.box[missing], minlength=len(plan.request)) > 0
     none = np.bincount(plan.targets.box[~missing], minlength=len(plan.request)) == 0
+    if plan.request.runs is not None:  # a run of no rows has no chunks at all
+        none &= plan.request.runs.lengths > 0
     return some, none
 
 

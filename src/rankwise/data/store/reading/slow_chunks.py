@@ -115,16 +115,17 @@ class SlowChunks:
         which = int(self._plan.chunks.array[chunk])
         scale = None if request.scale is None else float(request.scale[which])
         offset = None if request.offset is None else float(request.offset[which])
-        size = int(np.prod(request.shape))
+        one_box = request.runs is None  # else boxes are rows of one array
         for at in range(int(targets.bounds[chunk]), int(targets.bounds[chunk + 1])):
             box = int(targets.box[at])
             extent = targets.extent[at].tolist()
-            begin = np.unravel_index(int(targets.dst_start[at]) - box * size, request.shape)
-            into = tuple(slice(int(low), int(low) + n) for low, n in zip(begin, extent, strict=True))
+            begin = np.unravel_index(int(targets.dst_start[at]), request.out_shape)
+            reach = (1, *extent) if one_box else extent
+            into = tuple(slice(int(low), int(low) + n) for low, n in zip(begin, reach, strict=True))
             taken = tuple(slice(low, low + n) for low, n in zip(targets.src_start[at].tolist(), extent, strict=True))
             place = request.arrays[which].place
             try:
-                self._out[box][into] = converted(values[taken], request.dtype, scale=scale, offset=offset, place=place)
+                self._out[into] = converted(values[taken], request.dtype, scale=scale, offset=offset, place=place)
             except DataError:
                 unfit.append(box)
         return unfit
