@@ -42,6 +42,14 @@ def test_absurd_offsets_are_outside(tmp_path):
     assert read_index(tmp_path / "f", layout)[:, 0].tolist() == [OUTSIDE, OUTSIDE, OUTSIDE]
 
 
+def test_a_chunk_of_no_bytes_is_outside(tmp_path):
+    """No codec makes a chunk of none; zarr-python may take it for one that was never written."""
+    entries = np.array([[0, 8], [4, 0]], dtype="<u8")
+    (tmp_path / "f").write_bytes(b"x" * 8 + entries.tobytes())
+    index = read_index(tmp_path / "f", IndexLayout(chunks_per_shard=(2,), at_end=True, checked=False))
+    assert index.tolist() == [[0, 8], [OUTSIDE, 0]]
+
+
 def test_a_file_shorter_than_its_index_is_named(tmp_path):
     """The error names the file and both sizes."""
     (tmp_path / "f").write_bytes(b"short")

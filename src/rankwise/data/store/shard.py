@@ -15,7 +15,7 @@ from rankwise.errors import DataError
 __all__ = ["MISSING", "OUTSIDE", "IndexLayout", "decode_index", "read_index"]
 
 MISSING = -1  # the chunk was never written: it is the fill value
-OUTSIDE = -2  # the index points past the end of the file: the file was cut
+OUTSIDE = -2  # the index points past the end of the file, which was cut, or at no bytes: no codec makes a chunk of none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ def read_index(path: Path, layout: IndexLayout) -> IntArray:
     """Return the index of a shard: int64[*chunks_per_shard, 2], offset and length in bytes of each inner chunk.
 
     The offset is `MISSING` for a chunk that was not written (all of them when there is no file) and `OUTSIDE` for one
-    that reaches past the end of the file.
+    that reaches past the end of the file or has no bytes.
 
     Raises:
         DataError: the file is shorter than its index, or the index does not match its checksum.
@@ -80,7 +80,7 @@ def decode_index(encoded: bytes, layout: IndexLayout, *, size: int, place: str) 
     missing = (offset == np.uint64(2**64 - 1)) & (length == np.uint64(2**64 - 1))
     # compared without adding, so that absurd values cannot wrap around
     outside = (offset > np.uint64(size)) | (length > np.uint64(size)) | (np.uint64(size) - offset < length)
-    index[outside] = (OUTSIDE, 0)
+    index[outside | (length == 0)] = (OUTSIDE, 0)  # zarr-python takes no bytes for a chunk that was never written
     index[missing] = (MISSING, 0)
     return index
 

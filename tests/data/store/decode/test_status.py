@@ -17,6 +17,7 @@ from rankwise.data.store.decode import describe, is_damage, status
         (status.WRONG_SIZE, 70, True, "is damaged: it decodes to 70 bytes, a chunk has 64"),
         (status.WRONG_SIZE, -1, True, "is damaged: it decodes to another number of bytes, a chunk has 64"),
         (status.WRONG_LENGTH, 80, True, "is damaged: it has 99 bytes and should have 80"),
+        (status.WRONG_LENGTH, 2**32 - 1, True, "is damaged: it has 99 bytes and should have 4294967295"),
         (status.OUT_OF_RANGE, 0, False, "do not fit the dtype that was asked for: choose a wider dtype"),
         (status.UNKNOWN_COMPRESSOR, 2, False, "is compressed with snappy, which this build of numcodecs does not know"),
         (status.UNKNOWN_COMPRESSOR, 6, False, "is compressed with compressor 6 of Blosc"),

@@ -53,7 +53,7 @@ def describe(status: int, detail: int, *, length: int, chunk_bytes: int) -> str:
     return {
         OK: "is well",
         CUT_SHORT: f"is cut short: {detail} of {length} bytes could be read",
-        OS_ERROR: f"cannot be read: {os.strerror(max(detail, 0))} (errno {detail})",
+        OS_ERROR: f"cannot be read: {_system_error(status, detail)} (errno {detail})",
         BAD_FRAME: f"is damaged: its decoder refuses its {length} bytes (code {detail})",
         WRONG_SIZE: f"is damaged: it decodes to {size} bytes, a chunk has {chunk_bytes}",
         WRONG_LENGTH: f"is damaged: it has {length} bytes and should have {size}",
@@ -63,6 +63,11 @@ def describe(status: int, detail: int, *, length: int, chunk_bytes: int) -> str:
         UNKNOWN_KIND: f"is of the unknown kind {detail}",
         NOT_RUN: "was not reached",
     }.get(status, f"failed with the unknown status {status} (detail {detail})")
+
+
+def _system_error(status: int, detail: int) -> str:
+    """Words for a number of the system; other statuses have details that are too large for it."""
+    return os.strerror(max(detail, 0)) if status == OS_ERROR else ""
 
 
 def _compressor(number: int) -> str:

@@ -124,7 +124,9 @@ def _failure(path: str, error: DataError | OSError) -> LookupFailure:
 def _cut(path: str) -> LookupFailure:
     return LookupFailure(
         path,
-        DataError(f"the file {path} ends before the bytes that its index promises: it was cut; copy or write it again"),
+        DataError(
+            f"the index of {path} promises bytes that the file does not have: it was cut; copy or write it again"
+        ),
         damage=True,
     )
 

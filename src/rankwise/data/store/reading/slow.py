@@ -67,20 +67,25 @@ class SlowArrays:
                 self._opened.move_to_end(serial)
                 return self._opened[serial]
             with plain_codecs(zarr):
-                opened = zarr.open_array(**self._where(array), mode="r")
+                version: Any = array.zarr_format
+                opened = zarr.open_array(self._store(array), mode="r", zarr_format=version)
             _check_same(array, opened)
             self._opened[serial] = opened
             while len(self._opened) > _MOST:
                 self._opened.popitem(last=False)
             return opened
 
-    def _where(self, array: ArrayMeta) -> dict[str, Any]:
+    def _store(self, array: ArrayMeta) -> Any:
+        from zarr.storage import LocalStore, StorePath
+
+        from rankwise.data.store.reading.checked_blosc import CheckedStore
+
         adopted = self._adopted.get(array.place)
         if adopted is not None:
-            return {"store": adopted.store_path, "zarr_format": array.zarr_format}
-        if not array.is_remote:
-            return {"store": array.place}
-        return {"store": self._remote().zarr_store(array.place)}
+            return StorePath(CheckedStore(adopted.store), adopted.path)
+        if array.is_remote:
+            return CheckedStore(self._remote().zarr_store(array.place))
+        return CheckedStore(LocalStore(array.place, read_only=True))
 
 
 def _check_same(array: ArrayMeta, opened: Any) -> None:

@@ -1,0 +1,124 @@
+"""Blosc for zarr-python, with a look at what each frame says of its length. Imports zarr: import this module late.
+
+numcodecs believes what a frame says. Of one that was cut it reads on, into whatever lies behind it in memory, and
+nobody notices. So zarr-python is shown metadata in which Blosc has another name, under which there is one that looks.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+from numcodecs.abc import Codec
+from numcodecs.registry import get_codec
+from numcodecs.registry import register_codec as register_numcodec
+from zarr.abc.codec import BytesBytesCodec
+from zarr.abc.store import ByteRequest, Store
+from zarr.core.array_spec import ArraySpec
+from zarr.core.buffer import Buffer, BufferPrototype
+from zarr.registry import get_codec_class, register_codec
+from zarr.storage import WrapperStore
+
+__all__ = ["CheckedStore"]
+
+_NAME = "rankwise.checked_blosc"
+_THEIRS = ("blosc", "numcodecs.blosc")
+_HEADER_BYTES = 16
+_DOCUMENTS = ("zarr.json", ".zarray")
+
+
+class CheckedStore(WrapperStore[Store]):
+    """A store, in whose metadata Blosc stands under the name of the one that looks first."""
+
+    async def get(self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None) -> Buffer | None:
+        """Return a value; documents of metadata changed."""
+        found = await self._store.get(key, prototype, byte_range)
+        if found is None or byte_range is not None or key.rpartition("/")[2] not in _DOCUMENTS:
+            return found
+        return prototype.buffer.from_bytes(_renamed(found.to_bytes()))
+
+
+def _renamed(text: bytes) -> bytes:
+    try:
+        document = json.loads(text)
+    except ValueError:
+        return text  # zarr-python says what is wrong with it
+    if not isinstance(document, dict):
+        return text
+    parts = {key: _replaced(document[key]) for key in ("codecs", "compressor", "filters") if key in document}
+    return json.dumps(document | parts).encode()
+
+
+def _replaced(codecs: Any) -> Any:
+    """A part of a document that holds codecs, at any depth."""
+    if isinstance(codecs, list):
+        return [_replaced(part) for part in codecs]
+    if not isinstance(codecs, dict):
+        return codecs
+    if codecs.get("name") in _THEIRS and "configuration" in codecs:
+        return {"name": _NAME, "configuration": {"codec": codecs}}
+    if codecs.get("id") == "blosc":
+        return {"id": _NAME, "codec": codecs}
+    return {key: _replaced(part) for key, part in codecs.items()}
+
+
+@dataclass(frozen=True)
+class _CheckedV3(BytesBytesCodec):
+    """For arrays of version 3."""
+
+    codec: BytesBytesCodec
+    is_fixed_size = False
+
+    @classmethod
+    def from_dict(cls, data: Any) -> Self:
+        """Return one of a part of a document."""
+        document = data["configuration"]["codec"]
+        return cls(codec=get_codec_class(document["name"]).from_dict(document))  # type: ignore[arg-type]
+
+    def to_dict(self) -> Any:
+        """Return the part of a document."""
+        return {"name": _NAME, "configuration": {"codec": self.codec.to_dict()}}
+
+    def evolve_from_array_spec(self, array_spec: ArraySpec) -> Self:
+        """Return one that knows the dtype."""
+        return type(self)(codec=self.codec.evolve_from_array_spec(array_spec))
+
+    def compute_encoded_size(self, input_byte_length: int, chunk_spec: ArraySpec) -> int:
+        """Return what the other says."""
+        return self.codec.compute_encoded_size(input_byte_length, chunk_spec)
+
+    async def _decode_single(self, chunk_data: Buffer, chunk_spec: ArraySpec) -> Buffer:
+        _check(chunk_data.as_numpy_array())
+        return await self.codec._decode_single(chunk_data, chunk_spec)  # noqa: SLF001  (how codecs are nested there)
+
+
+class _CheckedV2(Codec):  # type: ignore[misc]
+    """For arrays of version 2."""
+
+    codec_id = _NAME
+
+    def __init__(self, codec: dict[str, Any]) -> None:
+        self.codec = codec
+        self._inner = get_codec(codec)
+
+    def encode(self, buf: Any) -> Any:
+        """Return what the other makes of it."""
+        return self._inner.encode(buf)
+
+    def decode(self, buf: Any, out: Any = None) -> Any:
+        """Look, then decode."""
+        _check(np.frombuffer(buf, dtype=np.uint8))
+        return self._inner.decode(buf, out)
+
+
+def _check(frame: Any) -> None:
+    size = frame.nbytes
+    says = int.from_bytes(frame.tobytes()[12:_HEADER_BYTES], "little")
+    if size < _HEADER_BYTES or says != size:
+        raise ValueError(f"a frame of Blosc has {size} bytes and should have {max(says, _HEADER_BYTES)}")
+
+
+register_codec(_NAME, _CheckedV3)
+register_numcodec(_CheckedV2)
