@@ -105,6 +105,15 @@ class FileBook:
             self._held.clear()
             self._held_bytes = 0
 
+    def recall(self, keys: Sequence[tuple[int, int]]) -> list[FileFacts | None]:
+        """Return the facts of files that were looked at already, None for the others.
+
+        Args:
+            keys: serial of the array and number of the file, see `FileAddress`.
+        """
+        with self._lock:
+            return [self._touch(key) for key in keys]
+
     def look(self, files: Sequence[FileAddress]) -> list[FileFacts | DataError | OSError]:
         """Return the facts of files, in their order; in the place of a file that cannot be looked at, its error.
 
@@ -112,7 +121,9 @@ class FileBook:
         the storage that may pass is told only when it stays.
         """
         with self._lock:
-            found: list[FileFacts | DataError | OSError | None] = [self._touch(file) for file in files]
+            found: list[FileFacts | DataError | OSError | None] = [
+                self._touch((file.serial, file.number)) for file in files
+            ]
         absent = [at for at, facts in enumerate(found) if facts is None]
         far = [at for at in absent if files[at].array.is_remote]
         for at, answer in zip(far, look_at_remote([files[k] for k in far], self._remote), strict=True):
@@ -138,8 +149,7 @@ class FileBook:
             with self._lock:
                 self.num_retries += len(waiting)
 
-    def _touch(self, file: FileAddress) -> FileFacts | None:
-        key = (file.serial, file.number)
+    def _touch(self, key: tuple[int, int]) -> FileFacts | None:
         facts = self._held.get(key)
         if facts is not None:
             self._held.move_to_end(key)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from rankwise.data.contract import IntArray
+from rankwise.data.contract import BoolArray, IntArray
 from rankwise.data.store.files import FileAddress, FileBook, FileFacts
 from rankwise.data.store.meta import ArrayMeta
 from rankwise.data.store.plan.grids import different, grid_of, per_file, ravel
@@ -73,49 +73,91 @@ def locate(
     file_grids = [grid_of(meta.shape, meta.files) for meta in arrays]
     number = ravel(file_coords, np.array(file_grids, dtype=np.int64).reshape(len(arrays), ndim)[array])
     first, file = different(array, number, [math.prod(grid) for grid in file_grids])
-    offset, length = np.full(len(array), MISSING, dtype=np.int64), np.zeros(len(array), dtype=np.int64)
-    entry = ravel(inside, ratio)
-    by_file = np.argsort(file, kind="stable")
-    bounds = np.searchsorted(file[by_file], np.arange(len(first) + 1))
-    serials = {which: serial(arrays[which]) for which in np.unique(array).tolist()}
-    addresses = [
-        FileAddress(
-            serial=serials[int(array[at])],
-            number=int(number[at]),
-            array=arrays[int(array[at])],
-            coords=tuple(file_coords[at].tolist()),
-        )
-        for at in first.tolist()
-    ]
-    files: list[FileFacts] = []
-    failures: dict[int, LookupFailure] = {}
-    there = _StillThere()
-    for k, (address, answer) in enumerate(zip(addresses, book.look(addresses), strict=True)):
-        members = by_file[bounds[k] : bounds[k + 1]]
-        facts = there.checked(address, answer)
-        if isinstance(facts, FileFacts):
-            offset[members], length[members] = _ranges(facts, address.array, entry[members])
-            if (offset[members] == OUTSIDE).any():
-                failures[k] = _cut(facts.path)
-        else:
-            failures[k] = _failure(address.path, facts)
-            facts = FileFacts(path=address.path, size=0, identity=(), index=None)
-            offset[members] = UNREADABLE
-        files.append(facts)
+    owners = array[first].tolist()
+    serials = {which: serial(arrays[which]) for which in set(owners)}
+    keys = [(serials[which], at) for which, at in zip(owners, number[first].tolist(), strict=True)]
+    files, failures = _facts_of([arrays[which] for which in owners], keys, file_coords[first], book)
+    whole = np.array([not meta.is_remote and meta.files == meta.chunks for meta in arrays], dtype=np.bool_)
+    offset, length = _whole_files(files, failures, whole[array[first]])
+    offset, length = offset[file], length[file]
+    _look_up(files, file, ravel(inside, ratio), offset, length)
+    for k in np.unique(file[offset == OUTSIDE]).tolist():
+        failures.setdefault(k, _cut(files[k].path))
     return Located(files=tuple(files), file=file, offset=offset, length=length, failures=failures)
 
 
-def _ranges(facts: FileFacts, meta: ArrayMeta, entries: IntArray) -> tuple[IntArray | int, IntArray | int]:
-    """Offset and length of some chunks of one file."""
-    if not facts.exists:
-        return MISSING, 0
-    if facts.index is not None:
-        found = facts.index[entries]
-        return found[:, 0], found[:, 1]
-    return 0, facts.size if meta.files == meta.chunks and not facts.is_remote else -1
+def _facts_of(
+    arrays: list[ArrayMeta], keys: list[tuple[int, int]], coords: IntArray, book: FileBook
+) -> tuple[list[FileFacts], dict[int, LookupFailure]]:
+    """What is known of files, and what is wrong with some of them.
+
+    Args:
+        arrays: the array of each file.
+        keys: serial of the array and number of each file.
+        coords: int64[F, ndim], coordinates of each file.
+        book: what is known.
+    """
+    found: list[FileFacts | DataError | OSError | None] = [*book.recall(keys)]
+    new = [k for k, facts in enumerate(found) if facts is None]
+    addresses = [
+        FileAddress(serial=keys[k][0], number=keys[k][1], array=arrays[k], coords=tuple(coords[k].tolist()))
+        for k in new
+    ]
+    for k, answer in zip(new, book.look(addresses) if new else (), strict=True):
+        found[k] = answer
+    files: list[FileFacts] = []
+    failures: dict[int, LookupFailure] = {}
+    there = _StillThere()
+    for k, (array, seen) in enumerate(zip(arrays, found, strict=True)):
+        facts = seen if isinstance(seen, FileFacts) and seen.exists else there.checked(array, seen)
+        if not isinstance(facts, FileFacts):
+            path = f"{array.place}/{array.keys.key(tuple(coords[k].tolist()))}"
+            failures[k] = _failure(path, facts)
+            facts = FileFacts(path=path, size=0, identity=(), index=None)
+        files.append(facts)
+    return files, failures
 
 
-def _failure(path: str, error: DataError | OSError) -> LookupFailure:
+def _whole_files(files: list[FileFacts], failures: Collection[int], whole: BoolArray) -> tuple[IntArray, IntArray]:
+    """Offset and length that every chunk of a file has, unless an index says more.
+
+    Args:
+        files: F files.
+        failures: those that cannot be looked at.
+        whole: bool[F], files that hold one chunk each, of a known size.
+    """
+    size = np.array([facts.size for facts in files], dtype=np.int64)
+    exists = np.array([facts.exists for facts in files], dtype=np.bool_)
+    offset, length = np.where(exists, 0, MISSING), np.where(exists, np.where(whole, size, -1), 0)
+    unreadable = list(failures)
+    offset[unreadable], length[unreadable] = UNREADABLE, 0
+    return offset, length
+
+
+def _look_up(files: list[FileFacts], file: IntArray, entry: IntArray, offset: IntArray, length: IntArray) -> None:
+    """Put the offsets and lengths of chunks of shards in place.
+
+    Args:
+        files: F files.
+        file: int64[K], the file of each chunk.
+        entry: int64[K], place of each chunk in its file.
+        offset: int64[K], written.
+        length: int64[K], written.
+    """
+    shards = [k for k, facts in enumerate(files) if facts.index is not None]
+    if not shards:
+        return
+    by_file = np.argsort(file, kind="stable")
+    bounds = np.searchsorted(file[by_file], np.arange(len(files) + 1))
+    for k in shards:
+        members = by_file[bounds[k] : bounds[k + 1]]
+        index = files[k].index
+        assert index is not None
+        found = index[entry[members]]
+        offset[members], length[members] = found[:, 0], found[:, 1]
+
+
+def _failure(path: str, error: DataError | OSError | None) -> LookupFailure:
     if isinstance(error, DataError):
         return LookupFailure(path, error, damage=getattr(error, "damage", True))
     return LookupFailure(path, DataError(f"the file {path} cannot be looked at: {error}"), damage=False)
@@ -137,10 +179,12 @@ class _StillThere:
     def __init__(self) -> None:
         self._seen: set[str] = set()
 
-    def checked(self, file: FileAddress, answer: FileFacts | DataError | OSError) -> FileFacts | DataError | OSError:
-        """Return the answer, or an error where the file is missing because the whole array is."""
-        place = file.array.place
-        if not isinstance(answer, FileFacts) or answer.exists or file.array.is_remote or place in self._seen:
+    def checked(
+        self, array: ArrayMeta, answer: FileFacts | DataError | OSError | None
+    ) -> FileFacts | DataError | OSError | None:
+        """Return the answer about a file, or an error where it is missing because the whole array is."""
+        place = array.place
+        if not isinstance(answer, FileFacts) or answer.exists or array.is_remote or place in self._seen:
             return answer
         if not any((Path(place) / name).exists() for name in ("zarr.json", ".zarray")):
             return FileNotFoundError(

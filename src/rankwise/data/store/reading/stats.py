@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, fields
+from operator import add, attrgetter
 
 __all__ = ["ReaderCounters", "ReaderStats"]
 
@@ -50,9 +51,11 @@ class ReaderStats:
         return self.fast_chunks + self.slow_chunks
 
     def __add__(self, other: ReaderStats) -> ReaderStats:
-        return ReaderStats(
-            **{part.name: getattr(self, part.name) + getattr(other, part.name) for part in fields(ReaderStats)}
-        )
+        return ReaderStats(**dict(zip(_NAMES, map(add, _VALUES(self), _VALUES(other)), strict=True)))
+
+
+_NAMES = tuple(part.name for part in fields(ReaderStats))
+_VALUES = attrgetter(*_NAMES)
 
 
 class ReaderCounters:
