@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from rankwise.data.crops.config import Config
+from rankwise.data.crops.devices import RankPlace
 from rankwise.data.crops.dtypes import Dtype, parse_dtype, resolved_dtype
-from rankwise.data.crops.exceptions import BudgetExceeded
+from rankwise.data.crops.exceptions import BudgetExceeded, InvalidArgument
 
-__all__ = ["Budget", "host_memory_bytes", "settle"]
+__all__ = ["Budget", "Caps", "check_fits", "host_memory_bytes", "settle"]
 
 _LEAST_SLOTS = 2  # one is filled while the other is used
 _NATIVE_BYTES = 8  # the widest real element; what arrays hold is not known yet
@@ -69,6 +72,88 @@ class Budget:
         return "\n".join(f"  {what:<28}{amount}" for what, amount in lines)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caps:
+    """Hard caps of a machine's ranks together, and among how many they are divided.
+
+    Attributes:
+        max_gpu_memory_bytes: most that batches may take on a device (with the CPU as device: in host memory of each
+            rank); None = no cap.
+        max_host_memory_bytes: most on the host; None = its memory.
+        host_memory_bytes: memory of the host.
+        sharers: ranks that share the device.
+        local_ranks: ranks that share the host.
+        on_host: whether batches stay in host memory.
+    """
+
+    max_gpu_memory_bytes: int | None
+    max_host_memory_bytes: int | None
+    host_memory_bytes: int
+    sharers: int
+    local_ranks: int
+    on_host: bool
+
+    @classmethod
+    def of(cls, place: RankPlace, *, max_gpu_memory_bytes: int | None, max_host_memory_bytes: int | None) -> Self:
+        """Return the caps of a rank.
+
+        Raises:
+            InvalidArgument: a cap is no whole number of at least 1.
+        """
+        given = {"max_gpu_memory_bytes": max_gpu_memory_bytes, "max_host_memory_bytes": max_host_memory_bytes}
+        for name, value in given.items():
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise InvalidArgument(f"{name} is a whole number of at least 1, or None for no cap; got {value!r}")
+        return cls(
+            **given,
+            host_memory_bytes=host_memory_bytes(),
+            sharers=place.sharers,
+            local_ranks=place.local_ranks,
+            on_host=place.device is None or place.device.type == "cpu",
+        )
+
+    @property
+    def device_bytes(self) -> int | None:
+        """This rank's part of the device; None = no cap."""
+        cap = self.max_gpu_memory_bytes
+        return cap if cap is None or self.on_host else cap // max(1, self.sharers)
+
+    @property
+    def host_bytes(self) -> int:
+        """This rank's part of the host."""
+        cap = min(self.max_host_memory_bytes or self.host_memory_bytes, self.host_memory_bytes)
+        return cap // max(1, self.local_ranks)
+
+
+def check_fits(budget: Budget, caps: Caps, *, what: str, mends: Sequence[str], slots: int) -> None:
+    """Refuse what does not fit.
+
+    Args:
+        budget: what is taken.
+        caps: what there is.
+        what: what must fit, for the message.
+        mends: what would help besides larger caps.
+        slots: batch buffers that must fit at least.
+
+    Raises:
+        BudgetExceeded: it does not fit; the message adds it up and says how much is needed.
+    """
+    device_needed = slots * budget.batch_bytes
+    host_needed = device_needed + budget.scratch_bytes + budget.cache_bytes
+    device_cap, host_cap = budget.device_cap_bytes, budget.host_cap_bytes
+    if host_needed <= host_cap and (device_cap is None or device_needed <= device_cap):
+        return
+    sharers = 1 if caps.on_host else caps.sharers
+    larger = []
+    if device_cap is not None and device_cap < device_needed:
+        larger.append(f"max_gpu_memory_bytes={device_needed * sharers} or more")
+    if host_cap < host_needed and caps.max_host_memory_bytes is not None:
+        larger.append(f"max_host_memory_bytes={host_needed * caps.local_ranks} or more")
+    most = max(caps.local_ranks, sharers)
+    shared = f" ({caps.local_ranks} ranks share the host, {sharers} the device)" if most > 1 else ""
+    raise BudgetExceeded(f"{what}{shared}:\n{budget}\nTake {', or '.join([*larger, *mends])}")
+
+
 def settle(config: Config, *, on_host: bool, sharers: int, local_ranks: int, host_bytes: int) -> Budget:
     """Return what a configuration takes: as many batch buffers as were asked for, or as the caps allow.
 
@@ -83,10 +168,15 @@ def settle(config: Config, *, on_host: bool, sharers: int, local_ranks: int, hos
         BudgetExceeded: not even two batches fit; the message adds it up and says how much is needed.
     """
     batch = _batch_bytes(config)
-    device_cap = config.max_gpu_memory_bytes
-    if device_cap is not None and not on_host:
-        device_cap //= max(1, sharers)
-    host_cap = min(config.max_host_memory_bytes or host_bytes, host_bytes) // max(1, local_ranks)
+    caps = Caps(
+        max_gpu_memory_bytes=config.max_gpu_memory_bytes,
+        max_host_memory_bytes=config.max_host_memory_bytes,
+        host_memory_bytes=host_bytes,
+        sharers=sharers,
+        local_ranks=local_ranks,
+        on_host=on_host,
+    )
+    device_cap, host_cap = caps.device_bytes, caps.host_bytes
     scratch = batch if config.transform is not None else 0
     fixed = scratch + config.cache_bytes
     fits = (host_cap - fixed) // batch
@@ -101,8 +191,9 @@ def settle(config: Config, *, on_host: bool, sharers: int, local_ranks: int, hos
         host_cap_bytes=host_cap,
         on_host=on_host,
     )
-    if fits < _LEAST_SLOTS:
-        raise BudgetExceeded(_refusal(config, budget, sharers=1 if on_host else sharers, local_ranks=local_ranks))
+    mends = ["fewer samples_per_batch", *(["a smaller cache_bytes"] if config.cache_bytes else [])]
+    what = "two batches at least must fit, and do not"
+    check_fits(budget, caps, what=what, mends=mends, slots=_LEAST_SLOTS)
     return budget
 
 
@@ -130,21 +221,6 @@ def _batch_bytes(config: Config) -> int:
         with_mask = field.mask if field.mask is not None else field.pad is not None
         total += math.prod(field.sample_shape) * (itemsize + bool(with_mask))
     return total * config.samples_per_batch
-
-
-def _refusal(config: Config, budget: Budget, *, sharers: int, local_ranks: int) -> str:
-    device_needed = _LEAST_SLOTS * budget.batch_bytes
-    host_needed = device_needed + budget.scratch_bytes + budget.cache_bytes
-    mends = []
-    if budget.device_cap_bytes is not None and budget.device_cap_bytes < device_needed:
-        mends.append(f"max_gpu_memory_bytes={device_needed * sharers} or more")
-    if budget.host_cap_bytes < host_needed and config.max_host_memory_bytes is not None:
-        mends.append(f"max_host_memory_bytes={host_needed * local_ranks} or more")
-    mends.append("fewer samples_per_batch")
-    if budget.cache_bytes:
-        mends.append("a smaller cache_bytes")
-    shared = f" ({local_ranks} ranks share the host, {sharers} the device)" if max(local_ranks, sharers) > 1 else ""
-    return f"two batches at least must fit, and do not{shared}:\n{budget}\nTake {', or '.join(mends)}"
 
 
 def _size(num_bytes: int) -> str:

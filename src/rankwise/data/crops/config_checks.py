@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rankwise.data.crops.dtypes import Dtype, parse_dtype
 from rankwise.data.crops.exceptions import InvalidArgument
-from rankwise.data.crops.numa import NumaStrategy
+from rankwise.data.crops.numa import chosen_strategy
 from rankwise.data.crops.reading.field import MASK_SUFFIX
 
 if TYPE_CHECKING:
@@ -54,12 +54,12 @@ def checked(config: Config) -> dict[str, Any]:
     values["sample_shape"] = _shape(config.sample_shape, "sample_shape")
     values["dtype"] = parse_dtype(config.dtype)
     values["fields"] = dict(config.fields)
-    values["numa_strategy"] = _strategy(config.numa_strategy)
+    values["numa_strategy"], values["numa_node"] = chosen_strategy(config.numa_strategy, values["numa_node"])
     values["on_bad_sample"] = _budget(config.on_bad_sample)
     _check_fields(config, values["dtype"])
     _check_sizes(values)
     _check_timeout(config.pop_timeout_s)
-    _check_places(values, config)
+    _check_places(config)
     return values
 
 
@@ -87,14 +87,6 @@ def _shape(shape: Any, what: str) -> tuple[int, ...]:
     if not 1 <= len(extents) <= 31 or any(extent < 1 for extent in extents):
         raise InvalidArgument(f"{what} has 1 to 31 extents, all at least 1; got {list(extents)}")
     return extents
-
-
-def _strategy(given: Any) -> NumaStrategy:
-    try:
-        return NumaStrategy(given)
-    except ValueError:
-        known = ", ".join(f"NumaStrategy.{each.name}" for each in NumaStrategy)
-        raise InvalidArgument(f"numa_strategy is one of {known}; got {given!r}") from None
 
 
 def _budget(given: Any) -> Any:
@@ -148,13 +140,7 @@ def _check_timeout(timeout: Any) -> None:
         )
 
 
-def _check_places(values: Mapping[str, Any], config: Config) -> None:
-    pinned = values["numa_strategy"] is NumaStrategy.PIN_TO
-    if pinned != (values["numa_node"] >= 0):
-        raise InvalidArgument(
-            f"numa_node is the node for NumaStrategy.PIN_TO and -1 otherwise; got {values['numa_node']} with "
-            f"{values['numa_strategy'].name}"
-        )
+def _check_places(config: Config) -> None:
     if config.enable_gds:
         raise InvalidArgument(
             "enable_gds=True asks for GPUDirect Storage, which this reader does not have: it reads through the page "

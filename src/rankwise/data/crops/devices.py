@@ -16,7 +16,9 @@ from rankwise.errors import MissingExtraError, WorldError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["CudaFacts", "RankPlace", "bind_device"]
+    from rankwise.world import World
+
+__all__ = ["CudaFacts", "RankPlace", "bind_device", "place_in_world"]
 
 _said: set[tuple[object, ...]] = set()
 
@@ -41,12 +43,14 @@ class RankPlace:
     Attributes:
         device: device of torch; None = NumPy arrays.
         rank: global rank.
+        world_size: number of ranks, where it is asked for (`place_in_world`).
         local_ranks: ranks on this machine.
         sharers: ranks that share the device, this one included.
     """
 
     device: torch.device | None
     rank: int = 0
+    world_size: int = 1
     local_ranks: int = 1
     sharers: int = 1
 
@@ -98,6 +102,40 @@ def bind_device(
     return RankPlace(device=device, rank=rank, local_ranks=local_ranks, sharers=sharers)
 
 
+def place_in_world(wanted: int | str | torch.device | None, world: World | None) -> RankPlace:
+    """Return where a pipeline of a world works; a device of one's own choice is checked as by `bind_device`.
+
+    Args:
+        wanted: "auto" = the world's device, any device of torch, None = NumPy arrays.
+        world: the world; None = the current one. Without torch the launcher says who this rank is.
+
+    Raises:
+        InvalidArgument: the device is not there, or the process works on another one already.
+        MissingExtraError: a device was asked for and torch is not installed.
+    """
+    if world is None:
+        if wanted is None and find_spec("torch") is None:
+            return _without_torch(os.environ)
+        from rankwise.world import World
+
+        world = World.current()
+    if wanted is None:
+        device = None
+    elif isinstance(wanted, str) and wanted == "auto":
+        device = world.device
+    else:
+        device = bind_device(wanted).device
+    num_devices = _ask_torch().count if device is not None and device.type == "cuda" else 0
+    sharers = -(-world.local_world_size // num_devices) if num_devices else 1
+    return RankPlace(
+        device=device,
+        rank=world.rank,
+        world_size=world.world_size,
+        local_ranks=world.local_world_size,
+        sharers=sharers,
+    )
+
+
 def _without_torch(environ: Mapping[str, str]) -> RankPlace:
     from rankwise.world.place import find_place
 
@@ -105,7 +143,7 @@ def _without_torch(environ: Mapping[str, str]) -> RankPlace:
         place = find_place(environ)
     except WorldError:
         return RankPlace(device=None)
-    return RankPlace(device=None, rank=place.rank, local_ranks=place.local_world_size or 1)
+    return RankPlace(device=None, rank=place.rank, world_size=place.world_size, local_ranks=place.local_world_size or 1)
 
 
 def _rank(environ: Mapping[str, str]) -> tuple[int, int]:

@@ -7,7 +7,18 @@ import logging
 import os
 from pathlib import Path
 
-__all__ = ["NumaStrategy", "NumaTopology", "choose_cores", "pin_thread", "read_topology"]
+from rankwise.data.crops.exceptions import InvalidArgument
+from rankwise.world.threads import cpu_mask
+
+__all__ = [
+    "NumaStrategy",
+    "NumaTopology",
+    "choose_cores",
+    "chosen_strategy",
+    "cores_here",
+    "pin_thread",
+    "read_topology",
+]
 
 _LOG = logging.getLogger("rankwise.crops")
 _NODES = Path("/sys/devices/system/node")
@@ -22,6 +33,24 @@ class NumaStrategy(enum.IntEnum):
     AUTO = 0
     DISABLED = 1
     PIN_TO = 2
+
+
+def chosen_strategy(strategy: NumaStrategy | int, node: int) -> tuple[NumaStrategy, int]:
+    """Return a strategy and its node as they were given.
+
+    Raises:
+        InvalidArgument: there is no such strategy, or it does not go with the node.
+    """
+    try:
+        chosen = NumaStrategy(strategy)
+    except ValueError:
+        known = ", ".join(f"NumaStrategy.{each.name}" for each in NumaStrategy)
+        raise InvalidArgument(f"numa_strategy is one of {known}; got {strategy!r}") from None
+    if (chosen is NumaStrategy.PIN_TO) != (node >= 0):
+        raise InvalidArgument(
+            f"numa_node is the node for NumaStrategy.PIN_TO and -1 otherwise; got {node} with {chosen.name}"
+        )
+    return chosen, node
 
 
 def read_topology(folder: Path = _NODES) -> NumaTopology:
@@ -71,6 +100,20 @@ def choose_cores(
         _LOG.info("reader threads are not pinned to a NUMA node: %s", why)
         return None
     return topology[node] & usable
+
+
+def cores_here(strategy: NumaStrategy, node: int, *, device_node: int) -> frozenset[int] | None:
+    """Return the cores of this machine for the reader's threads; None = leave them where they are.
+
+    Args:
+        strategy: the strategy.
+        node: the node for `PIN_TO`.
+        device_node: the node of the GPU, -1 if unknown.
+    """
+    if strategy is NumaStrategy.DISABLED:
+        return None
+    wanted = node if strategy is NumaStrategy.PIN_TO else device_node
+    return choose_cores(strategy, wanted, topology=read_topology(), usable=frozenset(cpu_mask()))
 
 
 def pin_thread(cores: frozenset[int] | None) -> None:

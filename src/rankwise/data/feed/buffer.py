@@ -22,10 +22,12 @@ class HostBuffer:
 
     Args:
         pinned: allocate page-locked memory through torch, for asynchronous copies to a CUDA device.
+        limit_bytes: most bytes it may hold; None = any.
     """
 
-    def __init__(self, *, pinned: bool = False) -> None:
+    def __init__(self, *, pinned: bool = False, limit_bytes: int | None = None) -> None:
         self._pinned = pinned
+        self._limit_bytes = limit_bytes
         self._memory: dict[str, NDArray] = {}
         self._views: dict[str, tuple[NDArray, ...]] = {}
         self.busy: Done | None = None
@@ -44,7 +46,7 @@ class HostBuffer:
             capacity: for each ragged field, the most values.
 
         Raises:
-            ConfigError: a ragged field has no entry in `capacity`.
+            ConfigError: a ragged field has no entry in `capacity`, or the batch is larger than the buffer may be.
         """
         if self.busy is not None:
             self.busy.synchronize()
@@ -83,8 +85,18 @@ class HostBuffer:
         """A view of `shape` at the start of the memory that is kept under `name`."""
         wanted = math.prod(shape) * dtype.itemsize
         if name not in self._memory or self._memory[name].nbytes < wanted:
+            self._memory.pop(name, None)
+            self._check_limit(wanted)
             self._memory[name] = allocate_bytes(wanted, pinned=self._pinned)
         return self._memory[name][:wanted].view(dtype).reshape(shape)
+
+    def _check_limit(self, more_bytes: int) -> None:
+        if self._limit_bytes is not None and self.num_bytes + more_bytes > self._limit_bytes:
+            raise ConfigError(
+                f"a batch takes at least {self.num_bytes + more_bytes} bytes, a batch buffer may take "
+                f"{self._limit_bytes}: allow more memory, or take a smaller batch size or depth; transform= or a "
+                "stage of a curriculum may have made the samples larger"
+            )
 
 
 def _kept_rows(arrays: tuple[NDArray, ...], kept: BoolArray) -> tuple[NDArray, ...]:
@@ -117,11 +129,15 @@ class BufferPool:
 
     Args:
         pinned: see `HostBuffer`.
+        limit_bytes: see `HostBuffer`; of each buffer.
         spare: buffers of an earlier pool to begin with.
     """
 
-    def __init__(self, *, pinned: bool = False, spare: Sequence[HostBuffer] = ()) -> None:
+    def __init__(
+        self, *, pinned: bool = False, limit_bytes: int | None = None, spare: Sequence[HostBuffer] = ()
+    ) -> None:
         self._pinned = pinned
+        self._limit_bytes = limit_bytes
         self._free = list(spare)
         self._num_out = 0
         self._closed = False
@@ -139,7 +155,7 @@ class BufferPool:
             if self._closed:
                 return None
             self._num_out += 1
-            return self._free.pop() if self._free else HostBuffer(pinned=self._pinned)
+            return self._free.pop() if self._free else HostBuffer(pinned=self._pinned, limit_bytes=self._limit_bytes)
 
     def give_back(self, buffer: HostBuffer) -> None:
         """Take a buffer back; its memory is used again."""

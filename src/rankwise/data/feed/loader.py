@@ -76,6 +76,8 @@ class FeedLoader(CursorLoader):
         on_bad_sample: "raise", or how many damaged samples this rank may leave out, over all epochs: batches then have
             fewer rows, and `ids`, `key` and `count` tell of those that arrived. Trouble with the storage is never
             skipped. Give the same on all ranks: the training step then adds up how many samples arrived.
+        buffer_limit_bytes: most bytes of one micro-batch in host memory; None = any.
+        on_thread: called once on each background thread before it reads, to bind it to cores, say.
 
     Raises:
         ConfigError: an argument is out of range, or there is no such field.
@@ -96,6 +98,8 @@ class FeedLoader(CursorLoader):
         batch_transform: BatchTransform | None = None,
         fields: Sequence[str] | None = None,
         on_bad_sample: OnBadSample = "raise",
+        buffer_limit_bytes: int | None = None,
+        on_thread: Callable[[], None] | None = None,
     ) -> None:
         if depth < 0:
             raise ConfigError(f"depth is how many steps may lie ready, at least 0; got {depth}")
@@ -106,6 +110,8 @@ class FeedLoader(CursorLoader):
         self._depth = depth
         self._transform = transform
         self._batch_transform = batch_transform
+        self._buffer_limit_bytes = buffer_limit_bytes
+        self._on_thread = on_thread
         self._spare: list[HostBuffer] = []
         self._stats = LoaderStats()
         self._budget = SkipBudget(on_bad_sample)
@@ -117,11 +123,11 @@ class FeedLoader(CursorLoader):
         return self._stats
 
     def __iter__(self) -> Iterator[tuple[FeedBatch, ...]]:
-        pool = BufferPool(pinned=self._placer.pinned, spare=self._spare)
+        pool = BufferPool(pinned=self._placer.pinned, limit_bytes=self._buffer_limit_bytes, spare=self._spare)
         self._spare = []
         steps = ((step, self._cursor.shares(step)) for step in self._cursor.steps())
         reader = self._reader(pool)
-        ahead = ReadAhead(reader, steps, depth=self._depth) if self._depth else None
+        ahead = ReadAhead(reader, steps, depth=self._depth, on_thread=self._on_thread) if self._depth else None
         held: tuple[FeedBatch, ...] = ()
         try:
             items = iter(ahead) if ahead else reader.read(steps)

@@ -8,7 +8,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -195,11 +195,18 @@ class ReadAhead:
     and when `close` is called; at the exit of the interpreter all that still run are closed.
     """
 
-    def __init__(self, reader: StepReader, steps: Iterable[tuple[Step, tuple[Share, ...]]], *, depth: int) -> None:
+    def __init__(
+        self,
+        reader: StepReader,
+        steps: Iterable[tuple[Step, tuple[Share, ...]]],
+        *,
+        depth: int,
+        on_thread: Callable[[], None] | None = None,
+    ) -> None:
         self._pool = reader.pool
         self._conveyor: Conveyor[ReadStep] = Conveyor(depth)
         self._thread = threading.Thread(
-            target=_run, args=(reader, steps, self._conveyor), name="rankwise-reader", daemon=True
+            target=_run, args=(reader, steps, self._conveyor, on_thread), name="rankwise-reader", daemon=True
         )
         _close_at_exit(self)
         self._thread.start()
@@ -221,9 +228,16 @@ class ReadAhead:
                 _LOG.warning("a reader is still inside one read %.0f s after it was closed: it is left behind", _JOIN_S)
 
 
-def _run(reader: StepReader, steps: Iterable[tuple[Step, tuple[Share, ...]]], conveyor: Conveyor[ReadStep]) -> None:
+def _run(
+    reader: StepReader,
+    steps: Iterable[tuple[Step, tuple[Share, ...]]],
+    conveyor: Conveyor[ReadStep],
+    on_thread: Callable[[], None] | None,
+) -> None:
     """The thread; it must not know the `ReadAhead`, whose end is what stops it."""
     try:
+        if on_thread is not None:
+            on_thread()
         for step in reader.read(steps):
             if not conveyor.put(step):
                 return

@@ -21,7 +21,7 @@ class Place:
     device = torch.device("cpu")
 
     def __init__(self, rank=0, world_size=1):
-        self.rank, self.world_size = rank, world_size
+        self.rank, self.world_size, self.local_world_size = rank, world_size, world_size
 
 
 def crops_of(pipeline, volumes, *, steps=None):

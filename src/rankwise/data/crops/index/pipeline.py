@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self, cast
 
 from rankwise.data.contract import Batch, Order, Source
+from rankwise.data.crops.budget import Caps
+from rankwise.data.crops.devices import place_in_world
+from rankwise.data.crops.index.budgeting import settle_index
 from rankwise.data.crops.index.crop_index import CropIndex, CropPlace
 from rankwise.data.crops.index.source import CropSource
+from rankwise.data.crops.numa import NumaStrategy, chosen_strategy, cores_here, pin_thread
 from rankwise.data.crops.pipeline import Pipeline
 from rankwise.data.feed import BatchTransform, FeedLoader, Transform
 from rankwise.data.store.cache import DEFAULT_CACHE_BYTES, ChunkCache
 from rankwise.errors import ConfigError
-from rankwise.world import World
 
 if TYPE_CHECKING:
     import torch
 
+    from rankwise.world import World
+
 __all__ = ["IndexPipeline"]
+
+_LOG = logging.getLogger("rankwise.crops")
 
 
 @Pipeline.register
@@ -43,9 +52,20 @@ class IndexPipeline(FeedLoader):
         cache: bytes of decoded chunks kept in memory (0 = none), or a `ChunkCache` that several sources share.
         threads: threads that read and decode; None = the cores that this rank may use.
         on_bad_sample: "raise", or how many damaged crops this rank may leave out.
+        max_gpu_memory_bytes: hard cap of the batches on the device (with the CPU as device: in host memory); divided
+            when ranks share a GPU. None = no cap but the memory that is there.
+        max_host_memory_bytes: hard cap of what the pipelines of this machine hold in host memory, divided by its
+            ranks: batch buffers, scratch, decoded chunks. None = the memory that is there.
+        numa_strategy: where the reader's threads run.
+        numa_node: node for `NumaStrategy.PIN_TO`, else -1.
+
+    Attributes:
+        budget: what the batches take; ``print(pipeline.budget)`` adds it up.
 
     Raises:
         ConfigError: an argument is out of range, or the order is over other data.
+        BudgetExceeded: the batches do not fit; the message adds it up and says how much is needed.
+        InvalidArgument: the device is not there, or does not agree with the one in use.
         MissingExtraError: a device was asked for and torch is not installed.
     """
 
@@ -64,26 +84,46 @@ class IndexPipeline(FeedLoader):
         cache: ChunkCache | int = DEFAULT_CACHE_BYTES,
         threads: int | None = None,
         on_bad_sample: Literal["raise"] | int = "raise",
+        max_gpu_memory_bytes: int | None = None,
+        max_host_memory_bytes: int | None = None,
+        numa_strategy: NumaStrategy = NumaStrategy.AUTO,
+        numa_node: int = -1,
     ) -> None:
         if not isinstance(index, CropIndex):
             raise ConfigError(f"an ordered pipeline takes a CropIndex, got {type(index).__name__}")
-        world = World.current() if world is None else world
+        place = place_in_world(device, world)
+        caps = Caps.of(place, max_gpu_memory_bytes=max_gpu_memory_bytes, max_host_memory_bytes=max_host_memory_bytes)
+        cores = cores_here(*chosen_strategy(numa_strategy, numa_node), device_node=place.numa_node)
         self.index = index
         self._crops = CropSource(index, cache=cache, threads=threads)
-        _warn_small_cache(self._crops, order, rank=world.rank, world_size=world.world_size)
         super().__init__(
             cast("Source", self._crops),
             order,
-            rank=world.rank,
-            world_size=world.world_size,
+            rank=place.rank,
+            world_size=place.world_size,
             micro_batch=micro_batch,
-            device=world.device if isinstance(device, str) and device == "auto" else device,
+            device=place.device,
             depth=depth,
             transform=transform,
             batch_transform=batch_transform,
             fields=fields,
             on_bad_sample=on_bad_sample,
+            on_thread=partial(pin_thread, cores),
         )
+        _warn_small_cache(self._crops, order, rank=place.rank, world_size=place.world_size)
+        self.budget = settle_index(
+            index,
+            order,
+            fields=tuple(self.source.fields),
+            world_size=place.world_size,
+            micro_batch=micro_batch,
+            depth=depth,
+            transformed=transform is not None,
+            cache_bytes=self._crops.cache.capacity_bytes,
+            caps=caps,
+        )
+        self._buffer_limit_bytes = self.budget.slot_limit_bytes
+        _LOG.info("batches of crops take\n%s", self.budget)
 
     def places(self, batch: Batch) -> tuple[CropPlace, ...]:
         """Return the image and box of each crop of a batch of this pipeline."""

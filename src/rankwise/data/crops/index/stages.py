@@ -58,6 +58,10 @@ class Stages:
             self._made[stage] = self._compiled(stage)
         return self._made[stage]
 
+    def known(self) -> tuple[Compiled, ...]:
+        """Return the tables of all stages that were met so far; a curriculum by epoch is known whole."""
+        return tuple(self._made.values())
+
     def digest(self) -> str:
         """Return a hash of all that decides where crops lie, in any epoch."""
         if self.curriculum is None:

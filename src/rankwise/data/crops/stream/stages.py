@@ -15,7 +15,7 @@ from rankwise.data.crops.budget import Budget
 from rankwise.data.crops.config import Config
 from rankwise.data.crops.devices import RankPlace
 from rankwise.data.crops.memory import Ring
-from rankwise.data.crops.numa import NumaStrategy, choose_cores, read_topology
+from rankwise.data.crops.numa import cores_here
 from rankwise.data.crops.stats import Meters
 from rankwise.data.crops.stream.flow import Flow
 from rankwise.data.crops.stream.opening import Openings
@@ -25,7 +25,6 @@ from rankwise.data.crops.stream.reading import StreamReader
 from rankwise.data.crops.stream.work import Failure, Numbered, Ready, Work
 from rankwise.data.feed.place import Placer
 from rankwise.data.store.reader import BoxReader
-from rankwise.world.threads import cpu_mask
 
 __all__ = ["Stages"]
 
@@ -63,7 +62,7 @@ class Stages:
             placer=placer,
             keys=lambda work: _keys(work, seed, rank),
             meters=self.meters,
-            cores=_cores(config, place),
+            cores=cores_here(config.numa_strategy, config.numa_node, device_node=place.numa_node),
         )
         self._threads = tuple(
             threading.Thread(target=stage.run, name=f"rankwise-crops-{name}", daemon=True)
@@ -110,13 +109,6 @@ def _keys(work: Work, seed: int, rank: int) -> IntArray:
         if item.sample is not None and item.sample.key is not None:
             keys[row] = np.uint64(item.sample.key & (2**64 - 1)).view(np.int64)
     return keys
-
-
-def _cores(config: Config, place: RankPlace) -> frozenset[int] | None:
-    if config.numa_strategy is NumaStrategy.DISABLED:
-        return None
-    node = config.numa_node if config.numa_strategy is NumaStrategy.PIN_TO else place.numa_node
-    return choose_cores(config.numa_strategy, node, topology=read_topology(), usable=frozenset(cpu_mask()))
 
 
 _LIVE: weakref.WeakSet[Stages] = weakref.WeakSet()

@@ -1,0 +1,137 @@
+"""The memory of batches of an index is settled before the first one is read."""
+
+import threading
+
+import numpy as np
+import pytest
+
+import rankwise.data.crops as damacy
+from rankwise.data.crops import CropIndex, Foreground, Pipeline, Stage, Take
+from rankwise.data.crops.budget import Caps
+from rankwise.data.crops.index.budgeting import settle_index
+from rankwise.data.order import Order
+from rankwise.errors import ConfigError
+
+CROP = 8 * 8 * 8 * 2
+CACHE = 1000
+
+
+def budget(index, *, device=None, host=10**9, sharers=1, local_ranks=1, on_host=True, batch_size=12, **more):
+    caps = Caps(
+        max_gpu_memory_bytes=device,
+        max_host_memory_bytes=host,
+        host_memory_bytes=10**9,
+        sharers=sharers,
+        local_ranks=local_ranks,
+        on_host=on_host,
+    )
+    options = {"world_size": 2, "micro_batch": 4, "depth": 2, "transformed": False, "cache_bytes": CACHE, **more}
+    fields = options.pop("fields", tuple(index.fields))
+    return settle_index(index, Order(index, batch_size=batch_size), fields=fields, caps=caps, **options)
+
+
+@pytest.fixture(scope="module")
+def index(volumes):
+    return CropIndex([image["image"] for image in volumes.images], shape=(8, 8, 8))
+
+
+def test_all_steps_that_are_held_count(index):
+    """Two steps ready and one in use; each rank's half of 12 crops comes in two batches of three."""
+    found = budget(index)
+    assert (found.batch_bytes, found.num_slots) == (3 * CROP, 6)
+    assert found.host_bytes == 18 * CROP + CACHE
+    assert budget(index, depth=0).ring_bytes == 6 * CROP
+    assert budget(index, transformed=True).host_bytes == 21 * CROP + CACHE
+    assert budget(index, world_size=1, micro_batch=None).batch_bytes == 12 * CROP
+
+
+def test_masks_labels_and_stages_count(volumes):
+    """A crop is as large as all that is read of it, in the largest stage."""
+    options = {"num_random": 64, "foreground": Foreground("label", 0.5), "labels": {"n": lambda _: [1.0, 2.0]}}
+    fields = {"image": Take(pad="fill", mask=True), "label": Take()}
+    stages = {0: Stage(shape=(4, 4, 4)), 3: Stage(shape=(8, 8, 8))}
+    index = CropIndex(volumes.images, shape=(8, 8, 8), fields=fields, curriculum=stages, **options)
+    assert budget(index).batch_bytes == 3 * (512 * (2 + 1 + 1) + 2 * 8)
+    assert budget(index, fields=("label",)).batch_bytes == 3 * 512
+
+
+@pytest.mark.parametrize(
+    ("place", "needed"),
+    [
+        ({"host": 18 * CROP + CACHE - 1}, f"max_host_memory_bytes={18 * CROP + CACHE}"),
+        ({"host": 18 * CROP, "local_ranks": 2}, f"max_host_memory_bytes={2 * (18 * CROP + CACHE)}"),
+        ({"device": 18 * CROP - 1}, f"max_gpu_memory_bytes={18 * CROP}"),
+        ({"device": 18 * CROP, "on_host": False, "sharers": 4}, f"max_gpu_memory_bytes={4 * 18 * CROP}"),
+    ],
+)
+def test_what_does_not_fit_is_added_up(index, place, needed):
+    """The error shows every part and its cap, divided among the ranks, and names a size that does fit."""
+    with pytest.raises(damacy.BudgetExceeded, match="3 steps of 2 batches of 3 crops must fit") as caught:
+        budget(index, **place)
+    text = str(caught.value)
+    assert needed in text
+    for part in ("batches on the device", "decoded chunks", "sum on the host", "a smaller depth", "a smaller cache"):
+        assert part in text
+    name, _, amount = needed.partition("=")
+    mended = {"host" if "host" in name else "device": int(amount)}
+    assert budget(index, **{**place, **mended}).num_slots == 6
+
+
+def test_the_pipeline_keeps_to_it(index):
+    """A cap is refused when the pipeline is made; a transform that makes crops larger meets it, and is told so."""
+    order = Order(index, batch_size=4)
+    needed = 3 * 4 * CROP
+    options = {"order": order, "device": None, "cache": 0}
+    with pytest.raises(damacy.BudgetExceeded, match=f"max_host_memory_bytes={needed} or more"):
+        Pipeline(index, **options, max_host_memory_bytes=needed - 1)
+    with Pipeline(index, **options, max_host_memory_bytes=needed) as pipeline:
+        assert pipeline.budget.host_bytes == needed
+        assert sum(len(batch.ids) for step in pipeline for batch in step) == len(index)
+
+    def enlarged(fields, _key):
+        return {"image": np.zeros((9, 9, 9), fields["image"].dtype)}
+
+    with (
+        Pipeline(index, **options, max_host_memory_bytes=needed + 4 * CROP, transform=enlarged) as pipeline,
+        pytest.raises(ConfigError, match="a batch buffer may take"),
+    ):
+        next(iter(pipeline))
+    with pytest.raises(damacy.InvalidArgument, match="max_gpu_memory_bytes is a whole number of at least 1"):
+        Pipeline(index, **options, max_gpu_memory_bytes=0)
+
+
+def test_the_readers_thread_goes_to_its_cores(index, monkeypatch):
+    """NUMA strategies hold here too: the thread that reads is bound before it reads, the caller's is left alone."""
+    from rankwise.data.crops import numa
+    from rankwise.data.crops.index import pipeline as module
+
+    bound = []
+    monkeypatch.setattr(module, "pin_thread", lambda cores: bound.append((threading.current_thread().name, cores)))
+    monkeypatch.setattr(numa, "read_topology", lambda: {0: frozenset({0, 1}), 1: frozenset({2, 3})})
+    monkeypatch.setattr(numa, "cpu_mask", lambda: {0, 1, 2, 3})
+    options = {"order": Order(index, batch_size=4), "device": None}
+    with Pipeline(index, **options, numa_strategy=damacy.NumaStrategy.PIN_TO, numa_node=1) as pipeline:
+        next(iter(pipeline))
+    assert bound == [("rankwise-reader", frozenset({2, 3}))]
+    with pytest.raises(damacy.InvalidArgument, match="numa_node is the node for"):
+        Pipeline(index, **options, numa_node=1)
+
+
+def test_a_device_of_ones_own_choice_is_checked(index):
+    """As for pushed samples: a device that is not there is refused when the pipeline is made."""
+    with pytest.raises(damacy.InvalidArgument, match="check CUDA_VISIBLE_DEVICES"):
+        Pipeline(index, order=Order(index, batch_size=4), device="cuda:77")
+
+
+def test_numpy_arrays_need_no_torch(index, monkeypatch):
+    """Without torch the launcher's variables say which part is this rank's."""
+    from rankwise.data.crops import devices
+
+    monkeypatch.setattr(devices, "find_spec", lambda _name: None)
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    monkeypatch.setenv("MASTER_PORT", "1")
+    with Pipeline(index, order=Order(index, batch_size=4), device=None) as pipeline:
+        (batch,) = next(iter(pipeline))
+        assert (batch.share.rank, batch.share.world_size, len(batch.ids)) == (1, 2, 2)
