@@ -1,0 +1,1 @@
+"""Observations out of on-disk AnnData collections as batches, and writing the collections."""

@@ -1,0 +1,22 @@
+"""Matrices of an AnnData store, one over the other, read by row."""
+
+from __future__ import annotations
+
+from rankwise.data.rows.matrices.opening import open_matrix
+from rankwise.data.rows.matrices.plans import MatrixPlan
+from rankwise.data.rows.matrices.pointers import RowPointers
+from rankwise.data.rows.matrices.stacks import DenseStack, MatrixStack, SparseStack, stack_matrices
+from rankwise.data.rows.matrices.stored import StoredDense, StoredMatrix, StoredSparse
+
+__all__ = [
+    "DenseStack",
+    "MatrixPlan",
+    "MatrixStack",
+    "RowPointers",
+    "SparseStack",
+    "StoredDense",
+    "StoredMatrix",
+    "StoredSparse",
+    "open_matrix",
+    "stack_matrices",
+]

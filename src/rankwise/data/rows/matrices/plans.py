@@ -1,0 +1,49 @@
+"""`MatrixPlan`: how some rows of stacked matrices are read, before anything is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rankwise.data.contract import IntArray, NDArray
+from rankwise.data.store import BoxPlan
+
+__all__ = ["MatrixPlan"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MatrixPlan:
+    """Rows of one stack on their way; made by `MatrixStack.plan`, read together with others by one reader.
+
+    Attributes:
+        boxes: what the engine reads: of a dense stack one plan, of a CSR stack those of elements and columns. A stack
+            whose rows have no elements has none.
+        lengths: of a CSR stack, int64[n]: elements of each row; None for a dense one.
+        num_rows: rows.
+    """
+
+    boxes: tuple[BoxPlan, ...]
+    lengths: IntArray | None
+    num_rows: int
+
+    @property
+    def num_elements(self) -> int:
+        """Stored elements of all rows of a CSR stack; 0 for a dense one."""
+        return 0 if self.lengths is None else int(self.lengths.sum())
+
+    def jobs(self, arrays: Sequence[NDArray]) -> list[tuple[BoxPlan, NDArray]]:
+        """Return what the reader is told, and fill in the row pointers of a CSR stack.
+
+        Args:
+            arrays: where rows go: [n, *row shape] of a dense stack; data[>= nnz], indices[>= nnz] and indptr[n + 1]
+                of a CSR one, all C-contiguous.
+        """
+        if self.lengths is None:
+            return [(plan, arrays[0].reshape(plan.request.out_shape)) for plan in self.boxes]
+        indptr = arrays[2]
+        indptr[0] = 0
+        np.cumsum(self.lengths, out=indptr[1:])
+        nnz = int(indptr[-1])
+        return [(plan, array[:nnz]) for plan, array in zip(self.boxes, arrays, strict=False)]

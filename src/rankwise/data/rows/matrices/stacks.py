@@ -1,0 +1,207 @@
+"""Matrices of several datasets, one over the other: row i of the stack is a row of one of them."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from typing import Protocol, cast
+
+import numpy as np
+
+from rankwise.data.contract import DType, FieldSpec, IntArray
+from rankwise.data.rows.matrices.plans import MatrixPlan
+from rankwise.data.rows.matrices.stored import StoredDense, StoredMatrix, StoredSparse
+from rankwise.data.store import ArrayMeta, BoxPlan, BoxReader, BoxRequest, Runs
+from rankwise.errors import ConfigError
+
+__all__ = ["DenseStack", "MatrixStack", "SparseStack", "stack_matrices"]
+
+_MOST_INT32 = 2**31 - 1
+
+
+class MatrixStack(Protocol):
+    """Rows of several matrices of one kind; thread-safe."""
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of all matrices together."""
+        ...
+
+    @property
+    def spec(self) -> FieldSpec:
+        """What a row is."""
+        ...
+
+    @property
+    def index_dtype(self) -> DType:
+        """Dtype in which columns come out; without meaning for dense rows."""
+        ...
+
+    @property
+    def chunk_rows(self) -> int:
+        """Neighbouring rows that are stored together: the most of all matrices."""
+        ...
+
+    @property
+    def row_bytes(self) -> float:
+        """Decoded bytes of a row, on average over all matrices."""
+        ...
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of the metadata: equal for copies at other paths."""
+        ...
+
+    def plan(self, rows: IntArray, reader: BoxReader) -> MatrixPlan:
+        """Return how rows are read.
+
+        Args:
+            rows: int64[n], rows of the stack in any order, also several times.
+            reader: will read them.
+
+        Raises:
+            IndexError: there is no such row.
+            DataError: row pointers cannot be read or are damaged.
+        """
+        ...
+
+
+def stack_matrices(matrices: Sequence[StoredMatrix], *, dtype: DType | None = None) -> MatrixStack:
+    """Put matrices one over the other.
+
+    Args:
+        matrices: at least one; all CSR with as many columns each, or all dense with rows of one shape.
+        dtype: dtype of the elements that come out; None = what all of them can be converted to without loss.
+
+    Raises:
+        ConfigError: they do not fit together.
+    """
+    if not matrices:
+        raise ConfigError("a stack wants at least one matrix, got none")
+    sparse = [isinstance(matrix, StoredSparse) for matrix in matrices]
+    if any(sparse) and not all(sparse):
+        names = {True: "CSR", False: "dense"}
+        listing = ", ".join(f"{matrix.place} is {names[kind]}" for matrix, kind in zip(matrices, sparse, strict=True))
+        raise ConfigError(f"the matrices of all datasets want to be of one kind; {listing}")
+    shapes = {matrix.row_shape for matrix in matrices}
+    if len(shapes) > 1:
+        listing = ", ".join(f"{matrix.place} has {list(matrix.row_shape)}" for matrix in matrices)
+        raise ConfigError(f"the rows of all datasets want to have one shape; {listing}")
+    chosen = np.result_type(*(matrix.dtype for matrix in matrices)) if dtype is None else np.dtype(dtype)
+    if all(sparse):
+        return SparseStack(cast("Sequence[StoredSparse]", matrices), chosen)
+    return DenseStack(cast("Sequence[StoredDense]", matrices), chosen)
+
+
+class _Rows:
+    """From rows of a stack to (matrix, row)."""
+
+    def __init__(self, matrices: Sequence[StoredMatrix]) -> None:
+        self.matrices = tuple(matrices)
+        self._ends: IntArray = np.cumsum([matrix.num_rows for matrix in matrices], dtype=np.int64)
+
+    @property
+    def num_rows(self) -> int:
+        return int(self._ends[-1])
+
+    @property
+    def chunk_rows(self) -> int:
+        return max(matrix.chunk_rows for matrix in self.matrices)
+
+    @property
+    def row_bytes(self) -> float:
+        total = sum(matrix.row_bytes * matrix.num_rows for matrix in self.matrices)
+        return total / max(1, self.num_rows)
+
+    @property
+    def fingerprint(self) -> str:
+        facts = [(matrix.num_rows, matrix.fingerprint) for matrix in self.matrices]
+        return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
+
+    def find(self, rows: IntArray) -> tuple[IntArray, IntArray]:
+        """Return the matrix of each row and its row there, int64[n] twice."""
+        if len(rows) and not (rows.min() >= 0 and rows.max() < self.num_rows):
+            raise IndexError(f"rows {rows.min()} to {rows.max()} were asked for, there are {self.num_rows}")
+        if len(self.matrices) == 1:
+            return np.zeros(len(rows), dtype=np.int64), rows
+        which: IntArray = np.searchsorted(self._ends, rows, side="right")
+        first = np.concatenate([[0], self._ends[:-1]])
+        return which, rows - first[which]
+
+
+class SparseStack:
+    """Implements `MatrixStack` over CSR matrices with equally many columns.
+
+    Args:
+        matrices: the matrices.
+        dtype: dtype of the elements that come out.
+    """
+
+    def __init__(self, matrices: Sequence[StoredSparse], dtype: DType) -> None:
+        self._rows = _Rows(matrices)
+        self._matrices = tuple(matrices)
+        self.spec = FieldSpec(shape=matrices[0].row_shape, dtype=dtype, ragged=True)
+        self.index_dtype: DType = np.dtype(np.int32 if matrices[0].num_cols <= _MOST_INT32 else np.int64)
+        self.num_rows = self._rows.num_rows
+        self.chunk_rows = self._rows.chunk_rows
+        self.row_bytes = self._rows.row_bytes
+        self.fingerprint = self._rows.fingerprint
+
+    def plan(self, rows: IntArray, reader: BoxReader) -> MatrixPlan:
+        """Return how rows are read; see `MatrixStack.plan`."""
+        which, local = self._rows.find(rows)
+        begin, lengths = self._spans(which, local)
+        runs = Runs.packed(lengths)
+        if runs.num_rows == 0:
+            return MatrixPlan(boxes=(), lengths=lengths, num_rows=len(rows))
+        data, indices = tuple(m.data for m in self._matrices), tuple(m.indices for m in self._matrices)
+        boxes = tuple(
+            reader.plan(_request(arrays, dtype, which, begin, runs))
+            for arrays, dtype in ((data, self.spec.dtype), (indices, self.index_dtype))
+        )
+        return MatrixPlan(boxes=boxes, lengths=lengths, num_rows=len(rows))
+
+    def _spans(self, which: IntArray, local: IntArray) -> tuple[IntArray, IntArray]:
+        if len(self._matrices) == 1:
+            return self._matrices[0].pointers.spans(local)
+        begin, lengths = np.empty(len(local), dtype=np.int64), np.empty(len(local), dtype=np.int64)
+        for number in np.unique(which).tolist():
+            members = which == number
+            begin[members], lengths[members] = self._matrices[number].pointers.spans(local[members])
+        return begin, lengths
+
+
+class DenseStack:
+    """Implements `MatrixStack` over dense arrays with rows of one shape.
+
+    Args:
+        matrices: the arrays.
+        dtype: dtype of the elements that come out.
+    """
+
+    def __init__(self, matrices: Sequence[StoredDense], dtype: DType) -> None:
+        self._rows = _Rows(matrices)
+        self._arrays = tuple(matrix.array for matrix in matrices)
+        self.spec = FieldSpec(shape=matrices[0].row_shape, dtype=dtype)
+        self.index_dtype: DType = np.dtype(np.int32)
+        self.num_rows = self._rows.num_rows
+        self.chunk_rows = self._rows.chunk_rows
+        self.row_bytes = self._rows.row_bytes
+        self.fingerprint = self._rows.fingerprint
+
+    def plan(self, rows: IntArray, reader: BoxReader) -> MatrixPlan:
+        """Return how rows are read; see `MatrixStack.plan`."""
+        which, local = self._rows.find(rows)
+        boxes: tuple[BoxPlan, ...] = ()
+        if math.prod(self.spec.shape):
+            starts = np.zeros((len(rows), 1 + len(self.spec.shape)), dtype=np.int64)
+            starts[:, 0] = local
+            shape = (1, *self.spec.shape)
+            request = BoxRequest(arrays=self._arrays, which=which, starts=starts, shape=shape, dtype=self.spec.dtype)
+            boxes = (reader.plan(request),)
+        return MatrixPlan(boxes=boxes, lengths=None, num_rows=len(rows))
+
+
+def _request(arrays: tuple[ArrayMeta, ...], dtype: DType, which: IntArray, begin: IntArray, runs: Runs) -> BoxRequest:
+    return BoxRequest(arrays=arrays, which=which, starts=begin[:, None], shape=(1,), dtype=dtype, runs=runs)

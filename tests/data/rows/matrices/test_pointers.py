@@ -1,0 +1,72 @@
+"""Row pointers in pages."""
+
+import numpy as np
+import pytest
+import zarr
+
+from rankwise.data.rows.matrices import RowPointers, pointers
+from rankwise.data.store import BoxReader, read_meta
+from rankwise.errors import DataError
+
+
+@pytest.fixture
+def reader():
+    with BoxReader(threads=1, cache=0) as reader:
+        yield reader
+
+
+def make(tmp_path, values, reader, **options):
+    zarr.create_array(str(tmp_path / "indptr"), data=np.asarray(values), chunks=(7,))
+    return RowPointers(read_meta(tmp_path / "indptr"), int(values[-1]), reader, **options)
+
+
+@pytest.fixture
+def small_pages(monkeypatch):
+    monkeypatch.setattr(pointers, "_PAGE_ROWS", 10)
+
+
+@pytest.mark.parametrize("dtype", ["i4", "i8", "u4", "u8"])
+def test_spans_are_those_of_the_array(tmp_path, reader, small_pages, dtype):
+    """Rows on both sides of every edge of a page."""
+    values = np.cumsum(np.random.default_rng(0).integers(0, 5, 54)).astype(dtype)
+    values[0] = 0
+    held = make(tmp_path, values, reader)
+    rows = np.random.default_rng(1).permutation(53)
+    begin, lengths = held.spans(rows)
+    np.testing.assert_array_equal(begin, values[rows])
+    np.testing.assert_array_equal(lengths, np.diff(values.astype("i8"))[rows])
+    assert held.num_pages_read == 6
+
+
+def test_memory_is_bounded(tmp_path, reader, small_pages):
+    """Only so many pages are kept; the ones used last."""
+    held = make(tmp_path, np.arange(101), reader, capacity_bytes=160)
+    for row in (5, 15, 5, 95, 5):
+        assert held.spans(np.array([row]))[0].tolist() == [row]
+    assert held.num_pages_read == 3
+    held.spans(np.array([15]))
+    assert held.num_pages_read == 4
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ([0, 3, 2, 5], "row 1 would begin after it ends"),
+        ([1, 3, 4, 5], "row 0 would begin at element 1"),
+        ([0, 3, 9, 9, 5], "row 3 would begin after it ends"),
+        ([0, 3, 4, 4], "row 2 would end at element 4 of 5"),
+    ],
+)
+def test_damage_is_told(tmp_path, reader, values, said):
+    """Pointers that fall, or do not begin and end with the elements, are refused before anything is read by them."""
+    zarr.create_array(str(tmp_path / "indptr"), data=np.array(values))
+    held = RowPointers(read_meta(tmp_path / "indptr"), 5, reader)
+    with pytest.raises(DataError, match=said):
+        held.spans(np.array([0]))
+
+
+def test_other_arrays_are_refused(tmp_path, reader):
+    """Fractions are no row pointers."""
+    zarr.create_array(str(tmp_path / "indptr"), data=np.zeros(4))
+    with pytest.raises(DataError, match=r"whole numbers along one axis; it is float64\[4\]"):
+        RowPointers(read_meta(tmp_path / "indptr"), 5, reader)
