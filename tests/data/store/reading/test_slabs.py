@@ -11,10 +11,11 @@ from rankwise.data.store.reading.slabs import cut_slabs
     st.lists(st.integers(0, 5), max_size=80).map(sorted),
     st.sampled_from([1, 1000, 2**18, 2**24]),
     st.integers(1, 8),
+    st.sampled_from([0, 2**20, 2**40]),
 )
-def test_every_chunk_is_in_one_slab(files, chunk_bytes, threads):
+def test_every_chunk_is_in_one_slab(files, chunk_bytes, threads, work_bytes):
     """Whatever the files, sizes and threads: slabs are disjoint and complete, and bounded."""
-    slabs = cut_slabs(np.array(files, np.int64), chunk_bytes, threads)
+    slabs = cut_slabs(np.array(files, np.int64), chunk_bytes, threads, work_bytes=work_bytes)
     taken = [at for first, last in slabs for at in range(first, last)]
     assert sorted(taken) == list(range(len(files)))
     assert all((last - first) * chunk_bytes <= 4 * 2**20 or last - first == 1 for first, last in slabs)
@@ -30,3 +31,10 @@ def test_short_files_share_a_slab():
     """An array of one file per chunk is not dealt out chunk by chunk."""
     assert cut_slabs(np.arange(12), 1000, 2) == [(0, 2), (2, 4), (4, 6), (6, 8), (8, 10), (10, 12)]
     assert cut_slabs(np.arange(12), 1000, 1) == [(0, 12)]
+
+
+def test_little_work_is_left_to_one_thread():
+    """Waking another thread for a few kilobytes costs more than it saves; a slab is worth a quarter of a MiB."""
+    assert cut_slabs(np.arange(64), 2048, 2, work_bytes=100_000) == [(0, 64)]
+    assert len(cut_slabs(np.arange(64), 2048, 2, work_bytes=2**20)) == 4
+    assert len(cut_slabs(np.arange(64), 2048, 2)) == 8

@@ -33,6 +33,7 @@ from rankwise.data.store.reading.tools import Tools
 
 __all__ = ["FastChunks"]
 
+_READ_BYTES = 2**16  # what a thread could place in the time that a small read takes
 _KINDS = {"raw": KIND_RAW, "zstd": KIND_ZSTD, "blosc": KIND_BLOSC, "lz4": KIND_LZ4}
 
 
@@ -88,13 +89,20 @@ class FastChunks:
     def tasks(self, num_threads: int) -> Iterator[Callable[[], None]]:
         """Yield pieces of work, in the order in which they should start."""
         largest = max(self._plan.request.arrays[int(k)].chunk_bytes for k in np.unique(self._array))
-        for first, last in cut_slabs(self._plan.chunks.file[self._chosen], largest, num_threads):
+        files = self._plan.chunks.file[self._chosen]
+        for first, last in cut_slabs(files, largest, num_threads, work_bytes=self._work_bytes):
             yield partial(
                 self._run,
                 first,
                 last,
                 start_fetch(self._plan, self._chosen, self._tasks, self._tools, first=first, last=last),
             )
+
+    @property
+    def _work_bytes(self) -> int:
+        """Bytes to place and to decode, reads counted as so many."""
+        read = (self._tasks.kind != KIND_FILL) & (self._tasks.decoded == 0)
+        return self._out.nbytes + int((self._chunk_bytes[read] + _READ_BYTES).sum())
 
     @property
     def _chunk_bytes(self) -> IntArray:

@@ -10,9 +10,13 @@ __all__ = ["cut_slabs"]
 
 _SLAB_BYTES = 4 * 2**20  # decoded; long enough that handing it out costs nothing, short enough to share out evenly
 _SLABS_PER_THREAD = 4
+_WORTH_BYTES = 2**18  # touching these takes about as long as handing a slab out
+_LARGE_BYTES = 2**62
 
 
-def cut_slabs(file: IntArray, chunk_bytes: int, num_threads: int) -> list[tuple[int, int]]:
+def cut_slabs(
+    file: IntArray, chunk_bytes: int, num_threads: int, *, work_bytes: int = _LARGE_BYTES
+) -> list[tuple[int, int]]:
     """Return runs ``first:last`` of chunks that one thread takes at a time, in the order in which they are taken.
 
     The chunks of a file stay in order. Where several files are long, their runs take turns: reads of one file wait
@@ -22,9 +26,11 @@ def cut_slabs(file: IntArray, chunk_bytes: int, num_threads: int) -> list[tuple[
         file: int64[K], the file of each chunk, ascending.
         chunk_bytes: bytes of a decoded chunk.
         num_threads: threads that will take them.
+        work_bytes: bytes that are touched in all, about; few of them are not worth more hands.
     """
     # one thread has nobody to share with
-    fair = len(file) if num_threads == 1 else -(-len(file) // (num_threads * _SLABS_PER_THREAD))
+    parts = 1 if num_threads == 1 else max(1, min(num_threads * _SLABS_PER_THREAD, work_bytes // _WORTH_BYTES))
+    fair = -(-len(file) // parts)
     most = max(1, min(fair, _SLAB_BYTES // max(1, chunk_bytes)))
     slabs: list[tuple[int, int, int]] = []
     edges = [0, *(np.flatnonzero(np.diff(file)) + 1).tolist(), len(file)]
