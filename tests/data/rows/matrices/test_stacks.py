@@ -10,14 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rankwise.data.rows.matrices import open_matrix, stack_matrices
-from rankwise.data.store import BoxReader
 from rankwise.errors import ConfigError, DataError
-
-
-@pytest.fixture
-def reader():
-    with BoxReader(threads=2, cache=2**16) as reader:
-        yield reader
 
 
 def read(stack, rows, reader):

@@ -1,0 +1,9 @@
+"""AnnData stores as training sees them: matrices by row, columns about the rows."""
+
+from __future__ import annotations
+
+from rankwise.data.rows.datasets.dataset import Dataset
+from rankwise.data.rows.datasets.extras import load_anndata
+from rankwise.data.rows.datasets.finding import COLLECTION_TYPE, find_datasets
+
+__all__ = ["COLLECTION_TYPE", "Dataset", "find_datasets", "load_anndata"]

@@ -1,0 +1,149 @@
+"""`Dataset`: one AnnData store."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from rankwise.data.rows.datasets.extras import load_anndata
+from rankwise.data.rows.matrices import StoredMatrix, open_matrix
+from rankwise.data.store import BoxReader, load_zarr
+from rankwise.data.store.meta import STORES
+from rankwise.data.store.meta.documents import resolve_place
+from rankwise.data.store.remote import RemoteFiles
+from rankwise.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["Dataset"]
+
+_TABLES = ("layers", "obsm")
+
+
+class Dataset:
+    """One AnnData store on disk; opening it reads metadata only.
+
+    Args:
+        uri: folder or URL of the store.
+        reader: will read its matrices.
+
+    Raises:
+        DataError: there is no AnnData store, or it has no table of observations.
+    """
+
+    def __init__(self, uri: str | os.PathLike[str], reader: BoxReader) -> None:
+        self.place = resolve_place(uri)
+        self._reader = reader
+        node = STORES.node(self.place)
+        if node is None:
+            raise STORES.missing(self.place)
+        if node.attributes.get("encoding-type") != "anndata":
+            raise DataError(f"{self.place} is no AnnData store")
+        self._obs = self._table("obs")
+        self._var = self._table("var")
+
+    def __repr__(self) -> str:
+        return f"Dataset({self.place}: {self.num_rows} rows)"
+
+    @property
+    def num_rows(self) -> int:
+        """Observations."""
+        return self._length("obs", self._obs)
+
+    @property
+    def num_vars(self) -> int:
+        """Variables, such as genes: columns of X and of the layers."""
+        return self._length("var", self._var)
+
+    @property
+    def obs_columns(self) -> tuple[str, ...]:
+        """Columns of the table of observations, its index left out."""
+        return tuple(self._obs["column-order"])
+
+    @property
+    def matrices(self) -> tuple[str, ...]:
+        """Names of what rows can be read from: "X", "layers/counts", "obsm/X_pca", ..."""
+        names = ["X"] if STORES.node(f"{self.place}/X") is not None else []
+        for table in _TABLES:
+            group = STORES.node(f"{self.place}/{table}")
+            if group is not None:
+                names += [f"{table}/{name}" for name in STORES.inside(group.place, group)]
+        return tuple(names)
+
+    def matrix(self, name: str = "X") -> StoredMatrix:
+        """Open a matrix.
+
+        Raises:
+            ConfigError: there is none of this name.
+            DataError: it is damaged, or its rows are not those of the table of observations.
+        """
+        if STORES.node(f"{self.place}/{name}") is None:
+            raise ConfigError(f"{self.place} has no {name!r}; rows can be read from {', '.join(self.matrices)}")
+        opened = open_matrix(f"{self.place}/{name}", self._reader)
+        if opened.num_rows != self.num_rows:
+            raise DataError(
+                f"{opened.place} has {opened.num_rows} rows, the table of observations {self.num_rows}: write the "
+                "store again"
+            )
+        return opened
+
+    def obs(self, columns: Sequence[str] | None = None) -> pd.DataFrame:
+        """Read columns of the table of observations, with its index.
+
+        Args:
+            columns: which; None = all.
+
+        Raises:
+            ConfigError: there is no such column.
+            DataError: a column cannot be read.
+        """
+        return self._frame("obs", self._obs, self.obs_columns if columns is None else tuple(columns))
+
+    def var(self, columns: Sequence[str] | None = ()) -> pd.DataFrame:
+        """Read columns of the table of variables, with its index; None = all.
+
+        Raises:
+            ConfigError: there is no such column.
+            DataError: a column cannot be read.
+        """
+        return self._frame("var", self._var, tuple(self._var["column-order"]) if columns is None else tuple(columns))
+
+    def _table(self, name: str) -> dict[str, Any]:
+        node = STORES.node(f"{self.place}/{name}")
+        if node is None or node.attributes.get("encoding-type") != "dataframe":
+            raise DataError(f"the AnnData store {self.place} has no table {name!r}: write it again")
+        return {"column-order": [], "_index": "_index", **node.attributes}
+
+    def _length(self, name: str, table: dict[str, Any]) -> int:
+        place = f"{self.place}/{name}/{table['_index']}"
+        node = STORES.node(place)
+        if node is not None and node.kind == "group":  # text that may be missing is a group of values and a mask
+            node = STORES.node(f"{place}/values")
+        if node is None or not node.document.get("shape"):
+            raise DataError(f"the table {self.place}/{name} lacks its index {table['_index']!r}: write it again")
+        return int(node.document["shape"][0])
+
+    def _frame(self, name: str, table: dict[str, Any], columns: tuple[str, ...]) -> pd.DataFrame:
+        import pandas as pd
+
+        unknown = [column for column in columns if column not in table["column-order"]]
+        if unknown:
+            held = ", ".join(map(repr, table["column-order"])) or "none"
+            raise ConfigError(f"{self.place} has no {name} columns {', '.join(map(repr, unknown))}; it has {held}")
+        group = self._group(name)
+        index = pd.Index(self._read(group, table["_index"]))
+        return pd.DataFrame({column: self._read(group, column) for column in columns}, index=index)
+
+    def _group(self, name: str) -> Any:
+        zarr = load_zarr()
+        place = f"{self.place}/{name}"
+        store = RemoteFiles().zarr_store(place) if "://" in place else place
+        return zarr.open_group(store, mode="r")
+
+    def _read(self, group: Any, name: str) -> Any:
+        try:
+            return load_anndata().io.read_elem(group[name])
+        except Exception as error:  # whatever a codec raises
+            raise DataError(f"{self.place}/{group.name.strip('/')}/{name} cannot be read: {error}") from error

@@ -1,0 +1,53 @@
+"""From what a user names to the AnnData stores that lie there."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+
+from rankwise.data.store.meta import STORES
+from rankwise.data.store.meta.documents import resolve_place
+from rankwise.errors import ConfigError, DataError
+
+__all__ = ["COLLECTION_TYPE", "find_datasets"]
+
+COLLECTION_TYPE = "annbatch-preshuffled"
+
+_MEMBER = re.compile(r"dataset_(\d+)")
+
+
+def find_datasets(uris: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> tuple[str, ...]:
+    """Return the places of the AnnData stores that URIs name, in their order.
+
+    Args:
+        uris: AnnData stores (Zarr groups), or collections of them, whose members come in the order of their numbers.
+
+    Raises:
+        ConfigError: nothing was named.
+        DataError: there is nothing, or something else.
+    """
+    listed = [uris] if isinstance(uris, (str, os.PathLike)) else list(uris)
+    if not listed:
+        raise ConfigError("rows want at least one AnnData store or collection, got none")
+    return tuple(place for uri in listed for place in _at(resolve_place(uri)))
+
+
+def _at(place: str) -> list[str]:
+    node = STORES.node(place)
+    if node is None:
+        if place.endswith((".h5ad", ".h5")):
+            raise DataError(f"{place} is an HDF5 file: write it to a Zarr collection first (rankwise rows write)")
+        raise STORES.missing(place)
+    kind = node.attributes.get("encoding-type")
+    if kind == "anndata":
+        return [place]
+    if kind != COLLECTION_TYPE:
+        what = "a Zarr array" if node.kind == "array" else f"a Zarr group of the type {kind!r}"
+        raise DataError(f"{place} is {what}; rows come from AnnData stores and collections of them")
+    members = [match for name in STORES.inside(place, node) if (match := _MEMBER.fullmatch(name))]
+    if not members:
+        raise DataError(
+            f"the collection {place} is empty: add data with DatasetCollection({place!r}).add_adatas([...])"
+        )
+    return [f"{place}/{match[0]}" for match in sorted(members, key=lambda match: int(match[1]))]
