@@ -30,6 +30,7 @@ from rankwise.data.store.reading import (
     Tools,
     WorkCrew,
     reading_threads,
+    say_slow_arrays,
 )
 from rankwise.data.store.remote import RemoteFiles, RemoteOptions, RemoteStats
 from rankwise.errors import ConfigError
@@ -115,6 +116,11 @@ class BoxReader:
         return self._execution().decoder_name
 
     @property
+    def max_open_files(self) -> int:
+        """Files that are kept open."""
+        return self._handles.capacity
+
+    @property
     def remote_stats(self) -> RemoteStats:
         """What was asked of object stores so far."""
         return self._remote.stats
@@ -161,6 +167,7 @@ class BoxReader:
         started, retries = time.perf_counter(), self._book.num_retries
         for array in request.arrays:
             check_conversion(array.dtype, request.dtype, scaled=request.scale is not None, place=array.place)
+        say_slow_arrays(request.arrays)
         plan = make_plan(request, self._book, self._serials.of)
         self._counters.add(ReaderStats(plan_s=time.perf_counter() - started, retries=self._book.num_retries - retries))
         return plan

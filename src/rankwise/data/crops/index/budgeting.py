@@ -14,7 +14,7 @@ from rankwise.data.crops.index.compiling import Compiled
 from rankwise.data.crops.index.crop_index import CropIndex
 from rankwise.data.crops.reading.field import MASK_SUFFIX
 
-__all__ = ["settle_index"]
+__all__ = ["largest_step", "settle_index"]
 
 
 def settle_index(
@@ -45,7 +45,7 @@ def settle_index(
     Raises:
         BudgetExceeded: the batches do not fit; the message adds it up and says how much is needed.
     """
-    step = _largest_step(order)
+    step = largest_step(order)
     num_micro = num_micro_batches(step, world_size=world_size, micro_batch=micro_batch)
     rows = math.ceil(math.ceil(step / world_size) / num_micro)
     slots = (depth + 1) * num_micro  # the steps that lie ready, and the one in use or being read
@@ -69,7 +69,8 @@ def settle_index(
     return budget
 
 
-def _largest_step(order: Any) -> int:
+def largest_step(order: Any) -> int:
+    """Return the most samples of a step of an order, those of all ranks."""
     told = getattr(order, "batch_size", None)
     return len(order.step(order.start(0)).ids) if told is None else int(told)
 

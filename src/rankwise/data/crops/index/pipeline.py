@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import warnings
 from collections.abc import Sequence
 from functools import partial
@@ -11,14 +12,16 @@ from typing import TYPE_CHECKING, Literal, Self, cast
 
 from rankwise.data.contract import Batch, Order, Source
 from rankwise.data.crops.budget import Caps
-from rankwise.data.crops.devices import place_in_world
-from rankwise.data.crops.index.budgeting import settle_index
+from rankwise.data.crops.devices import RankPlace, place_in_world
+from rankwise.data.crops.index.budgeting import largest_step, settle_index
+from rankwise.data.crops.index.counting_files import most_files
 from rankwise.data.crops.index.crop_index import CropIndex, CropPlace
 from rankwise.data.crops.index.source import CropSource
 from rankwise.data.crops.numa import NumaStrategy, chosen_strategy, cores_here, pin_thread
 from rankwise.data.crops.pipeline import Pipeline
 from rankwise.data.feed import BatchTransform, FeedLoader, Transform
 from rankwise.data.store.cache import DEFAULT_CACHE_BYTES, ChunkCache
+from rankwise.data.store.files import say_few_handles, system_file_limit
 from rankwise.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["IndexPipeline"]
 
 _LOG = logging.getLogger("rankwise.crops")
+_STEPS_IN_FLIGHT = 3  # the one that is read, and the two that are hinted
 
 
 @Pipeline.register
@@ -111,6 +115,7 @@ class IndexPipeline(FeedLoader):
             on_thread=partial(pin_thread, cores),
         )
         _warn_small_cache(self._crops, order, rank=place.rank, world_size=place.world_size)
+        self._say_few_handles(place)
         self.budget = settle_index(
             index,
             order,
@@ -124,6 +129,17 @@ class IndexPipeline(FeedLoader):
         )
         self._buffer_limit_bytes = self.budget.slot_limit_bytes
         _LOG.info("batches of crops take\n%s", self.budget)
+
+    def _say_few_handles(self, place: RankPlace) -> None:
+        """Say on the main rank when the steps in flight lie in more files than stay open."""
+        if place.rank == 0:
+            crops = math.ceil(largest_step(self.order) / place.world_size) * _STEPS_IN_FLIGHT
+            say_few_handles(
+                wanted=most_files(self.index, num_crops=crops),
+                capacity=self._crops.reader.max_open_files,
+                local_ranks=place.local_ranks,
+                system_limit=system_file_limit(),
+            )
 
     def places(self, batch: Batch) -> tuple[CropPlace, ...]:
         """Return the image and box of each crop of a batch of this pipeline."""

@@ -24,6 +24,7 @@ from rankwise.data.crops.stream.pulling import Puller
 from rankwise.data.crops.stream.reading import StreamReader
 from rankwise.data.crops.stream.work import Failure, Numbered, Ready, Work
 from rankwise.data.feed.place import Placer
+from rankwise.data.store.files import say_few_handles, system_file_limit
 from rankwise.data.store.reader import BoxReader
 
 __all__ = ["Stages"]
@@ -51,6 +52,14 @@ class Stages:
             capacity=config.num_metas, concurrency=config.metadata_io_concurrency, latency=config.metadata_latency
         )
         self.engine = BoxReader(cache=config.cache_bytes, threads=config.n_io_threads)
+        if place.rank == 0:
+            in_flight = budget.num_slots * config.samples_per_batch * len(config.all_fields)
+            say_few_handles(
+                wanted=in_flight,  # one file each at least; which arrays there will be is not known yet
+                capacity=self.engine.max_open_files,
+                local_ranks=place.local_ranks,
+                system_limit=system_file_limit(),
+            )
         self._ring = Ring(budget.num_slots, pinned=placer.pinned, limit_bytes=budget.slot_limit_bytes)
         seed, rank = config.seed, place.rank
         puller = Puller(self.flow, config, self.openings, self.meters)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rankwise.data.store.files.facts import FileAddress, FileBook, FileFacts
 from rankwise.data.store.files.handles import HandleCache, OpenFile, file_limit, local_identity, local_size
+from rankwise.data.store.files.saying import say_few_handles, system_file_limit
 from rankwise.data.store.files.trying import PAUSES_S, is_passing
 
 __all__ = [
@@ -17,4 +18,6 @@ __all__ = [
     "is_passing",
     "local_identity",
     "local_size",
+    "say_few_handles",
+    "system_file_limit",
 ]

@@ -8,10 +8,19 @@ from collections import OrderedDict
 
 from rankwise.errors import DataError
 
-__all__ = ["HandleCache", "OpenFile", "file_limit", "identity_of", "local_identity", "local_size"]
+__all__ = [
+    "MOST_FILES",
+    "HandleCache",
+    "OpenFile",
+    "file_limit",
+    "identity_of",
+    "limit_for",
+    "local_identity",
+    "local_size",
+]
 
 _RESERVED = 64  # for sockets, logs, libraries and whatever else the process opens
-_MOST = 4096
+MOST_FILES = 4096
 
 
 def file_limit() -> int:
@@ -21,7 +30,12 @@ def file_limit() -> int:
     except ImportError:
         return _RESERVED
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return _MOST if soft == resource.RLIM_INFINITY else min(_MOST, max(16, (soft - _RESERVED) // 2))
+    return MOST_FILES if soft == resource.RLIM_INFINITY else min(MOST_FILES, max(16, (soft - _RESERVED) // 2))
+
+
+def limit_for(num_files: int) -> int:
+    """Return which limit of the process lets a reader keep so many files open; the inverse of `file_limit`."""
+    return 2 * num_files + _RESERVED
 
 
 def identity_of(status: os.stat_result) -> tuple[int, ...]:

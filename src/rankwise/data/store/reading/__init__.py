@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rankwise.data.store.reading.admission import Admission
+from rankwise.data.store.reading.announcing import say_slow_arrays
 from rankwise.data.store.reading.executing import Executor
 from rankwise.data.store.reading.serials import Serials
 from rankwise.data.store.reading.slow import SlowArrays
@@ -21,4 +22,5 @@ __all__ = [
     "Tools",
     "WorkCrew",
     "reading_threads",
+    "say_slow_arrays",
 ]
