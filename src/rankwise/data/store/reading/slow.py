@@ -24,8 +24,8 @@ _MOST = 1024
 class SlowArrays:
     """Arrays as zarr-python opens them, the last 1,024 of them; thread-safe.
 
-    They always use zarr-python's own codecs, even where another pipeline is configured: what ends here is what
-    others may not know.
+    They use zarr-python's own codecs, even where another pipeline is configured: what ends here is what others may not
+    know. Only what lies in shards is decoded by what that pipeline makes of a list of codecs; zarr-python asks it then.
 
     Args:
         remote: returns the reader of object stores.
