@@ -2,13 +2,13 @@
 
 import _thread
 import gc
-import os
 import pickle
 import subprocess
 import sys
 import threading
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from unittest import mock
 
 import numpy as np
@@ -259,21 +259,25 @@ def test_an_interrupt_leaves_nothing_stuck(metas, monkeypatch):
     assert decoders() == before
 
 
+def open_files():
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
 def test_a_reader_that_nobody_holds_leaves_nothing(metas):
     """Never closed, only forgotten: its files are closed and its threads end."""
     gc.collect()
-    files, threads = len(os.listdir("/proc/self/fd")), set(decoders())
+    files, threads = open_files(), set(decoders())
     reader = BoxReader(threads=3, cache=0)
     read(reader, boxes(metas["fast"], metas["files"]))
     mine = set(decoders()) - threads
     assert mine
-    assert len(os.listdir("/proc/self/fd")) > files
+    assert open_files() > files
     del reader
     gc.collect()
     for thread in mine:
         thread.join(30)
         assert not thread.is_alive()
-    assert len(os.listdir("/proc/self/fd")) == files
+    assert open_files() == files
 
 
 def test_metadata_are_parsed_once(metas, monkeypatch):
