@@ -7,12 +7,13 @@ from rankwise.testing import Fault
 
 
 def test_a_fault_is_written_as_text():
-    """what:who@step, from the environment."""
+    """what:who@step, and the attempt if it is not the first; from the environment."""
     assert Fault.parse("kill:1@7") == Fault(what="kill", who="1", step=7)
     assert Fault.parse("hang:all@0").who == "all"
+    assert Fault.parse("kill:1@7#2") == Fault(what="kill", who="1", step=7, attempt=2)
 
 
-@pytest.mark.parametrize("text", ["", "kill", "kill:1", "kill:1@x", "melt:1@3", "kill:@3"])
+@pytest.mark.parametrize("text", ["", "kill", "kill:1", "kill:1@x", "melt:1@3", "kill:@3", "kill:1@3#", "kill:1@3#x"])
 def test_anything_else_is_refused(text):
     """The message shows how a fault is written."""
     with pytest.raises(ConfigError, match=r"kill\|raise\|hang"):

@@ -19,6 +19,8 @@ _VARIABLE = "RANKWISE_TEST_FAULT"
 class Fault:
     """One fault, written as ``what:who@step``, for example ``kill:1@7``, ``kill:all@3``, ``hang:0@5``.
 
+    ``kill:1@7#2`` strikes in the second attempt of a run.
+
     Attributes:
         what: "kill" (SIGKILL), "raise" (a RuntimeError) or "hang" (sleeps for ever).
         who: a rank, "all" ranks, or the "supervisor" (the parent process, for "kill" only).
@@ -39,10 +41,12 @@ class Fault:
             ConfigError: it describes none.
         """
         what, _, rest = text.partition(":")
-        who, _, step = rest.partition("@")
-        if what not in ("kill", "raise", "hang") or not step.isdigit() or not who:
-            raise ConfigError(f"a fault is written as kill|raise|hang:RANK|all|supervisor@STEP, got {text!r}")
-        return cls(what=what, who=who, step=int(step))  # type: ignore[arg-type]
+        who, _, when = rest.partition("@")
+        step, several, attempt = when.partition("#")
+        attempt = attempt if several else "1"
+        if what not in ("kill", "raise", "hang") or not (who and step.isdigit() and attempt.isdigit()):
+            raise ConfigError(f"a fault is written as kill|raise|hang:RANK|all|supervisor@STEP[#ATTEMPT], got {text!r}")
+        return cls(what=what, who=who, step=int(step), attempt=int(attempt))  # type: ignore[arg-type]
 
     @classmethod
     def from_environment(cls) -> Self | None:
