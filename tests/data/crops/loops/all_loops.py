@@ -25,7 +25,7 @@ def main():
             "cut": train_lightning(volume, num_ranks, save=save, stop=6),
             "resumed": train_lightning(volume, num_ranks, resume=checkpoint),
             "accelerate": train_accelerate(volume, prepared=False),
-            "accelerate, prepared": train_accelerate(volume, prepared=True),
+            "accelerate, prepared": train_accelerate(volume, prepared=True, save=(folder / "state", 4)),
         }
     results["plain"] = train_plain(volume)
     (folder / f"rank{rank}.json").write_text(json.dumps(results))

@@ -91,6 +91,12 @@ def test_positions_are_those_of_completed_steps(told):
     assert {(r["cut"]["state"]["epoch"], r["cut"]["state"]["position"]) for r in told[2]} == {(0, 6 * BATCH_SIZE)}
 
 
+def test_accelerate_saves_the_position(told):
+    """`save_state` and `load_state` keep a registered pipeline's position, on every rank."""
+    loaded = [rank["accelerate, prepared"]["loaded"] for rank in told[2]]
+    assert {(state["epoch"], state["position"]) for state in loaded} == {(0, SAVED_STEPS * BATCH_SIZE)}
+
+
 def test_lightning_resumes_inside_an_epoch(told):
     """A checkpoint of Lightning's goes on behind its last step: no crop twice, none left out, the same bits."""
     kept = 0
