@@ -7,7 +7,7 @@ import pytest
 import torch
 import zarr
 
-NUM_CROPS, EPOCHS, STEPS = 64, 2, 14  # 6 full steps of 10 and one of 4 in each epoch
+NUM_CROPS, EPOCHS, STEPS = 126, 2, 14  # 6 full steps of 20 and one of 6 in each epoch
 PLAIN = ("--plain",)
 
 

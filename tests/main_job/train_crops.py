@@ -45,9 +45,9 @@ def main():
     parser.add_argument("--plain", action="store_true")
     args = parser.parse_args()
     with rankwise.bind(threads=1, timeout=60) as world:
-        index = CropIndex(args.volumes, shape=SHAPE, num_random=64)
-        order = rankwise.Order(index, batch_size=10)
-        with Pipeline(index, order=order, micro_batch=3, transform=augmented) as pipeline:
+        index = CropIndex(args.volumes, shape=SHAPE, num_random=126)
+        order = rankwise.Order(index, batch_size=20)
+        with Pipeline(index, order=order, micro_batch=6, transform=augmented) as pipeline:
             train(world, pipeline, make_model(args.plain), step, note=note, epochs=2, save_every=3)
 
 

@@ -1,6 +1,8 @@
 """Memory of one thread: grows, is used again, is freed."""
 
 import gc
+import subprocess
+import sys
 
 import pytest
 
@@ -56,3 +58,17 @@ def test_a_closed_scratch_works_again():
     scratch.reserve(read_bytes=10, decode_bytes=10, job_slots=1)
     assert len(scratch.read) >= 10
     scratch.close()
+
+
+def test_the_end_of_the_interpreter_frees_nothing():
+    """Threads may still decode while the interpreter exits: their context goes with the process, not before."""
+    code = (
+        "import atexit, os, weakref\n"
+        "atexit.register(os._exit, 0)\n"  # handlers run in reverse order: this one after all finalizers
+        "from rankwise.data.store.decode import Scratch\n"
+        "scratch = Scratch()\n"
+        "scratch.ensure_context(lambda: 42, lambda context: print('freed', flush=True))\n"
+        "weakref.finalize(scratch, print, 'finalizers ran', flush=True)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout == "finalizers ran\n", done.stderr

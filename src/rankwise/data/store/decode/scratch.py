@@ -60,6 +60,7 @@ class Scratch:
         if not self.context:
             raise MemoryError("no memory for the context of a decoder")
         self._free = weakref.finalize(self, free, self.context)
+        self._free.atexit = False  # at the exit of the interpreter a thread may still be decoding with it
 
     def close(self) -> None:
         """Free everything; using it again allocates anew."""
