@@ -8,6 +8,7 @@ Arguments: folder, seed, number of cases.
 
 import copy
 import faulthandler
+import itertools
 import json
 import math
 import os
@@ -21,9 +22,11 @@ from pathlib import Path
 
 import numpy as np
 import zarr
+from zarr.storage import LocalStore
 
 from rankwise.data.store import BoxReader, BoxRequest, read_meta
 from rankwise.data.store.crc import crc32c
+from rankwise.data.store.reading.checked_reads import CheckedStore
 from rankwise.errors import RankwiseError
 from rankwise.testing.any_arrays import UnwritableError, write_any
 
@@ -163,18 +166,49 @@ def request_of(meta, rng):
 
 
 def theirs(root, request):
-    """What zarr-python says of each box; None where it fails."""
-    values = []
+    """What zarr-python says of each box, at once or chunk by chunk; None where it fails both ways.
+
+    Through the store that notices what was cut: its own Blosc reads foreign memory then, or ends the process.
+    """
+    meta = request.arrays[0]
     try:
-        array = zarr.open_array(root, mode="r", zarr_format=request.arrays[0].zarr_format)
+        store = CheckedStore(LocalStore(root, read_only=True))
+        array = zarr.open_array(store, mode="r", zarr_format=meta.zarr_format)
     except Exception:  # noqa: BLE001
         return [None] * len(request)
-    for start in request.starts.tolist():
-        region = tuple(slice(low, low + extent) for low, extent in zip(start, request.shape, strict=True))
+    values = [plainly(array, start, request) for start in request.starts.tolist()]
+    return [
+        by_chunk(array, start, request) if found is None else found
+        for found, start in zip(values, request.starts.tolist(), strict=True)
+    ]
+
+
+def plainly(array, start, request):
+    region = tuple(
+        slice(low, min(low + extent, size)) for low, extent, size in zip(start, request.shape, array.shape, strict=True)
+    )
+    try:
+        return np.asarray(array[region]).astype(request.dtype, copy=False)
+    except Exception:  # noqa: BLE001
+        return None
+
+
+def by_chunk(array, start, request):
+    """What was asked of a damaged shard decides what zarr-python finds wrong with it."""
+    meta = request.arrays[0]
+    stop = [min(low + extent, size) for low, extent, size in zip(start, request.shape, meta.shape, strict=True)]
+    values = np.zeros([high - low for low, high in zip(start, stop, strict=True)], request.dtype)
+    grids = [range(low // n, -(-high // n)) for low, high, n in zip(start, stop, meta.chunks, strict=True)]
+    for coords in itertools.product(*grids):
+        low = [at * n for at, n in zip(coords, meta.chunks, strict=True)]
+        high = [min(first + n, size) for first, n, size in zip(low, meta.chunks, meta.shape, strict=True)]
         try:
-            values.append(np.asarray(array[region]).astype(request.dtype, copy=False))
+            chunk = np.asarray(array[tuple(map(slice, low, high))])
         except Exception:  # noqa: BLE001
-            values.append(None)
+            return None
+        first, last = np.maximum(low, start), np.minimum(high, stop)
+        inside = tuple(map(slice, (first - low).tolist(), (last - low).tolist()))
+        values[tuple(map(slice, (first - start).tolist(), (last - start).tolist()))] = chunk[inside]
     return values
 
 

@@ -78,7 +78,7 @@ class SlowArrays:
     def _store(self, array: ArrayMeta) -> Any:
         from zarr.storage import LocalStore, StorePath
 
-        from rankwise.data.store.reading.checked_blosc import CheckedStore
+        from rankwise.data.store.reading.checked_reads import CheckedStore
 
         adopted = self._adopted.get(array.place)
         if adopted is not None:

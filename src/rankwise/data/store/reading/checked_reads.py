@@ -1,7 +1,8 @@
-"""Blosc for zarr-python, with a look at what each frame says of its length. Imports zarr: import this module late.
+"""A store for zarr-python in which what was cut is noticed. Imports zarr: import this module late.
 
-numcodecs believes what a frame says. Of one that was cut it reads on, into whatever lies behind it in memory, and
-nobody notices. So zarr-python is shown metadata in which Blosc has another name, under which there is one that looks.
+numcodecs believes what a frame of Blosc says of its length. Of one that was cut it reads on, into whatever lies behind
+it in memory. So zarr-python is shown metadata in which Blosc has another name, under which there is one that looks.
+And a chunk that should lie behind the end of a shard is to zarr-python one that was never written.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ from numcodecs.abc import Codec
 from numcodecs.registry import get_codec
 from numcodecs.registry import register_codec as register_numcodec
 from zarr.abc.codec import BytesBytesCodec
-from zarr.abc.store import ByteRequest, Store
+from zarr.abc.store import ByteRequest, RangeByteRequest, Store
 from zarr.core.array_spec import ArraySpec
 from zarr.core.buffer import Buffer, BufferPrototype
 from zarr.registry import get_codec_class, register_codec
 from zarr.storage import WrapperStore
+
+from rankwise.errors import DataError
 
 __all__ = ["CheckedStore"]
 
@@ -30,12 +33,20 @@ _DOCUMENTS = ("zarr.json", ".zarray")
 
 
 class CheckedStore(WrapperStore[Store]):
-    """A store, in whose metadata Blosc stands under the name of the one that looks first."""
+    """A store that hands out all bytes that are asked for, and documents that name the Blosc that looks first."""
 
     async def get(self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None) -> Buffer | None:
-        """Return a value; documents of metadata changed."""
+        """Return a value or a part of it, documents of metadata changed.
+
+        Raises:
+            DataError: a part lies behind the end.
+        """
         found = await self._store.get(key, prototype, byte_range)
-        if found is None or byte_range is not None or key.rpartition("/")[2] not in _DOCUMENTS:
+        if found is None:
+            return None
+        if isinstance(byte_range, RangeByteRequest) and len(found) != byte_range.end - byte_range.start:
+            raise DataError(f"needs bytes {byte_range.start} to {byte_range.end - 1} of {key}, which ends before them")
+        if byte_range is not None or key.rpartition("/")[2] not in _DOCUMENTS:
             return found
         return prototype.buffer.from_bytes(_renamed(found.to_bytes()))
 

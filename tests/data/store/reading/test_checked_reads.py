@@ -1,4 +1,4 @@
-"""Blosc frames that only zarr-python decodes: one that was cut is told, not read beyond its end."""
+"""What only zarr-python decodes: frames and shards that were cut are told, not read beyond their end."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from zarr.codecs import BloscCodec, BytesCodec, ShardingCodec, TransposeCodec
 from zarr.storage import LocalStore
 
 from rankwise.data.store import BoxReader, BoxRequest, read_meta
-from rankwise.data.store.reading.checked_blosc import CheckedStore
+from rankwise.data.store.reading.checked_reads import CheckedStore
 
 DATA = np.random.default_rng(4).integers(0, 60_000, (8, 30)).astype("u2")
 BLOSC = BloscCodec(cname="lz4", shuffle="noshuffle")
@@ -79,6 +79,23 @@ def test_a_frame_that_promises_more_than_there_is(root):
     assert not report.valid[0]
     assert report.errors[0].damage
     assert "a frame of Blosc has" in str(report.errors[0].error)
+
+
+def test_a_shard_that_ends_before_a_chunk(tmp_path):
+    """An index that only zarr-python knows points past the end: it would take the chunk for one never written."""
+    index = [BytesCodec(endian="big")]
+    codec = ShardingCodec(chunk_shape=(4, 30), codecs=[BytesCodec()], index_codecs=index, index_location="start")
+    array = zarr.create_array(
+        tmp_path / "a", shape=DATA.shape, dtype=DATA.dtype, chunks=(8, 30), serializer=codec, compressors=None
+    )
+    array[...] = DATA
+    shard = tmp_path / "a" / "c" / "0" / "0"
+    shard.write_bytes((10_000).to_bytes(8, "big") + shard.read_bytes()[8:])
+    out, report = read(tmp_path / "a")
+    assert report.valid.tolist() == [False, True]
+    assert report.errors[0].damage
+    assert "needs bytes 10000 to 10239 of c/0/0, which ends before them" in str(report.errors[0].error)
+    np.testing.assert_array_equal(out[1], DATA[4:])
 
 
 def test_other_documents_pass_unchanged(root):
