@@ -134,6 +134,18 @@ def test_something_else_in_the_place_of_a_file_is_an_error(tmp_path, layout):
     assert (num_filled, "fill" in found) == (0, False)
 
 
+def test_a_damaged_chunk_is_never_kept(tmp_path):
+    """What could not be decoded does not enter the cache: every try says so again."""
+    last_file(written(tmp_path / "a", "zstd")).write_bytes(b"nonsense")
+    source = ArraySource({"x": tmp_path / "a"})
+    for _ in range(3):
+        with pytest.raises(SampleError, match="is damaged"):
+            source[30]
+    assert source.cache.kept_bytes == 0
+    np.testing.assert_array_equal(source[0]["x"], DATA[0])
+    assert source.cache.kept_bytes == 4 * 8 * 8 * 2
+
+
 @pytest.mark.parametrize("layout", ["zstd", "sharded-zstd"])
 def test_an_array_that_went_away_is_no_damage(tmp_path, layout):
     """When a mount disappears, missing files are not taken for fill values, and no budget of skips is spent on it."""

@@ -1,11 +1,10 @@
-"""Decoded chunks kept in memory: least recently used, capped in bytes, each loaded by one thread only."""
+"""Decoded chunks kept in memory: least recently used, capped in bytes."""
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
-from concurrent.futures import Future
+from collections.abc import Hashable, Sequence
 
 from rankwise.data.contract import NDArray
 from rankwise.data.store.forks import renew_in_children
@@ -19,12 +18,11 @@ DEFAULT_CACHE_BYTES = 256 * 2**20
 class ChunkCache:
     """An LRU cache of arrays, capped by their bytes; thread-safe.
 
-    Two threads that ask for the same absent key load it once: the second waits for the first. What is larger than
-    the whole cache is returned but not kept. Arrays come back read-only, because several readers share them.
+    What is larger than the whole cache is not kept. Arrays come back read-only, because several readers share them.
     One cache may serve several sources: its cap then holds for all of them together.
 
     Args:
-        capacity_bytes: most bytes kept; 0 keeps nothing (threads that ask at the same time still share one load).
+        capacity_bytes: most bytes kept; 0 keeps nothing.
 
     Raises:
         ConfigError: `capacity_bytes` is negative.
@@ -41,7 +39,6 @@ class ChunkCache:
         """Keep nothing; for processes that are forked while threads are at work."""
         self._lock = threading.Lock()
         self._kept: OrderedDict[Hashable, NDArray] = OrderedDict()
-        self._loading: dict[Hashable, Future[NDArray]] = {}
         self._kept_bytes = 0
         self._num_evicted = 0
 
@@ -64,27 +61,7 @@ class ChunkCache:
 
     def __contains__(self, key: Hashable) -> bool:
         with self._lock:
-            return key in self._kept or key in self._loading
-
-    def get(self, key: Hashable, load: Callable[[], NDArray]) -> tuple[NDArray, bool]:
-        """Return the array of `key` and whether it was there (or being loaded) already.
-
-        Args:
-            key: what the array is known by.
-            load: makes the array; called by at most one thread at a time for a key, without a lock held. Its error
-                reaches every thread that waits, and nothing is kept.
-        """
-        with self._lock:
-            if key in self._kept:
-                self._kept.move_to_end(key)
-                return self._kept[key], True
-            waiting = self._loading.get(key)
-            if waiting is None:
-                mine: Future[NDArray] = Future()
-                self._loading[key] = mine
-        if waiting is not None:
-            return waiting.result(), True
-        return self._load(key, load, mine), False
+            return key in self._kept
 
     def holds(self, keys: Sequence[Hashable]) -> list[bool]:
         """Return which of `keys` are kept now; touches none of them."""
@@ -107,21 +84,6 @@ class ChunkCache:
             old = self._kept.pop(key, None)
             self._kept_bytes -= 0 if old is None else old.nbytes
             self._keep(key, array)
-
-    def _load(self, key: Hashable, load: Callable[[], NDArray], mine: Future[NDArray]) -> NDArray:
-        try:
-            array = load()
-        except BaseException as error:
-            with self._lock:
-                del self._loading[key]
-            mine.set_exception(error)
-            raise
-        array.flags.writeable = False
-        with self._lock:
-            self._keep(key, array)
-            del self._loading[key]
-        mine.set_result(array)
-        return array
 
     def _keep(self, key: Hashable, array: NDArray) -> None:
         if array.nbytes > self.capacity_bytes:
