@@ -14,6 +14,7 @@ from rankwise.data.crops.numa import NumaStrategy
 from rankwise.data.crops.reading.field import Normalise
 from rankwise.data.feed import BatchTransform, Transform
 from rankwise.data.store.boxes import Pad
+from rankwise.data.store.remote import RemoteOptions
 
 if TYPE_CHECKING:
     import torch
@@ -72,7 +73,8 @@ class Config:
         lookahead_samples: samples pulled and opened ahead, at least `samples_per_batch`. None = two batches.
         max_chunk_uncompressed_bytes: largest chunk that is accepted, after decoding; a larger one is refused with
             BudgetExceeded. None = any.
-        max_read_op_bytes: cap of one fused read, 1 to 2**32 - 1.
+        max_read_op_bytes: cap of one request to an object store that joins neighbouring chunks, 1 to 2**32 - 1. Chunks
+            of local files are read one by one, straight into the buffer that they are decoded from.
         host_buffer_waves: batch buffers, 2 to 8: those being read, ready, and held by the consumer together. Fewer are
             used where the caps allow no more.
         max_chunks_per_wave: of GPU decoding only.
@@ -80,7 +82,7 @@ class Config:
         n_io_threads: threads that read and decode, 1 to 1024; None = the cores that this rank may use.
         metadata_io_concurrency: arrays that are opened at the same time, 1 to 4096.
         n_array_meta_cache: arrays whose metadata are kept.
-        n_shard_index_cache: shard indexes kept.
+        n_shard_index_cache: shard indexes kept; None = 64 MiB of them.
         n_chunk_layout_cache: of GPU decoding only.
         max_shards_per_sample: most files that one box may touch. None = any number.
         device: number of a CUDA device, "cpu", "cuda:1" or another device of torch, "numpy" for NumPy arrays; None =
@@ -89,6 +91,8 @@ class Config:
         enable_gds: True asks for GPUDirect reads, which are refused: there are none. None and False are the same.
         numa_strategy: where reader threads run.
         numa_node: node for `NumaStrategy.PIN_TO`, else -1.
+        remote: how to talk to object stores (endpoint, credentials, timeouts); its `max_read_bytes` then takes the
+            place of `max_read_op_bytes`. None = what the environment says.
         metadata_latency: delays the opening of arrays, for tests.
 
     Raises:
@@ -128,6 +132,7 @@ class Config:
     enable_gds: bool | None = None
     numa_strategy: NumaStrategy = NumaStrategy.AUTO
     numa_node: int = -1
+    remote: RemoteOptions | None = None
     metadata_latency: LatencyModel | None = None
 
     def __post_init__(self) -> None:
@@ -148,6 +153,11 @@ class Config:
     def num_metas(self) -> int:
         """Arrays whose metadata are kept, derived if `n_array_meta_cache` is None."""
         return self.n_array_meta_cache or max(4096, 2 * (self.lookahead + 2 * self.samples_per_batch))
+
+    @property
+    def remote_options(self) -> RemoteOptions:
+        """How to talk to object stores."""
+        return RemoteOptions(max_read_bytes=self.max_read_op_bytes) if self.remote is None else self.remote
 
     @property
     def all_fields(self) -> dict[str, Field]:

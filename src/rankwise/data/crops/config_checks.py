@@ -11,6 +11,7 @@ from rankwise.data.crops.dtypes import Dtype, parse_dtype
 from rankwise.data.crops.exceptions import InvalidArgument
 from rankwise.data.crops.numa import chosen_strategy
 from rankwise.data.crops.reading.field import MASK_SUFFIX
+from rankwise.data.store.remote import RemoteOptions
 
 if TYPE_CHECKING:
     from rankwise.data.crops.config import Config
@@ -141,6 +142,8 @@ def _check_timeout(timeout: Any) -> None:
 
 
 def _check_places(config: Config) -> None:
+    if config.remote is not None and not isinstance(config.remote, RemoteOptions):
+        raise InvalidArgument(f"remote is RemoteOptions(...) or None; got {config.remote!r}")
     if config.enable_gds:
         raise InvalidArgument(
             "enable_gds=True asks for GPUDirect Storage, which this reader does not have: it reads through the page "

@@ -54,12 +54,13 @@ class BoxReader:
         threads: threads that read and decode; None = the cores that this rank may use, shared with the other ranks of
             the machine.
         max_open_files: files kept open; None = half of what the process may open.
+        max_indexes: files whose shard index (or size) is remembered; None = 64 MiB of them.
         remote: how to talk to object stores.
         keep: which decoded chunks go into the cache: "repeats" = those that come again, which suits a global shuffle;
             "all" = every one at its first time, for an order that is known to come back soon.
 
     Raises:
-        ConfigError: `threads` or `max_open_files` is below 1, or `keep` is something else.
+        ConfigError: `threads`, `max_open_files` or `max_indexes` is below 1, or `keep` is something else.
     """
 
     def __init__(
@@ -68,10 +69,12 @@ class BoxReader:
         cache: ChunkCache | int = DEFAULT_CACHE_BYTES,
         threads: int | None = None,
         max_open_files: int | None = None,
+        max_indexes: int | None = None,
         remote: RemoteOptions | None = None,
         keep: Keep = "repeats",
     ) -> None:
-        for name, value in (("threads", threads), ("max_open_files", max_open_files)):
+        limits = {"threads": threads, "max_open_files": max_open_files, "max_indexes": max_indexes}
+        for name, value in limits.items():
             if value is not None and value < 1:
                 raise ConfigError(f"a reader wants {name} of at least 1, got {value}")
         if keep not in get_args(Keep):
@@ -80,7 +83,7 @@ class BoxReader:
         self.num_threads = reading_threads() if threads is None else threads
         self._arguments: dict[str, Any] = {
             "cache": self.cache, "threads": threads, "max_open_files": max_open_files, "remote": remote,
-            "keep": keep,
+            "keep": keep, "max_indexes": max_indexes,
         }  # fmt: skip
         self._adopted = AdoptedArrays()
         self.renew()
@@ -90,7 +93,8 @@ class BoxReader:
         """Begin with nothing open and nothing counted; for processes that are forked while threads are at work."""
         remote = RemoteFiles(self._arguments["remote"])
         self._remote = remote
-        self._book = FileBook(lambda: remote)  # not through self: a reader that nobody holds goes at once
+        # not through self: a reader that nobody holds goes at once
+        self._book = FileBook(lambda: remote, most_files=self._arguments["max_indexes"])
         self._handles = HandleCache(self._arguments["max_open_files"])
         self._counters = ReaderCounters()
         self._serials = Serials()

@@ -8,6 +8,7 @@ from itertools import count, islice
 import numpy as np
 import pytest
 import torch
+import zarr
 
 import rankwise.data.crops as damacy
 from rankwise.data.crops.stream.pipeline import StreamPipeline
@@ -91,6 +92,41 @@ def test_an_endless_generator_is_pulled_as_far_as_needed(volume):
         assert p.pending
     # five batches taken, at most four buffers filled, three planned, two looked ahead
     assert len(pulled) <= (5 + 4 + 3 + 2) * 4
+
+
+def test_metadata_of_coming_samples_are_fetched_before_their_turn(tmp_path, monkeypatch):
+    """While the first batch is still being read, the arrays of the next two are open already."""
+    from rankwise.data.crops.stream import opening
+    from rankwise.data.store.reader import BoxReader
+
+    paths = [str(tmp_path / f"{number}.zarr") for number in range(12)]
+    for number, path in enumerate(paths):
+        zarr.create_array(path, data=np.full((4, 4), number, "u1"), chunks=(2, 2))
+    opened, enough, go = [], threading.Event(), threading.Event()
+    open_image, read = opening.open_image, BoxReader.read
+
+    def counted(uri, **options):
+        image = open_image(uri, **options)
+        opened.append(uri)
+        if len(opened) >= 6:
+            enough.set()
+        return image
+
+    def held(self, jobs):
+        assert go.wait(60)
+        return read(self, jobs)
+
+    monkeypatch.setattr(opening, "open_image", counted)
+    monkeypatch.setattr(BoxReader, "read", held)
+    config = damacy.Config(samples_per_batch=2, sample_shape=(4, 4), dtype="native", device="numpy")
+    with damacy.Pipeline(config) as p:
+        p.push([damacy.Sample(path, np.s_[0:4, 0:4]) for path in paths])
+        assert enough.wait(60)
+        assert set(paths[:6]) <= {*opened}
+        assert p.stats().batches_emitted == 0
+        go.set()
+        assert [batch["image"][:, 0, 0].tolist() for batch in p] == [[n, n + 1] for n in range(0, 12, 2)]
+    assert sorted(opened) == sorted(paths)
 
 
 def test_a_slow_generator_is_waited_for_in_the_background(volume):

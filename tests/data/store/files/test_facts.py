@@ -53,6 +53,16 @@ def test_memory_is_bounded(meta):
     assert book.num_looked_at == 6
 
 
+def test_only_so_many_files_are_remembered(meta):
+    """Where their number is limited, whatever they weigh."""
+    book = FileBook(no_remote, most_files=2)
+    for serial in (0, 1, 2, 1, 2):
+        look(book, meta, 0, (0, 0), serial)
+    assert book.num_looked_at == 3
+    look(book, meta, 0, (0, 0), 0)
+    assert book.num_looked_at == 4
+
+
 def test_a_folder_in_place_of_a_file(meta, tmp_path):
     """What is no file is not taken for a missing chunk."""
     (tmp_path / "a" / "c" / "1" / "0").mkdir(parents=True)

@@ -118,3 +118,38 @@ def test_wrong_bytes_are_damage(bucket, files_at, proxy):
         _, report = read(reader, request_of(meta, [[0, 0]], (4, 8)))
     assert not report.valid.any()
     assert report.errors[0].damage
+
+
+def test_pipelines_of_crops_take_the_same_options(bucket, files_at, proxy):
+    """Both kinds of pipelines read behind an endpoint that the environment does not know, with bounded requests."""
+    from rankwise.data import crops
+    from rankwise.data.order import Order
+    from rankwise.data.store import open_image
+
+    array = zarr.create_array(
+        zarr.storage.ObjectStore(bucket), name="crops/a", shape=DATA.shape, dtype=DATA.dtype, **LAYOUTS["sharded zstd"]
+    )
+    array[...] = DATA
+    files = files_at(proxy.url)
+    uri = "s3://bucket/crops/a"
+    config = crops.Config(
+        samples_per_batch=2, sample_shape=(4, 8, 10), dtype="native", device="numpy", remote=files.options
+    )
+    with crops.Pipeline(config) as pipeline:
+        pipeline.push([crops.Sample(uri, np.s_[0:4, 8:16, 0:10]), crops.Sample(uri, np.s_[8:12, 0:8, 0:10])])
+        with pipeline.pop() as batch:
+            np.testing.assert_array_equal(batch["image"], [DATA[0:4, 8:16], DATA[8:12, 0:8]])
+    index = crops.CropIndex(open_image(uri, nodes=StoredNodes(files)), shape=(4, 8, 10))
+    with crops.Pipeline(index, order=Order(index, batch_size=4), device=None, remote=files.options) as pipeline:
+        found = [
+            (place, crop.copy())
+            for (batch,) in pipeline
+            for place, crop in zip(pipeline.places(batch), batch["image"], strict=True)
+        ]
+    assert len(found) == len(index) == 12
+    for place, crop in found:
+        np.testing.assert_array_equal(crop, DATA[tuple(map(slice, place.start, place.stop))])
+    small = crops.Config(samples_per_batch=1, sample_shape=(1,), max_read_op_bytes=1000)
+    assert small.remote_options.max_read_bytes == 1000
+    with pytest.raises(crops.InvalidArgument, match="remote is RemoteOptions"):
+        crops.Config(samples_per_batch=1, sample_shape=(1,), remote="s3")

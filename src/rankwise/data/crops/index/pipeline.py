@@ -22,6 +22,7 @@ from rankwise.data.crops.pipeline import Pipeline
 from rankwise.data.feed import BatchTransform, FeedLoader, Transform
 from rankwise.data.store.cache import DEFAULT_CACHE_BYTES, ChunkCache
 from rankwise.data.store.files import say_few_handles, system_file_limit
+from rankwise.data.store.remote import RemoteOptions
 from rankwise.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -55,6 +56,8 @@ class IndexPipeline(FeedLoader):
         fields: the fields to read; None = all.
         cache: bytes of decoded chunks kept in memory (0 = none), or a `ChunkCache` that several sources share.
         threads: threads that read and decode; None = the cores that this rank may use.
+        remote: how to talk to object stores (endpoint, credentials, timeouts); None = as the environment says. Images
+            are then opened with the same options: ``open_image(uri, nodes=StoredNodes(RemoteFiles(options)))``.
         on_bad_sample: "raise", or how many damaged crops this rank may leave out.
         max_gpu_memory_bytes: hard cap of the batches on the device (with the CPU as device: in host memory); divided
             when ranks share a GPU. None = no cap but the memory that is there.
@@ -87,6 +90,7 @@ class IndexPipeline(FeedLoader):
         fields: Sequence[str] | None = None,
         cache: ChunkCache | int = DEFAULT_CACHE_BYTES,
         threads: int | None = None,
+        remote: RemoteOptions | None = None,
         on_bad_sample: Literal["raise"] | int = "raise",
         max_gpu_memory_bytes: int | None = None,
         max_host_memory_bytes: int | None = None,
@@ -99,7 +103,7 @@ class IndexPipeline(FeedLoader):
         caps = Caps.of(place, max_gpu_memory_bytes=max_gpu_memory_bytes, max_host_memory_bytes=max_host_memory_bytes)
         cores = cores_here(*chosen_strategy(numa_strategy, numa_node), device_node=place.numa_node)
         self.index = index
-        self._crops = CropSource(index, cache=cache, threads=threads)
+        self._crops = CropSource(index, cache=cache, threads=threads, remote=remote)
         super().__init__(
             cast("Source", self._crops),
             order,

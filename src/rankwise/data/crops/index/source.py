@@ -16,6 +16,7 @@ from rankwise.data.crops.reading import CropField, CropPlan, CropReader
 from rankwise.data.crops.reading.field import MASK_SUFFIX
 from rankwise.data.store.cache import DEFAULT_CACHE_BYTES, ChunkCache
 from rankwise.data.store.reader import BoxReader
+from rankwise.data.store.remote import RemoteOptions
 from rankwise.errors import ConfigError
 
 __all__ = ["CropSource", "SourcePlan"]
@@ -66,13 +67,19 @@ class CropSource:
         index: the crops.
         cache: bytes of decoded chunks kept in memory (0 = none), or a `ChunkCache` that several sources share.
         threads: threads that read and decode; None = the cores that this rank may use.
+        remote: how to talk to object stores; None = as the environment says.
     """
 
     def __init__(
-        self, index: CropIndex, *, cache: ChunkCache | int = DEFAULT_CACHE_BYTES, threads: int | None = None
+        self,
+        index: CropIndex,
+        *,
+        cache: ChunkCache | int = DEFAULT_CACHE_BYTES,
+        threads: int | None = None,
+        remote: RemoteOptions | None = None,
     ) -> None:
         self.index = index
-        self.reader = BoxReader(cache=cache, threads=threads)
+        self.reader = BoxReader(cache=cache, threads=threads, remote=remote)
         self._names = tuple(index.fields)
         self._readers: dict[tuple[tuple[int, ...], ...], CropReader] = {}
         self._said_fill = False

@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 from rankwise.data.crops.exceptions import (
     DamacyError,
@@ -21,6 +22,8 @@ from rankwise.data.store.meta.documents import resolve_place
 from rankwise.data.store.meta.ngff.images import open_image
 from rankwise.data.store.meta.ngff.values import Image
 from rankwise.data.store.meta.nodes import read_node
+from rankwise.data.store.meta.tree import STORES, StoredNodes
+from rankwise.data.store.remote import RemoteFiles
 from rankwise.errors import DataError
 
 __all__ = ["OpeningStats", "Openings"]
@@ -56,7 +59,8 @@ class Openings:
         capacity: how many are kept.
         concurrency: how many are opened at the same time.
         latency: delays to inject; None = none.
-        opener: opens one; `open_image` outside of tests.
+        remote: how to read behind URLs; None = as the environment says.
+        opener: opens one; None = `open_image`.
     """
 
     def __init__(
@@ -65,11 +69,13 @@ class Openings:
         capacity: int,
         concurrency: int,
         latency: LatencyModel | None = None,
-        opener: Callable[[str], Image] = open_image,
+        remote: RemoteFiles | None = None,
+        opener: Callable[[str], Image] | None = None,
     ) -> None:
         self._capacity = capacity
         self._latency = latency
-        self._opener = opener
+        self._remote = remote
+        self._opener = opener or partial(open_image, nodes=STORES if remote is None else StoredNodes(remote))
         self._kept: OrderedDict[str, Future[Image]] = OrderedDict()
         self._lock = threading.Lock()
         self._closing = threading.Event()
@@ -134,11 +140,13 @@ class Openings:
         except Exception as error:
             if self._closing.is_set():
                 raise ShutdownError("the pipeline was closed while arrays were opened") from error
-            raise _explained(error, uri, sample) from error
+            raise _explained(error, uri, sample, self._remote) from error
 
     def close(self) -> None:
         """Stop; what is being opened ends by itself."""
         self._closing.set()
+        if self._remote is not None:
+            self._remote.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _open(self, uri: str, request: int) -> Image:
@@ -170,14 +178,14 @@ class Openings:
                     del self._kept[uri]
 
 
-def _explained(error: Exception, uri: str, sample: int) -> DamacyError:
+def _explained(error: Exception, uri: str, sample: int, remote: RemoteFiles | None) -> DamacyError:
     text = f"sample {sample} cannot be read: {uri} could not be opened: {error}"
     kind: type[DamacyError] = DecodeError
     if isinstance(error, OSError) or not isinstance(error, DataError) or isinstance(error.__cause__, OSError):
         kind = StorageError
     else:
         try:
-            node = read_node(resolve_place(uri))
+            node = read_node(resolve_place(uri), remote)
         except DataError:
             node = None
             return DecodeError(text, uri=uri, sample=sample)

@@ -26,6 +26,7 @@ from rankwise.data.crops.stream.work import Failure, Numbered, Ready, Work
 from rankwise.data.feed.place import Placer
 from rankwise.data.store.files import say_few_handles, system_file_limit
 from rankwise.data.store.reader import BoxReader
+from rankwise.data.store.remote import RemoteFiles
 
 __all__ = ["Stages"]
 
@@ -49,9 +50,17 @@ class Stages:
         )
         self.meters = Meters(gpu_bytes_committed=budget.ring_bytes, host_bytes_committed=budget.host_bytes)
         self.openings = Openings(
-            capacity=config.num_metas, concurrency=config.metadata_io_concurrency, latency=config.metadata_latency
+            capacity=config.num_metas,
+            concurrency=config.metadata_io_concurrency,
+            latency=config.metadata_latency,
+            remote=None if config.remote is None else RemoteFiles(config.remote),
         )
-        self.engine = BoxReader(cache=config.cache_bytes, threads=config.n_io_threads)
+        self.engine = BoxReader(
+            cache=config.cache_bytes,
+            threads=config.n_io_threads,
+            max_indexes=config.n_shard_index_cache,
+            remote=config.remote_options,
+        )
         if place.rank == 0:
             in_flight = budget.num_slots * config.samples_per_batch * len(config.all_fields)
             say_few_handles(

@@ -88,11 +88,19 @@ class FileBook:
     Args:
         remote: returns the reader of object stores.
         capacity_bytes: most bytes of remembered indexes, about.
+        most_files: most files that are remembered; None = as many as the bytes allow.
     """
 
-    def __init__(self, remote: Callable[[], RemoteFiles], capacity_bytes: int = _CAPACITY_BYTES) -> None:
+    def __init__(
+        self,
+        remote: Callable[[], RemoteFiles],
+        capacity_bytes: int = _CAPACITY_BYTES,
+        *,
+        most_files: int | None = None,
+    ) -> None:
         self._remote = remote
         self._capacity = capacity_bytes
+        self._most_files = most_files
         self._held: OrderedDict[tuple[int, int], FileFacts] = OrderedDict()
         self._held_bytes = 0
         self._lock = threading.Lock()
@@ -161,9 +169,12 @@ class FileBook:
         self._held_bytes -= 0 if old is None else _weight(old)
         self._held[key] = facts
         self._held_bytes += _weight(facts)
-        while self._held_bytes > self._capacity and len(self._held) > 1:
+        while len(self._held) > 1 and (self._held_bytes > self._capacity or self._too_many()):
             _, old = self._held.popitem(last=False)
             self._held_bytes -= _weight(old)
+
+    def _too_many(self) -> bool:
+        return self._most_files is not None and len(self._held) > self._most_files
 
 
 def _weight(facts: FileFacts) -> int:

@@ -1,0 +1,48 @@
+"""The crops of an index as a source."""
+
+import warnings
+
+import numpy as np
+import pytest
+import zarr
+
+from rankwise.data.crops import CropIndex, Pipeline
+from rankwise.data.order import Order
+
+
+@pytest.fixture
+def empty(tmp_path):
+    """An array of which nothing was ever written."""
+    path = tmp_path / "empty.zarr"
+    zarr.create_array(path, shape=(16, 8), chunks=(4, 4), shards=(8, 8), dtype="f4", fill_value="NaN")
+    return path
+
+
+def test_a_batch_of_nothing_but_fill_is_said_once(empty):
+    """Whole batches where nothing was written are seldom wanted: one warning, with the image; the fill is counted."""
+    index = CropIndex(empty, shape=(4, 4))
+    with Pipeline(index, order=Order(index, batch_size=2), device=None) as pipeline:
+        with pytest.warns(UserWarning, match=r"all 2 crops of a batch lie where nothing .*'empty.zarr'") as caught:
+            seen = [np.isnan(batch["image"]).all() for step in pipeline for batch in step]
+        assert seen == [True] * 4
+        assert len(caught) == 1
+        assert pipeline.stats.fill_chunks == len(index)
+
+
+def test_some_values_are_enough(empty):
+    """A batch that holds a chunk that was written warns of nothing."""
+    zarr.open_array(empty, mode="r+")[:8] = 1.0
+    index = CropIndex(empty, shape=(16, 4))
+    with warnings.catch_warnings(), Pipeline(index, order=Order(index, batch_size=2), device=None) as pipeline:
+        warnings.simplefilter("error")
+        assert sum(len(batch.ids) for step in pipeline for batch in step) == 2
+
+
+@pytest.mark.parametrize(("fields", "said"), [(["nothing"], "asked for"), ([], "asked for")])
+def test_unknown_fields_are_refused(empty, fields, said):
+    """With the ones there are."""
+    from rankwise.data.crops.index.source import CropSource
+    from rankwise.errors import ConfigError
+
+    with CropSource(CropIndex(empty, shape=(4, 4))) as source, pytest.raises(ConfigError, match=said):
+        source.select(fields)

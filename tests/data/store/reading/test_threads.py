@@ -1,0 +1,56 @@
+"""Threads that read: a fair part of the cores, and a crew in which the caller works too."""
+
+import threading
+
+import pytest
+
+from rankwise.data.store.reading import WorkCrew, reading_threads, threads
+
+
+@pytest.mark.parametrize(
+    ("mask", "machine", "ranks", "wanted"),
+    [
+        (8, 8, None, 8),  # one process has all
+        (8, 8, 4, 2),  # four ranks that may use the same cores share them
+        (2, 8, 4, 2),  # each rank was bound to cores of its own
+        (3, 4, 2, 1),  # bound, but not to cores that are all its own
+        (1, 4, 8, 1),  # never none
+    ],
+)
+def test_ranks_of_a_machine_share_its_cores(monkeypatch, mask, machine, ranks, wanted):
+    """The cores this rank may use, divided among the ranks of the machine unless they are its own."""
+    monkeypatch.setattr(threads, "cpu_mask", lambda: set(range(mask)))
+    monkeypatch.setattr(threads.os, "cpu_count", lambda: machine)
+    monkeypatch.setattr(threads, "usable_cores", lambda cores: cores)
+    launched = {"RANK": "0", "WORLD_SIZE": "8", "LOCAL_RANK": "0", "MASTER_ADDR": "h", "MASTER_PORT": "1"}
+    if ranks is not None:
+        for name, value in {**launched, "LOCAL_WORLD_SIZE": str(ranks)}.items():
+            monkeypatch.setenv(name, value)
+    assert reading_threads() == wanted
+
+
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_every_task_runs_once_and_the_caller_helps(num_threads):
+    """With one thread the caller does it all; with more each task still runs once."""
+    done = []
+    crew = WorkCrew(num_threads)
+    crew.run([lambda n=n: done.append((n, threading.current_thread())) for n in range(20)])
+    crew.close()
+    assert sorted(n for n, _ in done) == list(range(20))
+    assert num_threads > 1 or {thread for _, thread in done} == {threading.current_thread()}
+
+
+def test_the_first_error_stops_what_has_not_begun():
+    """It is raised when nothing runs any more."""
+    begun = []
+
+    def task(number):
+        begun.append(number)
+        if number == 2:
+            raise OSError("gone")
+
+    crew = WorkCrew(1)
+    with pytest.raises(OSError, match="gone"):
+        crew.run([lambda n=n: task(n) for n in range(9)])
+    assert begun == [0, 1, 2]
+    crew.close()
