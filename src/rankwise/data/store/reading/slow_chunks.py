@@ -52,7 +52,7 @@ class SlowChunks:
     def _run(self, chunk: int) -> None:
         started = time.perf_counter()
         try:
-            values, cached, retries = self._decoded(chunk)
+            values, cached = self._decoded(chunk)
         except (DataError, OSError, MemoryError) as error:
             self.failed[chunk] = _failure(error)
             return
@@ -64,40 +64,40 @@ class SlowChunks:
             cached_chunks=int(cached),
             read_bytes=0 if cached else max(0, int(self._plan.chunks.length[chunk])),
             decoded_bytes=0 if cached else values.nbytes,
-            retries=retries,
             decode_s=time.perf_counter() - started,
         )
         with self._lock:
             self.stats += done
 
-    def _decoded(self, chunk: int) -> tuple[NDArray, bool, int]:
-        """The values of a chunk, whether they were in the cache, and how often reading was tried again."""
+    def _decoded(self, chunk: int) -> tuple[NDArray, bool]:
+        """The values of a chunk, and whether they were in the cache."""
         table = self._plan.chunks
         meta = self._plan.request.arrays[int(table.array[chunk])]
         serial = self._tools.serial(meta)
         key = (serial, int(table.number[chunk]))
         (held,) = self._tools.cache.peek([key])
         if held is not None:
-            return held, True, 0
+            return held, True
         coords = tuple(table.coords[chunk].tolist())
-        values, retries = self._persistently(lambda: self._tools.slow.chunk(serial, meta, coords))
+        values = self._persistently(lambda: self._tools.slow.chunk(serial, meta, coords))
         self._refuse_changed(chunk)
         if self._tools.cache.capacity_bytes:  # decoding these is dear: each is kept at once
             values = np.ascontiguousarray(values)
             self._tools.cache.put(key, values)
-        return values, False, retries
+        return values, False
 
-    def _persistently(self, decode: Callable[[], NDArray]) -> tuple[NDArray, int]:
-        """Values, and how often it was tried again."""
-        for retries, pause in enumerate(PAUSES_S):
+    def _persistently(self, decode: Callable[[], NDArray]) -> NDArray:
+        for pause in PAUSES_S:
             try:
-                return decode(), retries
+                return decode()
             except OSError as error:
                 if self._hopeless or not is_passing(error):
                     raise
                 time.sleep(pause)
+                with self._lock:
+                    self.stats += ReaderStats(retries=1)
         try:
-            return decode(), len(PAUSES_S)
+            return decode()
         except OSError:
             self._hopeless = True
             raise
