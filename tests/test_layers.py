@@ -11,6 +11,7 @@ SRC = Path(__file__).parents[1] / "src"
 LEVELS = {
     "_version": 0,
     "_lazy": 0,
+    "_files": 0,
     "errors": 0,
     "world": 1,
     "vitals": 1,

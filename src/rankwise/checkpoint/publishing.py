@@ -14,9 +14,10 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+from rankwise._files import fsync_folder
 from rankwise.checkpoint.manifest import folders, step_of
 
-__all__ = ["Fence", "clean", "folder_name", "fsync_folder", "prune", "publish"]
+__all__ = ["Fence", "clean", "folder_name", "prune", "publish"]
 
 Fence = Callable[[], AbstractContextManager[Any]]
 
@@ -69,15 +70,6 @@ def prune(root: Path, *, keep: int | None, keep_every: int | None, newest: Path,
             doomed.append(gone)
     for gone in doomed:  # outside the fence: deleting gigabytes takes a while
         shutil.rmtree(gone, ignore_errors=True)
-
-
-def fsync_folder(path: Path) -> None:
-    """Make the names inside a folder survive a power cut."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _delete(folder: Path) -> None:

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rankwise._files import fsync_folder
 from rankwise._version import __version__
 from rankwise.checkpoint.manifest import CheckpointInfo, FileRecord, PartRecord, encode_manifest
 from rankwise.checkpoint.parts import as_part
 from rankwise.checkpoint.payload import encode, write_payload
-from rankwise.checkpoint.publishing import Fence, folder_name, fsync_folder, publish
+from rankwise.checkpoint.publishing import Fence, folder_name, publish
 from rankwise.checkpoint.together import take_together
 from rankwise.data.contract import JSON
 from rankwise.errors import CheckpointError, ConfigError, DesyncError

@@ -148,7 +148,7 @@ def _refuse_foreign(path: Path) -> None:
 
 def _is_ours(name: str) -> bool:
     """Whether it is a temporary file of `write_json` whose writer died."""
-    return re.fullmatch(r"\.(attempt|config)\.json\.\d+\.tmp", name) is not None
+    return re.fullmatch(r"\.(attempt|config)\.json\.[0-9a-f]+\.tmp", name) is not None
 
 
 def _move_aside(path: Path, running: FileLock) -> Path:

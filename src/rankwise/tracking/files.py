@@ -3,30 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rankwise._files import write_whole
 from rankwise.errors import RunDirError
 
-__all__ = ["fsync_folder", "read_json", "write_json"]
+__all__ = ["read_json", "write_json"]
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write `value` to `path` at once: a temporary file beside it, fsync, rename, fsync of the folder."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("w", encoding="utf-8") as file:
-            json.dump(value, file, indent=1, allow_nan=False, ensure_ascii=False)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    fsync_folder(path.parent)
+    """Write `value` to `path` at once, see `write_whole`."""
+    text = json.dumps(value, indent=1, allow_nan=False, ensure_ascii=False)
+    write_whole(path, f"{text}\n".encode())
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
@@ -47,12 +37,3 @@ def read_json(path: Path) -> dict[str, Any] | None:
     if not isinstance(value, dict):
         raise RunDirError(f"{path} should hold a JSON object, got {type(value).__name__}")
     return value
-
-
-def fsync_folder(path: Path) -> None:
-    """Make a rename inside `path` survive a power cut."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

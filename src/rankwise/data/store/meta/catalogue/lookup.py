@@ -10,9 +10,9 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Self
 
+from rankwise._files import write_whole
 from rankwise.data.store.meta.arrays import array_of
 from rankwise.data.store.meta.catalogue.checking import check_stores
-from rankwise.data.store.meta.catalogue.files import write_whole
 from rankwise.data.store.meta.catalogue.table import Table, pack_table, unpack_table
 from rankwise.data.store.meta.documents import resolve_place
 from rankwise.data.store.meta.listing import natural_order
@@ -81,7 +81,12 @@ class Catalogue:
         Raises:
             DataError: the file cannot be written.
         """
-        return write_whole(path, self.to_bytes())
+        target, content = Path(path).expanduser(), self.to_bytes()
+        try:
+            write_whole(target, content)
+        except OSError as error:
+            raise DataError(f"{target} cannot be written: {error.strerror}") from error
+        return len(content)
 
     def __reduce__(self) -> tuple[Callable[[bytes], Catalogue], tuple[bytes]]:
         return Catalogue.from_bytes, (self.to_bytes(),)

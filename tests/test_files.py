@@ -1,0 +1,51 @@
+"""Files that are whole or not there."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from rankwise._files import write_whole
+
+
+def test_the_new_file_takes_the_place_of_the_old(tmp_path):
+    """Its content, and nothing beside it."""
+    path = tmp_path / "facts.json"
+    for content in (b"old", b"new and longer"):
+        write_whole(path, content)
+        assert path.read_bytes() == content
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("step", ["fsync", "replace"])
+def test_a_failure_leaves_the_old_file(tmp_path, monkeypatch, step):
+    """A full disk, say: what was there is there, what was begun is gone."""
+    path = tmp_path / "facts.json"
+    write_whole(path, b"old")
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, step, full)
+    if step == "replace":
+        monkeypatch.setattr(type(path), "replace", full)
+    with pytest.raises(OSError, match="No space"):
+        write_whole(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_folder_is_made_to_last_too(tmp_path, monkeypatch):
+    """A rename that only memory knows is undone by a power cut: file first, folder after the rename."""
+    synced = []
+    fsync = os.fsync
+
+    def noted(fd):
+        synced.append(str(Path(f"/proc/self/fd/{fd}").readlink()))
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    write_whole(tmp_path / "facts.json", b"x")
+    assert len(synced) == 2
+    assert synced[0].endswith(".tmp")
+    assert synced[1] == str(tmp_path)
