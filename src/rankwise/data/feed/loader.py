@@ -113,6 +113,8 @@ class FeedLoader(CursorLoader):
         self._buffer_limit_bytes = buffer_limit_bytes
         self._on_thread = on_thread
         self._spare: list[HostBuffer] = []
+        self._under_way: list[Callable[[], None]] = []
+        self._stopped: Callable[[], Exception] | None = None
         self._stats = LoaderStats()
         self._budget = SkipBudget(on_bad_sample)
         _check_ragged(self.source, transform)
@@ -123,23 +125,44 @@ class FeedLoader(CursorLoader):
         return self._stats
 
     def __iter__(self) -> Iterator[tuple[FeedBatch, ...]]:
+        self._check_open()
         pool = BufferPool(pinned=self._placer.pinned, limit_bytes=self._buffer_limit_bytes, spare=self._spare)
         self._spare = []
         steps = ((step, self._cursor.shares(step)) for step in self._cursor.steps())
         reader = self._reader(pool)
         ahead = ReadAhead(reader, steps, depth=self._depth, on_thread=self._on_thread) if self._depth else None
         held: tuple[FeedBatch, ...] = ()
+        close = ahead.close if ahead else pool.close
+        self._under_way.append(close)
         try:
+            self._check_open()  # it may have been stopped in between
             items = iter(ahead) if ahead else reader.read(steps)
             while (item := self._next(items)) is not None:
                 held = self._hand_over(item, pool)
                 yield held
                 _release(held)
+            self._check_open()
         finally:
+            self._under_way.remove(close)
             _release(held)
-            if ahead:
-                ahead.close()
+            close()
             self._spare = pool.drain()
+
+    def stop(self, error: Callable[[], Exception]) -> None:
+        """Read no more: an iteration under way, and one that begins later, raises instead of going on.
+
+        Batches that were handed out stay as they are. May be called by any thread; calling it twice is fine.
+
+        Args:
+            error: makes what is raised.
+        """
+        self._stopped = error
+        for close in tuple(self._under_way):
+            close()
+
+    def _check_open(self) -> None:
+        if self._stopped is not None:
+            raise self._stopped()
 
     def say_skipped(self) -> None:
         """Say how many damaged samples this rank left out, if any; they are also in `stats`."""

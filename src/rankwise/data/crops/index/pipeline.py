@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal, Self, cast
 from rankwise.data.contract import Batch, Order, Source
 from rankwise.data.crops.budget import Caps
 from rankwise.data.crops.devices import RankPlace, place_in_world
+from rankwise.data.crops.exceptions import ShutdownError
 from rankwise.data.crops.index.budgeting import largest_step, settle_index
 from rankwise.data.crops.index.counting_files import most_files
 from rankwise.data.crops.index.crop_index import CropIndex, CropPlace
@@ -42,7 +43,7 @@ class IndexPipeline(FeedLoader):
 
     Iterating yields one tuple of micro-batches per step, to the end of the epoch; see `FeedLoader` for how batches are
     released and positions marked. It is what ``rankwise.Trainer.fit`` takes. Rank, world size and device come from the
-    world. Leaving the context closes files and threads.
+    world. Leaving the context closes it: files and threads go, and iterating raises `ShutdownError`.
 
     Args:
         index: the crops.
@@ -151,7 +152,11 @@ class IndexPipeline(FeedLoader):
         return self.index.describe(batch.ids, seed=step.resume.seed, epoch=step.epoch)
 
     def close(self) -> None:
-        """Close files and threads, and say how many crops were left out. Calling it twice is fine."""
+        """Stop reading, close files and threads, and say how many crops were left out. Calling it twice is fine.
+
+        Batches that were handed out stay valid; the position can still be asked for and marked.
+        """
+        self.stop(partial(ShutdownError, "the pipeline was closed: make a new one, and load the state of this one"))
         self.say_skipped()
         self._crops.close()
 
