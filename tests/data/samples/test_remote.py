@@ -49,8 +49,9 @@ def test_missing_objects_are_errors_if_asked_for(url):
         for name in source.fields:
             only = source.select([name])
             np.testing.assert_array_equal(only[7][name], DATA[7])
-            with pytest.raises(SampleError, match=rf"sample 10 .*/data/{name} .*missing='fill'"):
-                only[10]
+            for _ in range(2):  # what is not there is not taken for a decoded chunk the next time
+                with pytest.raises(SampleError, match=rf"sample 10 .*/data/{name} .*missing='fill'"):
+                    only[10]
 
 
 def test_fingerprints_are_those_of_a_folder(url, tmp_path):

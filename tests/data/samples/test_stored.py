@@ -29,22 +29,23 @@ def read(source, ids):
 
 
 @pytest.mark.parametrize("codec", [ZstdCodec(level=1), GzipCodec(level=1)])
-def test_memory_is_bounded_by_a_chunk_for_each_thread(tmp_path, codec):
-    """Rows of many chunks without a cache: no more than a few decoded chunks a thread are held beside the batch."""
+@pytest.mark.parametrize("cached", [0, 6])
+def test_memory_is_bounded_by_a_chunk_for_each_thread(tmp_path, codec, cached):
+    """Rows of many chunks: no more than the cache and a few decoded chunks a thread are held beside the batch."""
     num, chunk_bytes = 24, 2**20
     array = zarr.create_array(
         tmp_path, shape=(num * 64, 128, 128), chunks=(64, 128, 128), dtype="u1", compressors=[codec]
     )
     for first in range(0, num * 64, 64):
         array[first : first + 64] = first // 64 + 1
-    with ArraySource({"x": tmp_path}, cache=0, threads=2) as source:
+    with ArraySource({"x": tmp_path}, cache=cached * chunk_bytes, threads=2) as source:
         read(source, [0])
         tracemalloc.start()
         got, _ = read(source, range(1, num * 64, 64))
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
     assert got["x"][:, 5, 5].tolist() == list(range(1, num + 1))
-    assert peak < got["x"].nbytes + 2 * 5 * chunk_bytes
+    assert peak < got["x"].nbytes + (cached + 2 * 5) * chunk_bytes
 
 
 def test_statistics_count_what_was_read(tmp_path):

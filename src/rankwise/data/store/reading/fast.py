@@ -52,7 +52,7 @@ class FastChunks:
         self._chosen = chosen
         self._out = out
         self._tools = tools
-        self._kept: dict[int, tuple[Hashable, NDArray]] = {}  # position -> key and the buffer that is being filled
+        self._wanted: dict[int, tuple[Hashable, ArrayMeta]] = {}  # position -> what is worth keeping once decoded
         self._found: dict[int, NDArray] = {}  # position -> decoded already
         self._box, self._tasks = self._tables()
         self._local = LocalFiles(plan, chosen, self._tasks, tools.handles)
@@ -125,14 +125,14 @@ class FastChunks:
         bounds, targets = self._targets()
         table = self._plan.targets
         box = table.box[targets]
-        keep, decoded = self._cached(offset, array)
+        decoded = self._cached(offset, array)
         return box, ChunkTasks(
             fd=np.full(num, NO_FILE, dtype=np.int64),
             offset=offset,
             length=chunks.length[self._chosen],
             encoded=np.zeros(num, dtype=np.int64),
             decoded=decoded,
-            keep=keep,
+            keep=np.zeros(num, dtype=np.int64),
             kind=np.where(offset < 0, KIND_FILL, kinds[array]),
             fill=fills[array],
             chunk_shape=np.array([meta.chunks for meta in request.arrays], dtype=np.int64)[array],
@@ -157,13 +157,13 @@ class FastChunks:
         rows = np.arange(bounds[-1]) + np.repeat(plan_bounds[self._chosen] - bounds[:-1], sizes)
         return bounds, rows
 
-    def _cached(self, offset: IntArray, array: IntArray) -> tuple[IntArray, IntArray]:
-        """Addresses of buffers to keep decoded chunks in, and of chunks that are decoded already; 0 = neither."""
-        keep, decoded = np.zeros(len(offset), dtype=np.int64), np.zeros(len(offset), dtype=np.int64)
+    def _cached(self, offset: IntArray, array: IntArray) -> IntArray:
+        """Addresses of chunks that are decoded already, else 0; decides which of the others are worth keeping."""
+        decoded = np.zeros(len(offset), dtype=np.int64)
         cache, admission = self._tools.cache, self._tools.admission
         if cache.capacity_bytes == 0:
-            return keep, decoded
-        numbers = self._plan.chunks.number[self._chosen]
+            return decoded
+        numbers, room = self._plan.chunks.number[self._chosen], cache.capacity_bytes
         for which in np.unique(array).tolist():
             meta = self._plan.request.arrays[which]
             places = np.flatnonzero((offset >= 0) & (array == which))
@@ -174,21 +174,23 @@ class FastChunks:
             absent = [(at, key) for at, key, found in pairs if found is None]
             admission.found(len(pairs) - len(absent))
             wanted = admission.wants([key for _, key in absent], meta.chunk_bytes)
-            room = cache.capacity_bytes // max(1, meta.chunk_bytes)  # more would only push each other out
-            for at, key in itertools.islice(itertools.compress(absent, wanted), room):
-                self._kept[at] = (key, np.empty(meta.chunks, dtype=meta.dtype))
+            room -= meta.chunk_bytes * (len(pairs) - len(absent))
+            # more would only push out what is used here
+            most = max(0, room // max(1, meta.chunk_bytes))
+            kept = list(itertools.islice(itertools.compress(absent, wanted), most))
+            self._wanted |= {at: (key, meta) for at, key in kept}
+            room -= meta.chunk_bytes * len(kept)
         for at, found in self._found.items():
             decoded[at] = address_of(found)
-        for at, (_, buffer) in self._kept.items():
-            keep[at] = address_of(buffer)
-        return keep, decoded
+        return decoded
 
     def _run(self, first: int, last: int, fetched: Fetched | None) -> None:
         started = time.perf_counter()
+        buffers = self._buffers(first, last)
         self._attempt(first, last, fetched)
         if self._tasks.status[first:last].any():
             self._again(first, last)
-        self._keep(first, last)
+        self._keep(buffers)
         with self._lock:
             self.seconds += time.perf_counter() - started
 
@@ -263,12 +265,21 @@ class FastChunks:
             boxes = np.unique(self._box[targets][tasks.unfit[targets]])
         return ChunkFailure(words, damage=is_damage(status), cause=cause, boxes=boxes)
 
-    def _keep(self, first: int, last: int) -> None:
-        if not self._kept:
-            return
-        for at in range(first, last):
-            if at in self._kept and int(self._chosen[at]) not in self.failed:
-                self._tools.cache.put(*self._kept.pop(at))
+    def _buffers(self, first: int, last: int) -> dict[int, NDArray]:
+        """Memory for the chunks to keep, by position: only now, so that no more waits to be kept than is at work."""
+        if not self._wanted:
+            return {}
+        wanted = ((at, self._wanted[at][1]) for at in range(first, last) if at in self._wanted)
+        buffers: dict[int, NDArray] = {at: np.empty(meta.chunks, dtype=meta.dtype) for at, meta in wanted}
+        for at, buffer in buffers.items():
+            self._tasks.keep[at] = address_of(buffer)
+        return buffers
+
+    def _keep(self, buffers: dict[int, NDArray]) -> None:
+        for at, buffer in buffers.items():
+            # an object that was not there is asked for again, so that it is told again
+            if int(self._chosen[at]) not in self.failed and self._tasks.kind[at] != KIND_FILL:
+                self._tools.cache.put(self._wanted[at][0], buffer)
 
 
 def _fill_values(arrays: Sequence[ArrayMeta], dtype: DType) -> NDArray:
