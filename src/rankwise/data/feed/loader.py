@@ -35,6 +35,7 @@ class LoaderStats:
         samples: samples of this rank, padding included.
         skipped: damaged samples of this rank that were left out.
         chunks_decoded: chunks that were decoded for them (what a cache held is not counted).
+        slow_chunks: of these, chunks that only zarr-python decodes.
         fill_chunks: chunks that are missing from the store and stand for the fill value.
         read_s: seconds the reader spent on them.
         wait_s: seconds the consumer waited for them.
@@ -44,6 +45,7 @@ class LoaderStats:
     samples: int = 0
     skipped: int = 0
     chunks_decoded: int = 0
+    slow_chunks: int = 0
     fill_chunks: int = 0
     read_s: float = 0.0
     wait_s: float = 0.0
@@ -191,6 +193,7 @@ class FeedLoader(CursorLoader):
                 samples=old.samples + sum(batch.share.num_samples for batch in item.batches),
                 skipped=old.skipped + sum(batch.num_lost for batch in item.batches),
                 chunks_decoded=old.chunks_decoded + sum(r.fast_chunks + r.slow_chunks for r in reports),
+                slow_chunks=old.slow_chunks + sum(r.slow_chunks for r in reports),
                 fill_chunks=old.fill_chunks + sum(r.fill_chunks for r in reports),
                 read_s=old.read_s + item.read_s,
                 wait_s=old.wait_s + waited,

@@ -46,3 +46,17 @@ def test_unknown_fields_are_refused(empty, fields, said):
 
     with CropSource(CropIndex(empty, shape=(4, 4))) as source, pytest.raises(ConfigError, match=said):
         source.select(fields)
+
+
+@pytest.mark.parametrize(("codec", "slow"), [("zstd", 0), ("gzip", 8)])
+def test_statistics_tell_the_slow_way(tmp_path, codec, slow):
+    """Chunks that only zarr-python decodes are counted beside all that were decoded."""
+    from zarr.codecs import GzipCodec, ZstdCodec
+
+    path = tmp_path / "a.zarr"
+    compressors = {"zstd": ZstdCodec(), "gzip": GzipCodec()}[codec]
+    zarr.create_array(path, data=np.ones((16, 8), "u1"), chunks=(4, 4), compressors=compressors)
+    index = CropIndex(path, shape=(4, 4))
+    with Pipeline(index, order=Order(index, batch_size=2), device=None) as pipeline:
+        assert len(list(pipeline)) == 4
+        assert (pipeline.stats.chunks_decoded, pipeline.stats.slow_chunks) == (8, slow)

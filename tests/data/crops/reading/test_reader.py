@@ -1,5 +1,7 @@
 """`CropReader`: boxes of a list of samples in one buffer, bad samples apart from good ones."""
 
+import re
+
 import numpy as np
 import pytest
 import zarr
@@ -155,6 +157,27 @@ def test_damage_is_a_decode_error_of_its_sample(volume):
     assert isinstance(error, DecodeError | StorageError)
     assert error.uri == meta.place
     assert error.aabb == ((0, 4), (0, 4), (0, 4))
+
+
+def test_damage_is_told_with_every_place(volume):
+    """Store, array, chunk, byte range and sample: what is needed to find the bytes and to leave them out."""
+    from pathlib import Path
+
+    meta, _ = volume
+    shard = next(path for path in sorted(Path(meta.place).rglob("*")) if path.is_file() and path.parent.name == "0")
+    content = bytearray(shard.read_bytes())
+    content[0:40] = bytes(40)
+    shard.write_bytes(content)
+    fields = {"image": CropField(shape=meta.shape, dtype=np.dtype("f4"))}
+    _, report = read(fields, {"image": boxes(meta, [(0, 0, 0)], meta.shape)}, 1)
+    (error,) = report.errors
+    assert re.search(
+        rf"sample 100 cannot be read: box \[.*\] of {re.escape(meta.place)}: chunk \(\d+, \d+, \d+\) of the array "
+        rf"{re.escape(meta.place)} \(bytes \d+ to \d+ of {re.escape(str(shard))}\) is damaged",
+        str(error),
+    )
+    assert (error.sample, error.damage) == (100, True)
+    assert "bytes" in error.place
 
 
 def test_boxes_must_fill_the_field(volume):
