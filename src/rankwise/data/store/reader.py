@@ -245,9 +245,10 @@ class BoxReader:
                     handles=self._handles,
                     cache=self.cache,
                     admission=Admission(self.cache.capacity_bytes, everything=self._arguments["keep"] == "all"),
-                    slow=SlowArrays(lambda: remote, self._adopted),
+                    slow=SlowArrays(lambda: remote, self._adopted, trouble=self._book.standing.trouble),
                     serial=self._serials.of,
                     remote=lambda: remote,
+                    trouble=self._book.standing.trouble,
                 )
                 self._executor = Executor(tools, self._crew)
             return self._executor

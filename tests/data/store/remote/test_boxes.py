@@ -153,3 +153,45 @@ def test_pipelines_of_crops_take_the_same_options(bucket, files_at, proxy):
     assert small.remote_options.max_read_bytes == 1000
     with pytest.raises(crops.InvalidArgument, match="remote is RemoteOptions"):
         crops.Config(samples_per_batch=1, sample_shape=(1,), remote="s3")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_an_array_that_has_gone_is_an_error(layout, bucket, files_at, proxy):
+    """Objects that are missing because all of them were deleted are not the fill value; it is asked once."""
+    name = f"boxes/gone_{layout.replace(' ', '_')}"
+    store = zarr.storage.ObjectStore(bucket)
+    array = zarr.create_array(store, name=name, shape=DATA.shape, dtype=DATA.dtype, fill_value=7, **LAYOUTS[layout])
+    array[:8] = DATA[:8]
+    files = files_at(proxy.url)
+    meta = read_meta(f"s3://bucket/{name}", nodes=StoredNodes(files))
+    request = request_of(meta, [[0, 0, 0], [12, 8, 2]])
+    with BoxReader(remote=files.options, threads=1, cache=0) as reader:
+        _, report = read(reader, request)
+        assert report.valid.all()
+        reader.close()
+        for found in bucket.list(name).collect():
+            bucket.delete(found["path"])
+        proxy.requests.clear()
+        for _ in range(2):
+            _, report = read(reader, request)
+            assert not report.valid.any()
+            assert not any(error.damage for error in report.errors)
+            assert "has gone since it was opened" in str(report.errors[0].error)
+        document = ".zarray" if layout == "v2" else "zarr.json"
+        assert sum(path.endswith(document) for path, _ in proxy.asked("HEAD")) == 1
+
+
+def test_objects_that_were_never_written_cost_one_question(bucket, files_at, proxy):
+    """An array that is there is asked for its metadata once, however many of its chunks are missing."""
+    name = "boxes/sparse"
+    zarr.create_array(
+        zarr.storage.ObjectStore(bucket), name=name, shape=(16, 8), chunks=(2, 8), dtype="u2", fill_value=7
+    )
+    files = files_at(proxy.url)
+    meta = read_meta(f"s3://bucket/{name}", nodes=StoredNodes(files))
+    with BoxReader(remote=files.options, threads=1, cache=0) as reader:
+        for _ in range(2):
+            out, report = read(reader, request_of(meta, [[0, 0], [8, 0]], (8, 8)))
+            assert report.valid.all()
+            assert (out == 7).all()
+    assert len(proxy.asked("HEAD")) == 1

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from rankwise.data.contract import IntArray
 from rankwise.data.store.files.handles import identity_of
+from rankwise.data.store.files.standing import Standing
 from rankwise.data.store.files.trying import PAUSES_S, is_passing
 from rankwise.data.store.meta import ArrayMeta
 from rankwise.data.store.remote import Part, RemoteFiles
@@ -89,6 +90,9 @@ class FileBook:
         remote: returns the reader of object stores.
         capacity_bytes: most bytes of remembered indexes, about.
         most_files: most files that are remembered; None = as many as the bytes allow.
+
+    Attributes:
+        standing: whether arrays behind URLs are still there.
     """
 
     def __init__(
@@ -104,6 +108,7 @@ class FileBook:
         self._held: OrderedDict[tuple[int, int], FileFacts] = OrderedDict()
         self._held_bytes = 0
         self._lock = threading.Lock()
+        self.standing = Standing(remote)
         self.num_looked_at = 0
         self.num_retries = 0
 
@@ -112,6 +117,7 @@ class FileBook:
         with self._lock:
             self._held.clear()
             self._held_bytes = 0
+        self.standing.forget()
 
     def recall(self, keys: Sequence[tuple[int, int]]) -> list[FileFacts | None]:
         """Return the facts of files that were looked at already, None for the others.

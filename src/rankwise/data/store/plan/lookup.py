@@ -107,7 +107,7 @@ def _facts_of(
         found[k] = answer
     files: list[FileFacts] = []
     failures: dict[int, LookupFailure] = {}
-    there = _StillThere()
+    there = _StillThere(book)
     for k, (array, seen) in enumerate(zip(arrays, found, strict=True)):
         facts = seen if isinstance(seen, FileFacts) and seen.exists else there.checked(array, seen)
         if not isinstance(facts, FileFacts):
@@ -176,7 +176,8 @@ def _cut(path: str) -> LookupFailure:
 class _StillThere:
     """Missing files are the fill value only while the array itself exists: it may have been moved or unmounted."""
 
-    def __init__(self) -> None:
+    def __init__(self, book: FileBook) -> None:
+        self._book = book
         self._seen: set[str] = set()
 
     def checked(
@@ -184,8 +185,10 @@ class _StillThere:
     ) -> FileFacts | DataError | OSError | None:
         """Return the answer about a file, or an error where it is missing because the whole array is."""
         place = array.place
-        if not isinstance(answer, FileFacts) or answer.exists or array.is_remote or place in self._seen:
+        if not isinstance(answer, FileFacts) or answer.exists or place in self._seen:
             return answer
+        if array.is_remote:
+            return self._book.standing.trouble(array) or answer
         if not any((Path(place) / name).exists() for name in ("zarr.json", ".zarray")):
             return FileNotFoundError(
                 f"the array {place} has gone since it was opened (moved, deleted or unmounted): bring it back"

@@ -7,7 +7,9 @@ And a chunk that should lie behind the end of a shard is to zarr-python one that
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -33,16 +35,28 @@ _DOCUMENTS = ("zarr.json", ".zarray")
 
 
 class CheckedStore(WrapperStore[Store]):
-    """A store that hands out all bytes that are asked for, and documents that name the Blosc that looks first."""
+    """A store that hands out all bytes that are asked for, and documents that name the Blosc that looks first.
+
+    Args:
+        store: what it stands before.
+        trouble: returns what is wrong with all of it; asked when a value is missing.
+    """
+
+    def __init__(self, store: Store, trouble: Callable[[], DataError | None] = lambda: None) -> None:
+        super().__init__(store)
+        self._trouble = trouble
 
     async def get(self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None) -> Buffer | None:
         """Return a value or a part of it, documents of metadata changed.
 
         Raises:
-            DataError: a part lies behind the end.
+            DataError: a part lies behind the end, or everything has gone.
         """
         found = await self._store.get(key, prototype, byte_range)
         if found is None:
+            trouble = await asyncio.to_thread(self._trouble)
+            if trouble is not None:
+                raise trouble
             return None
         if isinstance(byte_range, RangeByteRequest) and len(found) != byte_range.end - byte_range.start:
             raise DataError(f"needs bytes {byte_range.start} to {byte_range.end - 1} of {key}, which ends before them")

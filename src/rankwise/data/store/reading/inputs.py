@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -74,22 +75,25 @@ class Fetched:
     Attributes:
         places: int64[n], the chunks, as rows of the decoder's tables.
         pending: their bytes, in the same order.
+        trouble: tells of a chunk that is not there whether its whole array is not.
     """
 
     places: IntArray
     pending: PendingReads[memoryview]
+    trouble: Callable[[int], DataError | None]
 
     def receive(self, tasks: ChunkTasks) -> tuple[list[object], dict[int, ChunkFailure]]:
         """Wait for them and note where they lie; return what must be held meanwhile, and what did not come."""
         held: list[object] = []
         failed: dict[int, ChunkFailure] = {}
         for at, piece in zip(self.places.tolist(), self.pending.result(), strict=True):
+            if piece is None:  # no such object: a chunk that was never written
+                tasks.kind[at] = KIND_FILL
+                piece = self.trouble(at)  # noqa: PLW2901
             if isinstance(piece, DataError):
                 damage = bool(getattr(piece, "damage", True))
                 failed[at] = ChunkFailure(f"cannot be read: {piece}".rstrip("."), damage=damage, cause=piece)
-            elif piece is None:  # no such object: a chunk that was never written
-                tasks.kind[at] = KIND_FILL
-            else:
+            elif piece is not None:
                 encoded = np.frombuffer(piece, dtype=np.uint8)
                 tasks.encoded[at], tasks.length[at] = address_of(encoded), len(encoded)
                 held.append(encoded)
@@ -106,7 +110,11 @@ def start_fetch(
     file = plan.chunks.file[chosen[first:last]]
     wanted = np.flatnonzero(_needed(tasks, first, last) & np.array(far, dtype=np.bool_)[file])
     ranges = [_range(plan, int(chosen[first + at])) for at in wanted.tolist()]
-    return Fetched(first + wanted, tools.remote().start(ranges))
+    return Fetched(
+        places=first + wanted,
+        pending=tools.remote().start(ranges),
+        trouble=lambda at: tools.trouble(plan.request.arrays[int(plan.chunks.array[chosen[at]])]),
+    )
 
 
 def _range(plan: BoxPlan, chunk: int) -> RemoteRange:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -30,10 +31,18 @@ class SlowArrays:
     Args:
         remote: returns the reader of object stores.
         adopted: arrays in stores of zarr-python's.
+        trouble: returns what is wrong with an array behind a URL as a whole, when one of its objects is missing.
     """
 
-    def __init__(self, remote: Callable[[], RemoteFiles], adopted: AdoptedArrays | None = None) -> None:
+    def __init__(
+        self,
+        remote: Callable[[], RemoteFiles],
+        adopted: AdoptedArrays | None = None,
+        *,
+        trouble: Callable[[ArrayMeta], DataError | None] = lambda _: None,
+    ) -> None:
         self._remote = remote
+        self._trouble = trouble
         self._adopted = AdoptedArrays() if adopted is None else adopted
         self._opened: OrderedDict[int, Any] = OrderedDict()
         self._lock = threading.Lock()
@@ -84,7 +93,7 @@ class SlowArrays:
         if adopted is not None:
             return StorePath(CheckedStore(adopted.store), adopted.path)
         if array.is_remote:
-            return CheckedStore(self._remote().zarr_store(array.place))
+            return CheckedStore(self._remote().zarr_store(array.place), trouble=partial(self._trouble, array))
         return CheckedStore(LocalStore(array.place, read_only=True))
 
 

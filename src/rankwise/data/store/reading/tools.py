@@ -17,6 +17,7 @@ from rankwise.data.store.meta import ArrayMeta
 from rankwise.data.store.reading.admission import Admission
 from rankwise.data.store.reading.slow import SlowArrays
 from rankwise.data.store.remote import RemoteFiles
+from rankwise.errors import DataError
 
 __all__ = ["ScratchPool", "Tools"]
 
@@ -60,6 +61,7 @@ class Tools:
         slow: arrays as zarr-python opens them.
         serial: returns a number that tells arrays apart.
         remote: returns the reader of object stores.
+        trouble: returns what is wrong with an array behind a URL as a whole, when one of its objects is missing.
     """
 
     decoder: Decoder
@@ -70,6 +72,7 @@ class Tools:
     slow: SlowArrays
     serial: Callable[[ArrayMeta], int]
     remote: Callable[[], RemoteFiles]
+    trouble: Callable[[ArrayMeta], DataError | None]
 
     @classmethod
     def choose(cls, **parts: Any) -> Self:
