@@ -8,25 +8,34 @@ import torch
 
 from rankwise.data.contract import FieldSpec, ReadReport
 from rankwise.data.feed import FeedLoader, HostBuffer
+from rankwise.data.feed.csr import csr_parts
 from rankwise.data.feed.place import make_placer
 from rankwise.data.order import Order
 from rankwise.errors import ConfigError, MissingExtraError
 
-RAGGED = {"r": FieldSpec(shape=(), dtype=np.dtype("f4"), ragged=True), "d": FieldSpec(shape=(2,), dtype=np.dtype("u2"))}
+RAGGED = {
+    "r": FieldSpec(shape=(6,), dtype=np.dtype("f4"), ragged=True),
+    "d": FieldSpec(shape=(2,), dtype=np.dtype("u2")),
+}
 
 
 @pytest.mark.parametrize("device", [None, "cpu"])
 def test_the_cpu_sees_the_buffer_itself(device):
-    """On the host nothing is copied: a field lies in the buffer; a ragged one is data, indices, indptr."""
+    """On the host nothing is copied: a field lies in the buffer, and a CSR matrix over the parts of a ragged one."""
     buffer = HostBuffer()
     buffer.reserve(RAGGED, 3, {"r": 5})
+    data, indices, indptr = buffer.arrays("r")
+    data[:], indices[:], indptr[:] = 1, [0, 5, 1, 2, 3], [0, 2, 2, 5]
     placer = make_placer(device)
-    fields = placer.receive(placer.place(buffer, ["r", "d"]))
+    fields = placer.receive(placer.place(buffer, ["r", "d"], {"r": 6}))
     buffer.arrays("d")[0][:] = 7
+    data *= 3
     assert placer.shares_memory
     assert not placer.pinned
     assert (np.asarray(fields["d"]) == 7).all()
-    assert [len(part) for part in fields["r"]] == [5, 5, 4]
+    rows = fields["r"].todense() if device is None else fields["r"].to_dense().numpy()
+    assert rows.tolist() == [[3, 0, 0, 0, 0, 3], [0] * 6, [0, 3, 3, 3, 0, 0]]
+    assert [part.dtype.itemsize for part in csr_parts(fields["r"])] == [4, 4, 4]
 
 
 def test_without_torch_the_extra_is_named(monkeypatch):

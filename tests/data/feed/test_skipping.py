@@ -7,6 +7,7 @@ import pytest
 
 from rankwise.data.contract import FieldSpec, ReadReport, sample_keys
 from rankwise.data.feed import FeedLoader
+from rankwise.data.feed.csr import csr_parts
 from rankwise.data.order import Order
 from rankwise.errors import ConfigError, SampleError
 
@@ -85,7 +86,8 @@ def test_rows_of_different_length_move_up_together():
     """A ragged field loses the rows of a damaged sample, values and bounds alike."""
     source = Damaged(30, {2, 7, 8, 29}, ragged=True)
     for (batch,) in loader(source, batch_size=7, on_bad_sample=9):
-        data, indices, indptr = batch["rows"]
+        data, indices, indptr = csr_parts(batch["rows"])
+        assert batch["rows"].shape == (len(batch), 9)
         assert np.diff(indptr).tolist() == (batch.ids % 4).tolist()
         assert data.tolist() == np.repeat(batch.ids, batch.ids % 4).tolist()
         assert indices.tolist() == [column for i in batch.ids for column in range(i % 4)]

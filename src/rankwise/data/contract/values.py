@@ -6,15 +6,20 @@ Axes used in the shapes: ``count`` = samples of a global batch, ``B`` = samples 
 from __future__ import annotations
 
 import json
+import math
 import operator
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
+
 from rankwise.data.contract.types import JSON, BoolArray, DType, FloatArray, IntArray
 from rankwise.errors import ConfigError, SampleError
 
 __all__ = ["FieldSpec", "OrderState", "ReadReport", "Share", "Step"]
+
+_MOST_INT32 = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +143,7 @@ class FieldSpec:
     """What one field of a sample looks like.
 
     Attributes:
-        shape: shape of one sample, without the batch axis.
+        shape: shape of one sample, without the batch axis; (columns,) of a ragged one.
         dtype: its dtype.
         ragged: True for rows of a CSR matrix: (data, indices, indptr) instead of one array.
     """
@@ -146,6 +151,11 @@ class FieldSpec:
     shape: tuple[int, ...]
     dtype: DType
     ragged: bool = False
+
+    @property
+    def index_dtype(self) -> DType:
+        """Dtype of the column numbers and row pointers of a ragged field: int32 where its columns fit, else int64."""
+        return np.dtype(np.int32 if math.prod(self.shape) <= _MOST_INT32 else np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

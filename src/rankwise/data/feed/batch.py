@@ -10,6 +10,7 @@ from typing import Any, Self
 import numpy as np
 
 from rankwise.data.contract import Share
+from rankwise.data.feed.csr import copied_field, first_twice
 from rankwise.data.feed.view import ShareView
 from rankwise.errors import ConfigError
 
@@ -19,7 +20,8 @@ __all__ = ["FeedBatch"]
 class FeedBatch(ShareView):
     """Implements `Batch`. Made by `FeedLoader`.
 
-    ``batch["image"]`` is the field, batch axis first; ``list(batch)`` are the names of the fields. The memory belongs
+    ``batch["image"]`` is the field, batch axis first, a ragged one a CSR matrix (``torch.sparse_csr``, or SciPy's where
+    no device was asked for); ``list(batch)`` are the names of the fields. The memory belongs
     to the loader, which uses it again after `release`: moving on to the next step releases the batches of the last
     one. Keep a batch beyond its step with `detach`.
     """
@@ -74,7 +76,7 @@ class FeedBatch(ShareView):
 
     def detach(self) -> FeedBatch:
         """Return a copy with memory of its own, which no loader uses again."""
-        copies = {name: _copied(field) for name, field in self.fields.items()}
+        copies = {name: copied_field(field) for name, field in self.fields.items()}
         return self._again(copies, give_back=_keep)
 
     def stand_in(self) -> FeedBatch:
@@ -82,7 +84,7 @@ class FeedBatch(ShareView):
         some = len(self.ids) > 0
         ids = self.ids[[0, 0]] if some else np.zeros(2, dtype=np.int64)
         share = replace(self._share, micro=0, num_micro=1, positions=ids, ids=ids, weights=None)
-        fields = {name: _first_twice(field, some=some) for name, field in self.fields.items()}
+        fields = {name: first_twice(field, some=some) for name, field in self.fields.items()}
         return FeedBatch(share, fields, give_back=_keep)
 
     def with_fields(self, fields: dict[str, Any]) -> FeedBatch:
@@ -117,28 +119,3 @@ class FeedBatch(ShareView):
 
 def _keep(_event: Any) -> None:
     """Give nothing back: the memory is the batch's own."""
-
-
-def _first_twice(field: Any, *, some: bool) -> Any:
-    if isinstance(field, tuple):
-        data, indices, indptr = field
-        end = int(indptr[1]) if some else 0
-        doubled = [end * row for row in range(3)]
-        bounds = indptr.new_tensor(doubled) if hasattr(indptr, "new_tensor") else np.array(doubled, dtype=indptr.dtype)
-        return (*(_twice(part[:end]) for part in (data, indices)), bounds)
-    if some:
-        return field[[0, 0]]
-    shape = (2, *field.shape[1:])
-    return field.new_zeros(shape) if hasattr(field, "new_zeros") else np.zeros(shape, dtype=field.dtype)
-
-
-def _twice(values: Any) -> Any:
-    return values.repeat(2) if hasattr(values, "new_zeros") else np.tile(values, 2)
-
-
-def _copied(field: Any) -> Any:
-    if isinstance(field, tuple):
-        return tuple(_copied(part) for part in field)
-    if hasattr(field, "clone"):
-        return field.clone()
-    return field.copy() if hasattr(field, "copy") else field

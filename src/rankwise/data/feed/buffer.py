@@ -43,10 +43,12 @@ class HostBuffer:
         Args:
             specs: fields and what a sample of each looks like.
             num_samples: length of the batch axis, may be 0.
-            capacity: for each ragged field, the most values.
+            capacity: for each ragged field, the most values. Its column numbers and row pointers have one dtype, as
+                torch wants them: int32 where the columns of a row fit, whatever the batch.
 
         Raises:
-            ConfigError: a ragged field has no entry in `capacity`, or the batch is larger than the buffer may be.
+            ConfigError: a ragged field has no entry in `capacity`, or more values than its row pointers count, or the
+                batch is larger than the buffer may be.
         """
         if self.busy is not None:
             self.busy.synchronize()
@@ -74,11 +76,16 @@ class HostBuffer:
             return (self._room(name, (num_samples, *spec.shape), spec.dtype),)
         if name not in capacity:
             raise ConfigError(f"the ragged field {name!r} has no capacity: its plan must say how many values it holds")
-        values = capacity[name]
+        values, index = capacity[name], spec.index_dtype
+        if values > np.iinfo(index).max:
+            raise ConfigError(
+                f"the ragged field {name!r} has {values} values in one batch, {index} counts up to "
+                f"{np.iinfo(index).max}: take a smaller micro_batch"
+            )
         return (
             self._room(f"{name}/data", (values,), spec.dtype),
-            self._room(f"{name}/indices", (values,), np.dtype(np.int64)),
-            self._room(f"{name}/indptr", (num_samples + 1,), np.dtype(np.int64)),
+            self._room(f"{name}/indices", (values,), index),
+            self._room(f"{name}/indptr", (num_samples + 1,), index),
         )
 
     def _room(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray:

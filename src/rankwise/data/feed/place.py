@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from rankwise.data.contract import IntArray, NDArray
+from rankwise.data.feed.csr import csr_parts, scipy_csr, torch_csr
 from rankwise.data.feed.done import Done
 from rankwise.errors import ConfigError, MissingExtraError
 
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = ["PlaceableBuffer", "Placed", "Placer", "make_placer"]
+
+_DENSE: Mapping[str, int] = MappingProxyType({})
 
 
 class PlaceableBuffer(Protocol):
@@ -53,8 +57,14 @@ class Placer(Protocol):
         """Whether what `place` returns lies in the buffer itself, so that the buffer must wait for the consumer."""
         ...
 
-    def place(self, buffer: PlaceableBuffer, names: Iterable[str]) -> Placed:
-        """Return the fields of a buffer; called by the reader thread, may start a copy and set `buffer.busy`."""
+    def place(self, buffer: PlaceableBuffer, names: Iterable[str], num_cols: Mapping[str, int] = _DENSE) -> Placed:
+        """Return the fields of a buffer; called by the reader thread, may start a copy and set `buffer.busy`.
+
+        Args:
+            buffer: holds them.
+            names: which.
+            num_cols: columns of the ragged ones, which become CSR matrices.
+        """
         ...
 
     def receive(self, placed: Placed) -> dict[str, Any]:
@@ -90,17 +100,27 @@ def make_placer(device: str | torch.device | None) -> Placer:
     return _TensorPlacer() if where.type == "cpu" else _CopyPlacer(where)
 
 
-def _one_or_all(arrays: tuple[Any, ...]) -> Any:
-    """A dense field is its array, a ragged one the tuple (data, indices, indptr)."""
-    return arrays[0] if len(arrays) == 1 else arrays
+def _fields(
+    buffer: PlaceableBuffer,
+    names: Iterable[str],
+    num_cols: Mapping[str, int],
+    dense: Callable[[str, NDArray], Any],
+    sparse: Callable[[tuple[Any, ...], int], Any],
+) -> dict[str, Any]:
+    """A dense field is what `dense` makes of its array, a ragged one what `sparse` makes of its three."""
+    fields = {}
+    for name in names:
+        arrays = tuple(dense(name, array) for array in buffer.arrays(name))
+        fields[name] = arrays[0] if len(arrays) == 1 else sparse(arrays, num_cols[name])
+    return fields
 
 
 class _NumpyPlacer:
     pinned = False
     shares_memory = True
 
-    def place(self, buffer: PlaceableBuffer, names: Iterable[str]) -> Placed:
-        return Placed({name: _one_or_all(buffer.arrays(name)) for name in names})
+    def place(self, buffer: PlaceableBuffer, names: Iterable[str], num_cols: Mapping[str, int] = _DENSE) -> Placed:
+        return Placed(_fields(buffer, names, num_cols, lambda _, array: array, scipy_csr))
 
     def receive(self, placed: Placed) -> dict[str, Any]:
         return placed.fields
@@ -128,8 +148,8 @@ class _TensorPlacer:
     pinned = False
     shares_memory = True
 
-    def place(self, buffer: PlaceableBuffer, names: Iterable[str]) -> Placed:
-        return Placed({n: _one_or_all(tuple(_tensor(n, array) for array in buffer.arrays(n))) for n in names})
+    def place(self, buffer: PlaceableBuffer, names: Iterable[str], num_cols: Mapping[str, int] = _DENSE) -> Placed:
+        return Placed(_fields(buffer, names, num_cols, _tensor, torch_csr))
 
     def receive(self, placed: Placed) -> dict[str, Any]:
         return placed.fields
@@ -147,10 +167,8 @@ class _CopyPlacer:
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
-    def place(self, buffer: PlaceableBuffer, names: Iterable[str]) -> Placed:
-        return Placed(
-            {n: _one_or_all(tuple(_tensor(n, array).to(self._device) for array in buffer.arrays(n))) for n in names}
-        )
+    def place(self, buffer: PlaceableBuffer, names: Iterable[str], num_cols: Mapping[str, int] = _DENSE) -> Placed:
+        return Placed(_fields(buffer, names, num_cols, lambda n, a: _tensor(n, a).to(self._device), torch_csr))
 
     def receive(self, placed: Placed) -> dict[str, Any]:
         return placed.fields
@@ -171,16 +189,11 @@ class _CudaPlacer:
         self._device = device
         self._stream = torch.cuda.Stream(device=device)  # type: ignore[no-untyped-call]
 
-    def place(self, buffer: PlaceableBuffer, names: Iterable[str]) -> Placed:
+    def place(self, buffer: PlaceableBuffer, names: Iterable[str], num_cols: Mapping[str, int] = _DENSE) -> Placed:
         import torch
 
         with torch.cuda.stream(self._stream):
-            fields = {
-                name: _one_or_all(
-                    tuple(_tensor(name, a).to(self._device, non_blocking=True) for a in buffer.arrays(name))
-                )
-                for name in names
-            }
+            fields = _fields(buffer, names, num_cols, self._sent, torch_csr)
             # the buffer may be filled again once the copy is through, whatever the consumer does
             copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             copied.record(self._stream)
@@ -193,9 +206,12 @@ class _CudaPlacer:
         current = torch.cuda.current_stream(self._device)
         current.wait_event(placed.ready)
         for field in placed.fields.values():
-            for tensor in field if isinstance(field, tuple) else (field,):
+            for tensor in csr_parts(field) or (field,):
                 tensor.record_stream(current)  # its memory was allocated for the copying stream
         return placed.fields
 
     def keys(self, keys: IntArray) -> Any:
         return _tensor("key", keys).to(self._device)
+
+    def _sent(self, name: str, array: NDArray) -> torch.Tensor:
+        return _tensor(name, array).to(self._device, non_blocking=True)

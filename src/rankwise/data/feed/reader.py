@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import math
 import threading
 import time
 import weakref
@@ -86,6 +87,7 @@ class StepReader:
         self._depth = depth
         self._budget = budget
         self._scratch = HostBuffer()
+        self._num_cols = {name: math.prod(spec.shape) for name, spec in source.fields.items() if spec.ragged}
 
     def read(self, steps: Iterable[tuple[Step, tuple[Share, ...]]]) -> Iterator[ReadStep]:
         """Yield every step, read and placed; ends early when the pool is closed.
@@ -136,7 +138,7 @@ class StepReader:
                 share, report = self._read(plan, self._scratch)
                 self._transformed(self._transform, step, share, buffer)
                 names = tuple(self._transform.specs or ())
-            placed = self._placer.place(buffer, names)
+            placed = self._placer.place(buffer, names, self._num_cols)
         except BaseException:
             self.pool.give_back(buffer)
             raise

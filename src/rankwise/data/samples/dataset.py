@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from rankwise.data.contract import Order, Share
 from rankwise.data.feed import Cursor, CursorLoader, check_fits
+from rankwise.data.feed.rank_place import find_place
 from rankwise.data.samples.dataset_batch import DatasetBatch
 from rankwise.data.samples.keyed import KeyedDataset
-from rankwise.data.samples.place import find_place
 from rankwise.data.samples.requests import Requests
 from rankwise.data.samples.trees import move_tree, no_rows
 from rankwise.errors import ConfigError, MissingExtraError

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from rankwise.data.contract import Order, Source
 from rankwise.data.feed import BatchTransform, FeedLoader, OnBadSample, Transform
-from rankwise.data.samples.advice import warn_small_cache
-from rankwise.data.samples.place import find_place
+from rankwise.data.feed.advice import warn_small_cache
+from rankwise.data.feed.rank_place import find_place
 
 if TYPE_CHECKING:
     import torch

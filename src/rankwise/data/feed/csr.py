@@ -1,0 +1,97 @@
+"""Ragged fields as the libraries know them: CSR matrices of torch and SciPy over the memory of a batch."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rankwise.data.contract import NDArray
+from rankwise.errors import MissingExtraError
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["copied_field", "csr_parts", "first_twice", "scipy_csr", "torch_csr"]
+
+
+def torch_csr(parts: tuple[torch.Tensor, ...], num_cols: int) -> torch.Tensor:
+    """Return a ``torch.sparse_csr`` tensor over data, indices and row pointers; nothing is copied or looked at."""
+    import torch
+
+    _quiet()
+    data, indices, indptr = parts
+    size = (len(indptr) - 1, num_cols)
+    return torch.sparse_csr_tensor(indptr, indices, data, size=size, check_invariants=False)
+
+
+def scipy_csr(parts: tuple[NDArray, ...], num_cols: int) -> Any:
+    """Return a ``scipy.sparse.csr_matrix`` over data, indices and row pointers; nothing is copied.
+
+    Raises:
+        MissingExtraError: SciPy is not installed.
+    """
+    try:
+        from scipy.sparse import csr_matrix
+    except ImportError as error:
+        raise MissingExtraError(
+            "sparse rows without a device are SciPy matrices: pip install 'rankwise[rows]', or take a device or dense "
+            "rows"
+        ) from error
+    made = csr_matrix((len(parts[2]) - 1, num_cols), dtype=parts[0].dtype)
+    made.data, made.indices, made.indptr = parts  # its constructor copies what lies in a larger piece of memory
+    return made
+
+
+def csr_parts(field: Any) -> tuple[Any, ...] | None:
+    """Return data, indices and row pointers of a CSR matrix of torch or SciPy; None for everything else."""
+    if hasattr(field, "indptr"):
+        return field.data, field.indices, field.indptr
+    if str(getattr(field, "layout", "")) == "torch.sparse_csr":
+        return field.values(), field.col_indices(), field.crow_indices()
+    return None
+
+
+def copied_field(field: Any) -> Any:
+    """Return a field with memory of its own."""
+    if hasattr(field, "clone"):
+        return field.clone()
+    return field.copy() if hasattr(field, "copy") else field
+
+
+def first_twice(field: Any, *, some: bool) -> Any:
+    """Return two samples with memory of their own: the first of a field twice, or zeros where there is none.
+
+    Args:
+        field: batch axis first.
+        some: whether there is any.
+    """
+    parts = csr_parts(field)
+    if parts is not None:
+        return _csr_twice(parts, field.shape[1], some=some)
+    if some:
+        return field[[0, 0]]
+    shape = (2, *field.shape[1:])
+    return field.new_zeros(shape) if hasattr(field, "new_zeros") else np.zeros(shape, dtype=field.dtype)
+
+
+def _csr_twice(parts: tuple[Any, ...], num_cols: int, *, some: bool) -> Any:
+    data, indices, indptr = parts
+    end = int(indptr[1]) if some else 0
+    bounds = [end * row for row in range(3)]
+    if hasattr(data, "new_zeros"):
+        return torch_csr((data[:end].repeat(2), indices[:end].repeat(2), indptr.new_tensor(bounds)), num_cols)
+    return scipy_csr((np.tile(data[:end], 2), np.tile(indices[:end], 2), np.array(bounds, indptr.dtype)), num_cols)
+
+
+@functools.cache
+def _quiet() -> None:
+    """Hear once, in silence, what torch says about its first CSR tensor in each process: that they are in beta."""
+    import torch
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        none = torch.zeros(0, dtype=torch.int32)
+        torch.sparse_csr_tensor(torch.zeros(1, dtype=torch.int32), none, none, size=(0, 0), check_invariants=False)
