@@ -37,7 +37,7 @@ def test_the_position_is_the_loaders(loader):
     full.mark_done(next(iter(full)).resume)
     assert full.state_dict() == loader.state_dict() == OrderState.from_json(full.state_dict()).to_json()
     state = full.state_dict()
-    full.set_epoch(3)
+    full.sampler.set_epoch(3)
     assert loader.state_dict()["epoch"] == 3
     full.load_state_dict(state)
     assert loader.state_dict() == state

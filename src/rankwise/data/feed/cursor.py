@@ -137,7 +137,8 @@ class CursorLoader(ABC):
     def with_full_length(self) -> FullLength:
         """Return this loader for a loop that counts steps from the beginning of an epoch, as Lightning does.
 
-        Its length is that of the whole epoch, also after resuming; everything else is this loader's.
+        Its length is that of the whole epoch, also after resuming, and it follows the epochs of the loop; everything
+        else is this loader's.
         """
         return FullLength(self)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from rankwise.data.contract import JSON, OrderState
 
@@ -17,7 +17,8 @@ class FullLength:
     """A loader whose length is that of the whole epoch. Made by `CursorLoader.with_full_length`.
 
     A loader that was resumed after 4 of 15 steps has length 11. Lightning counts the 4 itself and compares with 15, so
-    that it would end the epoch 4 steps early. All but the length is the loader's own.
+    that it would end the epoch 4 steps early. It also sets the epoch of ``sampler``, which a loader has none of, at the
+    start of each: the only word about where it is when it was resumed between two epochs. All else is the loader's own.
 
     Args:
         loader: the loader.
@@ -32,6 +33,11 @@ class FullLength:
     def __len__(self) -> int:
         """Number of steps of the whole epoch that the loader is in."""
         return self.loader.num_epoch_steps
+
+    @property
+    def sampler(self) -> Self:
+        """Itself: what a loop calls `set_epoch` of."""
+        return self
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of an epoch; keeps the position when the state already lies inside that epoch."""

@@ -17,6 +17,8 @@ def main():
         results = {
             "lightning": train_lightning(volume, num_ranks),
             "resumed": train_lightning(volume, num_ranks, resume=checkpoint),
+            "first epoch": train_lightning(volume, num_ranks, save=(folder, None), epochs=1),
+            "second epoch": train_lightning(volume, num_ranks, resume=folder / "saved.ckpt"),
         }
     else:
         save = (checkpoint.parent, 4)

@@ -56,11 +56,11 @@ class Regressor(LightningModule):
 
 
 def train_lightning(volume, num_ranks, *, save=None, stop=None, resume=None, epochs=2):
-    """Train; `save` = (folder, steps) saves there once so many are done, `stop` ends it without a word."""
+    """Train; `save` = (folder, steps) saves there every so many (None = epoch), `stop` ends it without a word."""
     callbacks = [MarkDone()]
     if save is not None:
         folder, steps = save
-        callbacks.insert(0, ModelCheckpoint(folder, filename="saved", every_n_train_steps=steps, save_top_k=1))
+        callbacks.insert(0, ModelCheckpoint(folder, filename="saved", every_n_train_steps=steps))
     trainer = Trainer(
         accelerator="cpu",
         devices=num_ranks,

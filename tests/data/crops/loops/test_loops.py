@@ -109,6 +109,13 @@ def test_lightning_resumes_inside_an_epoch(told):
     assert kept == SAVED_STEPS * BATCH_SIZE
 
 
+def test_lightning_resumes_between_epochs(told):
+    """A checkpoint of Lightning's from the end of an epoch goes on with the next one's order, not with the first's."""
+    (one,) = told[1]
+    assert one["first epoch"]["seen"] + one["second epoch"]["seen"] == one["lightning"]["seen"]
+    assert one["second epoch"]["weights"] == one["lightning"]["weights"]
+
+
 def test_lightning_resumes_at_another_world_size(told):
     """One rank goes on with the checkpoint of two: every crop once per epoch all the same."""
     before = [rank["cut"]["seen"][: len(rank["lightning"]["seen"]) - len(rank["resumed"]["seen"])] for rank in told[2]]
