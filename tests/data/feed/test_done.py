@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from rankwise.data.feed import BufferPool
+from rankwise.data.contract import FieldSpec
+from rankwise.data.feed import BufferPool, HostBuffer
 from rankwise.data.feed.allocating import allocate_bytes
 from rankwise.data.feed.done import done_of
 from rankwise.errors import ConfigError
@@ -68,3 +69,18 @@ def test_memory_is_aligned(num_bytes):
     assert all(memory.ctypes.data % 64 == 0 and memory.shape == (num_bytes,) for memory in held)
     held[0][:] = 7
     assert (np.asarray(held[0]) == 7).all()
+
+
+def test_every_field_of_a_buffer_is_aligned():
+    """Fields of odd sizes, dense and ragged, begin where XLA shares them; also after the buffer has grown."""
+    specs = {
+        "image": FieldSpec(shape=(3, 5, 7), dtype=np.dtype("u1")),
+        "flag": FieldSpec(shape=(), dtype=np.dtype("?")),
+        "row": FieldSpec(shape=(), dtype=np.dtype("f4"), ragged=True),
+    }
+    buffer = HostBuffer()
+    for num_samples in (3, 11, 2):
+        buffer.reserve(specs, num_samples, {"row": 13 * num_samples})
+        arrays = [array for name in specs for array in buffer.arrays(name)]
+        assert len(arrays) == 5
+        assert all(array.ctypes.data % 64 == 0 for array in arrays)

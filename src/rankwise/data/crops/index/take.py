@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 
 from rankwise.data.contract import DType
+from rankwise.data.crops.dtypes import DtypeLike, parse_dtype, resolved_dtype
+from rankwise.data.crops.exceptions import InvalidArgument
 from rankwise.data.crops.reading import Scaling
 from rankwise.data.crops.reading.field import Normalise
 from rankwise.data.store.boxes import Pad
@@ -32,7 +35,8 @@ class Take:
             whose spacing is nearest to the reference's.
         shape: extent along the cropped axes in elements of this field's array, around the same centre; None = the same
             extent in space as the reference.
-        dtype: dtype in the batch; None = that of the arrays, float32 where elements are normalised.
+        dtype: dtype in the batch, named as in `Config` ("f32", "bf16", "i8" of one byte) or a NumPy dtype; None = that
+            of the arrays, float32 where elements are normalised.
         pad: what stands for elements outside an array: "fill", "edge", "reflect"; None = nothing may lie outside.
         normalise: a `Scaling`, one by array, or a function of the array's metadata.
         mask: also make a field ``<name>_mask`` that says which elements lie inside the array.
@@ -57,6 +61,8 @@ class Take:
             raise ConfigError(f"a shape has extents of at least 1, got {list(self.shape)}")
         if self.channel is not None and not isinstance(self.channel, str | int) and len(self.channel) == 0:
             raise ConfigError("channel is one channel, several, or None for all; got an empty list")
+        if self.dtype is not None:
+            _dtype(self.dtype)
 
     def chosen_dtype(self, stored: DType) -> DType:
         """Return the dtype in the batch for arrays of dtype `stored`."""
@@ -73,9 +79,12 @@ class Take:
 
 
 def _dtype(wanted: npt.DTypeLike) -> DType:
-    if isinstance(wanted, str) and wanted in ("bfloat16", "bf16"):
-        import ml_dtypes
-
-        wanted = ml_dtypes.bfloat16
-    dtype: DType = np.dtype(wanted)
-    return dtype
+    """The words of `Config` come first: to NumPy alone "i8" has eight bytes, and "f16" sixteen."""
+    try:
+        return resolved_dtype(parse_dtype(cast("DtypeLike", wanted)))
+    except InvalidArgument as error:
+        try:
+            dtype: DType = np.dtype(wanted)
+        except TypeError:
+            raise error from None
+        return dtype
