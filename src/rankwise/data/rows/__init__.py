@@ -1,1 +1,7 @@
 """Observations out of on-disk AnnData collections as batches, and writing the collections."""
+
+from __future__ import annotations
+
+from rankwise.data.rows.writing import write_sharded
+
+__all__ = ["write_sharded"]

@@ -70,3 +70,33 @@ def test_other_arrays_are_refused(tmp_path, reader):
     zarr.create_array(str(tmp_path / "indptr"), data=np.zeros(4))
     with pytest.raises(DataError, match=r"whole numbers along one axis; it is float64\[4\]"):
         RowPointers(read_meta(tmp_path / "indptr"), 5, reader)
+
+
+def with_lengths(tmp_path, values, lengths, reader):
+    zarr.create_array(str(tmp_path / "row_nnz"), data=np.asarray(lengths, dtype="u1"), chunks=(7,))
+    zarr.create_array(str(tmp_path / "indptr"), data=np.asarray(values), chunks=(7,))
+    lengths = read_meta(tmp_path / "row_nnz")
+    return RowPointers(read_meta(tmp_path / "indptr"), int(values[-1]), reader, lengths=lengths)
+
+
+def test_zeros_that_fill_chunks_are_left_out(tmp_path, reader, small_pages):
+    """Where lengths stand beside the pointers, a row is as long as they say, in every page."""
+    values = np.concatenate([[0], np.cumsum(np.random.default_rng(0).integers(0, 9, 53))])
+    lengths = np.diff(values) // 2
+    rows = np.random.default_rng(1).permutation(53)
+    begin, found = with_lengths(tmp_path, values, lengths, reader).spans(rows)
+    np.testing.assert_array_equal(begin, values[rows])
+    np.testing.assert_array_equal(found, lengths[rows])
+
+
+def test_damaged_lengths_are_told(tmp_path, reader):
+    """A row cannot be longer than its pointers allow."""
+    held = with_lengths(tmp_path, [0, 3, 5], [3, 4], reader)
+    with pytest.raises(DataError, match="row 1 would have 4 elements of 2"):
+        held.spans(np.array([0]))
+
+
+def test_lengths_of_other_rows_are_refused(tmp_path, reader):
+    """There is one length for each row."""
+    with pytest.raises(DataError, match="lengths of 2 rows"):
+        with_lengths(tmp_path, [0, 3, 5], [3], reader)

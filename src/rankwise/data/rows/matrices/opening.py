@@ -16,6 +16,7 @@ from rankwise.errors import DataError
 __all__ = ["open_matrix"]
 
 _PARTS = ("data", "indices", "indptr")
+_LENGTHS = "row_nnz"  # our writer puts it there
 
 
 def open_matrix(uri: str | os.PathLike[str], reader: BoxReader) -> StoredMatrix:
@@ -39,13 +40,16 @@ def open_matrix(uri: str | os.PathLike[str], reader: BoxReader) -> StoredMatrix:
     if kind != "csr_matrix":
         raise DataError(_unfit(place, kind))
     parts = {name: _part(place, name) for name in _PARTS}
-    pointers = RowPointers(parts["indptr"], parts["data"].shape[0], reader)
+    beside = STORES.node(f"{place}/{_LENGTHS}")
+    lengths = STORES.array(beside) if beside is not None and beside.kind == "array" else None
+    pointers = RowPointers(parts["indptr"], parts["data"].shape[0], reader, lengths=lengths)
     return StoredSparse(
         place=place,
         num_cols=_num_cols(place, node.attributes, pointers.num_rows),
         data=parts["data"],
         indices=parts["indices"],
         pointers=pointers,
+        rows_per_chunk=_rows_per_chunk(node.attributes) if lengths is not None else None,
     )
 
 
@@ -54,6 +58,11 @@ def _part(place: str, name: str) -> ArrayMeta:
     if node is None or node.kind != "array":
         raise DataError(f"the CSR matrix {place} lacks its array {name!r}: copy or write it again")
     return STORES.array(node)
+
+
+def _rows_per_chunk(attributes: Mapping[str, Any]) -> int | None:
+    said = attributes.get("rows_per_chunk")
+    return said if isinstance(said, int) and said > 0 else None
 
 
 def _num_cols(place: str, attributes: Mapping[str, Any], num_rows: int) -> int:

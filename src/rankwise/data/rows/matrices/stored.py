@@ -25,6 +25,7 @@ class StoredSparse:
         data: the elements, [nnz].
         indices: their columns, [nnz].
         pointers: where rows begin.
+        rows_per_chunk: every so many rows a chunk begins; None = chunk edges fall anywhere.
 
     Raises:
         DataError: the arrays do not fit together.
@@ -35,6 +36,7 @@ class StoredSparse:
     data: ArrayMeta
     indices: ArrayMeta
     pointers: RowPointers
+    rows_per_chunk: int | None = None
 
     def __post_init__(self) -> None:
         shapes = {"data": self.data.shape, "indices": self.indices.shape}
@@ -63,6 +65,8 @@ class StoredSparse:
     @property
     def chunk_rows(self) -> int:
         """Neighbouring rows that are stored together, on average."""
+        if self.rows_per_chunk is not None:
+            return max(1, min(self.num_rows, self.rows_per_chunk))
         per_row = self.data.shape[0] / max(1, self.num_rows)
         return max(1, min(self.num_rows, round(self.data.chunks[0] / max(per_row, 1e-9))))
 
@@ -74,7 +78,9 @@ class StoredSparse:
     @cached_property
     def fingerprint(self) -> str:
         """Hash of the metadata: equal for a copy at another path."""
-        parts = (self.data, self.indices, self.pointers.array)
+        parts = [self.data, self.indices, self.pointers.array]
+        if self.pointers.lengths is not None:
+            parts.append(self.pointers.lengths)
         facts = ["csr", self.num_cols, *((part.shape, part.dtype.str, part.chunks) for part in parts)]
         return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
 

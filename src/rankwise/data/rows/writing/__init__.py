@@ -1,0 +1,21 @@
+"""Writing AnnData stores in chunks of rows."""
+
+from __future__ import annotations
+
+from rankwise.data.rows.writing.layout import SparseLayout, lay_out
+from rankwise.data.rows.writing.matrices import DenseWriter, MatrixFormat, SparseWriter
+from rankwise.data.rows.writing.padding import pad_rows
+from rankwise.data.rows.writing.sharded import quiet_anndata, write_sharded
+from rankwise.data.rows.writing.sizes import parse_size
+
+__all__ = [
+    "DenseWriter",
+    "MatrixFormat",
+    "SparseLayout",
+    "SparseWriter",
+    "lay_out",
+    "pad_rows",
+    "parse_size",
+    "quiet_anndata",
+    "write_sharded",
+]

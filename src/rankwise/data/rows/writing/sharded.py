@@ -1,0 +1,127 @@
+"""`write_sharded`: one AnnData as a store that training reads fast."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from rankwise.data.rows.datasets import load_anndata
+from rankwise.data.rows.writing.matrices import DenseWriter, MatrixFormat, SparseWriter
+from rankwise.data.store import load_zarr
+from rankwise.errors import ConfigError
+
+__all__ = ["quiet_anndata", "write_sharded"]
+
+_SPARSE = ("csr_matrix", "csc_matrix")
+
+
+def write_sharded(
+    group: Any,
+    adata: Any,
+    *,
+    n_obs_per_chunk: int = 64,
+    shard_size: int | str = "1GB",
+    compressors: Iterable[Any] | None = None,
+    key: str | None = None,
+    align_rows: bool = True,
+) -> None:
+    """Write an AnnData into a Zarr v3 group, in chunks of rows.
+
+    X, layers and obsm are stored in chunks of `n_obs_per_chunk` rows; matrices stored by columns (CSC) among them are
+    turned to rows. Everything else is stored as anndata does.
+
+    Args:
+        group: Zarr v3 group, or a path where one is made.
+        adata: the AnnData, in memory.
+        n_obs_per_chunk: rows of a chunk. A CSR matrix with `align_rows=False` gets chunks of as many elements as so
+            many rows have on average.
+        shard_size: of a file: rows, or decoded bytes as a text such as "1GB".
+        compressors: codecs of Zarr; None = Blosc with lz4 at level 3 and byte shuffle.
+        key: name inside the group; None = the group itself, whose store is cleared first.
+        align_rows: let the chunk edges of CSR matrices fall on row edges, by explicit zeros after some rows, which an
+            array `row_nnz` beside `indptr` tells from true elements. Readers that do not know it see the zeros.
+
+    Raises:
+        ConfigError: there are no rows, the group is not of Zarr v3, or a number makes no sense.
+        MissingExtraError: anndata or zarr is not installed.
+    """
+    codecs = None if compressors is None else tuple(compressors)
+    form = MatrixFormat(
+        n_obs_per_chunk=n_obs_per_chunk, shard_size=shard_size, compressors=codecs, align_rows=align_rows
+    )
+    anndata, zarr = load_anndata(), load_zarr()
+    if isinstance(group, (str, os.PathLike)):
+        group = zarr.open_group(group, mode="a", zarr_format=3)
+    if group.metadata.zarr_format != 3:
+        raise ConfigError(f"write_sharded wants a group of Zarr v3, got one of v{group.metadata.zarr_format}: {group}")
+    if not adata.n_obs:
+        raise ConfigError(f"write_sharded wants an AnnData with rows, got {adata.shape}")
+    with quiet_anndata():
+        anndata.experimental.write_dispatched(
+            group, "/" if key is None else key, adata, callback=_Callback(form, adata.n_obs)
+        )
+        zarr.consolidate_metadata(group.store)
+
+
+class quiet_anndata:  # noqa: N801  (a context, used as a function)
+    """anndata set to Zarr v3 with narrow columns, and silent about coming defaults."""
+
+    def __enter__(self) -> None:
+        settings = load_anndata().settings
+        chosen = {"write_csr_csc_indices_with_min_possible_dtype": True, "zarr_write_format": 3}
+        if hasattr(settings, "auto_shard_zarr_v3"):
+            chosen["auto_shard_zarr_v3"] = False
+        self._stack = (settings.override(**chosen), warnings.catch_warnings())
+        for context in self._stack:
+            context.__enter__()
+        warnings.filterwarnings("ignore", message="Consolidated metadata")
+        warnings.filterwarnings("ignore", module="anndata")
+
+    def __exit__(self, *error: object) -> None:
+        for context in reversed(self._stack):
+            context.__exit__(*error)
+
+
+class _Callback:
+    """Writes the matrices of rows; leaves the rest to anndata."""
+
+    def __init__(self, form: MatrixFormat, num_rows: int) -> None:
+        self._form, self._num_rows = form, num_rows
+
+    def __call__(
+        self, write: Any, store: Any, name: str, elem: Any, dataset_kwargs: Any = None, *, iospec: Any
+    ) -> None:
+        parent = f"{store.name}/{name}".replace("//", "/").split("/")
+        rows = name == "X" or parent[-2:-1] in (["layers"], ["obsm"])
+        shape = getattr(elem, "shape", ())
+        if not rows or not shape or shape[0] != self._num_rows or "raw" in parent:
+            write(store, name, elem, dataset_kwargs=dict(dataset_kwargs or {}))
+        elif iospec.encoding_type in _SPARSE:
+            self._sparse(store, name, elem)
+        elif iospec.encoding_type == "array" and elem.dtype.kind in "biufc":
+            self._dense(store, name, elem)
+        else:
+            write(store, name, elem, dataset_kwargs=dict(dataset_kwargs or {}))
+
+    def _sparse(self, store: Any, name: str, elem: Any) -> None:
+        matrix = elem.to_memory() if hasattr(elem, "to_memory") else elem
+        matrix = matrix.tocsr()
+        lengths = np.diff(matrix.indptr).astype(np.int64)
+        writer = SparseWriter(
+            store, name, lengths=lengths, num_cols=matrix.shape[1], dtype=matrix.dtype, form=self._form
+        )
+        writer.append_rows(matrix.data, matrix.indices, len(lengths))
+        writer.close()
+
+    def _dense(self, store: Any, name: str, elem: Any) -> None:
+        values = np.asarray(elem)
+        form = self._form
+        writer = DenseWriter(
+            store, name, num_rows=len(values), row_shape=values.shape[1:], dtype=values.dtype, form=form
+        )
+        writer.append(values)
+        writer.close()

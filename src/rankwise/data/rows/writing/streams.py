@@ -1,0 +1,82 @@
+"""`ArrayStream`: an array on disk that grows by pieces, written shard by shard."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from rankwise.data.contract import DType, NDArray
+
+__all__ = ["ArrayStream"]
+
+
+class ArrayStream:
+    """An array whose rows come in pieces of any length; every shard is encoded once, when it is full.
+
+    Args:
+        group: Zarr v3 group that will hold it.
+        name: its name there.
+        shape: its whole shape.
+        dtype: dtype of its elements.
+        chunk: extent of a chunk along the first axis.
+        shard: extent of a shard along the first axis, rounded to whole chunks.
+        compressors: codecs of Zarr.
+        attributes: its attributes.
+    """
+
+    def __init__(
+        self,
+        group: Any,
+        name: str,
+        *,
+        shape: tuple[int, ...],
+        dtype: DType,
+        chunk: int,
+        shard: int,
+        compressors: Any,
+        attributes: dict[str, Any] | None = None,
+    ) -> None:
+        chunk = max(1, min(chunk, shape[0]))
+        self._shard = max(chunk, min(shard, shape[0]) // chunk * chunk)
+        inner = tuple(max(1, extent) for extent in shape[1:])
+        empty = 0 in shape
+        self._array = group.create_array(
+            name,
+            shape=shape,
+            dtype=dtype,
+            chunks=(chunk, *inner),
+            shards=None if empty else (self._shard, *inner),
+            compressors=compressors,
+            attributes=attributes or {},
+        )
+        self._dtype = dtype
+        self._held: list[NDArray] = []
+        self._num_held = 0
+        self._written = 0
+
+    def append(self, values: NDArray) -> None:
+        """Add rows at the end."""
+        while len(values):
+            part = values[: self._shard - self._num_held]
+            self._held.append(np.asarray(part, dtype=self._dtype))
+            self._num_held += len(part)
+            values = values[len(part) :]
+            if self._num_held == self._shard:
+                self._flush()
+
+    def close(self) -> None:
+        """Write what is left.
+
+        Raises:
+            RuntimeError: other than the announced number of rows came.
+        """
+        if self._num_held:
+            self._flush()
+        if self._written != self._array.shape[0]:
+            raise RuntimeError(f"{self._array.path} was to get {self._array.shape[0]} rows, it got {self._written}")
+
+    def _flush(self) -> None:
+        end = self._written + self._num_held
+        self._array[self._written : end] = np.concatenate(self._held)
+        self._held, self._num_held, self._written = [], 0, end
