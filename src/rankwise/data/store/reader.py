@@ -14,6 +14,7 @@ from rankwise.data.contract import BoolArray, NDArray
 from rankwise.data.store.adopting import AdoptedArrays
 from rankwise.data.store.boxes import BoxReport, BoxRequest, check_conversion
 from rankwise.data.store.cache import DEFAULT_CACHE_BYTES, ChunkCache
+from rankwise.data.store.counting import Tally
 from rankwise.data.store.files import FileBook, HandleCache, local_size
 from rankwise.data.store.forks import renew_in_children
 from rankwise.data.store.hints import advise_plans
@@ -22,7 +23,6 @@ from rankwise.data.store.plan import BoxPlan, make_plan
 from rankwise.data.store.reading import (
     Admission,
     Executor,
-    ReaderCounters,
     ReaderStats,
     ScratchPool,
     Serials,
@@ -96,7 +96,7 @@ class BoxReader:
         # not through self: a reader that nobody holds goes at once
         self._book = FileBook(lambda: remote, most_files=self._arguments["max_indexes"])
         self._handles = HandleCache(self._arguments["max_open_files"])
-        self._counters = ReaderCounters()
+        self._counters = Tally(ReaderStats())
         self._serials = Serials()
         self._crew = WorkCrew(self.num_threads)
         self._scratches = ScratchPool()

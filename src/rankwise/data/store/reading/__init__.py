@@ -7,14 +7,13 @@ from rankwise.data.store.reading.announcing import say_slow_arrays
 from rankwise.data.store.reading.executing import Executor
 from rankwise.data.store.reading.serials import Serials
 from rankwise.data.store.reading.slow import SlowArrays
-from rankwise.data.store.reading.stats import ReaderCounters, ReaderStats
+from rankwise.data.store.reading.stats import ReaderStats
 from rankwise.data.store.reading.threads import WorkCrew, reading_threads
 from rankwise.data.store.reading.tools import ScratchPool, Tools
 
 __all__ = [
     "Admission",
     "Executor",
-    "ReaderCounters",
     "ReaderStats",
     "ScratchPool",
     "Serials",

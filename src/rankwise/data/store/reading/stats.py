@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
-from dataclasses import dataclass, fields
-from operator import add, attrgetter
+from dataclasses import dataclass
 
-__all__ = ["ReaderCounters", "ReaderStats"]
+from rankwise.data.store.counting import added
+
+__all__ = ["ReaderStats"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,31 +51,4 @@ class ReaderStats:
         return self.fast_chunks + self.slow_chunks
 
     def __add__(self, other: ReaderStats) -> ReaderStats:
-        return ReaderStats(**dict(zip(_NAMES, map(add, _VALUES(self), _VALUES(other)), strict=True)))
-
-
-_NAMES = tuple(part.name for part in fields(ReaderStats))
-_VALUES = attrgetter(*_NAMES)
-
-
-class ReaderCounters:
-    """A `ReaderStats` that grows; thread-safe."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._stats = ReaderStats()
-
-    def add(self, stats: ReaderStats) -> None:
-        """Add to the counts."""
-        with self._lock:
-            self._stats = self._stats + stats
-
-    def reset(self) -> None:
-        """Begin at zero."""
-        with self._lock:
-            self._stats = ReaderStats()
-
-    @property
-    def stats(self) -> ReaderStats:
-        """The counts so far."""
-        return self._stats
+        return added(self, other)

@@ -8,9 +8,10 @@ import time
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
+from rankwise.data.store.counting import Tally
 from rankwise.data.store.remote.asking import Ask, Part, send
 from rankwise.data.store.remote.options import RemoteOptions
-from rankwise.data.store.remote.stats import RemoteCounters, RemoteStats
+from rankwise.data.store.remote.stats import RemoteStats
 from rankwise.data.store.remote.stores import open_store
 from rankwise.data.store.remote.trouble import ObjectChangedError, TransferError, Trouble, TruncatedError, judge
 from rankwise.data.store.remote.urls import Location, locate
@@ -36,7 +37,7 @@ class Requests:
         counters: where they are counted.
     """
 
-    def __init__(self, options: RemoteOptions, counters: RemoteCounters) -> None:
+    def __init__(self, options: RemoteOptions, counters: Tally[RemoteStats]) -> None:
         self.options = options
         self.counters = counters
         self._slots = threading.BoundedSemaphore(options.concurrency)

@@ -8,6 +8,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar
 
+from rankwise.data.store.counting import Tally
 from rankwise.data.store.remote.asking import Part
 from rankwise.data.store.remote.attempts import Requests
 from rankwise.data.store.remote.listing import Listing, list_below
@@ -15,7 +16,7 @@ from rankwise.data.store.remote.options import RemoteOptions
 from rankwise.data.store.remote.parts import read_head, read_run, read_size, read_tail, read_whole
 from rankwise.data.store.remote.pending import PendingReads
 from rankwise.data.store.remote.ranges import RemoteRange, join_ranges, take_turns
-from rankwise.data.store.remote.stats import RemoteCounters, RemoteStats
+from rankwise.data.store.remote.stats import RemoteStats
 from rankwise.data.store.remote.stores import load_obstore
 from rankwise.data.store.remote.urls import locate
 from rankwise.data.store.remote.workers import Workers
@@ -51,7 +52,7 @@ class RemoteFiles:
 
     def __init__(self, options: RemoteOptions | None = None) -> None:
         self.options = RemoteOptions() if options is None else options
-        self._counters = RemoteCounters()
+        self._counters = Tally(RemoteStats())
         self._lock = threading.Lock()
         self._session: _Session | None = None
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass
 
-__all__ = ["RemoteCounters", "RemoteStats"]
+from rankwise.data.store.counting import added
+
+__all__ = ["RemoteStats"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,30 +32,4 @@ class RemoteStats:
     backoff_s: float = 0.0
 
     def __add__(self, other: RemoteStats) -> RemoteStats:
-        return RemoteStats(
-            requests=self.requests + other.requests,
-            retries=self.retries + other.retries,
-            failures=self.failures + other.failures,
-            wanted_bytes=self.wanted_bytes + other.wanted_bytes,
-            fetched_bytes=self.fetched_bytes + other.fetched_bytes,
-            request_s=self.request_s + other.request_s,
-            backoff_s=self.backoff_s + other.backoff_s,
-        )
-
-
-class RemoteCounters:
-    """A `RemoteStats` that grows; thread-safe."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._stats = RemoteStats()
-
-    def add(self, stats: RemoteStats) -> None:
-        """Add to the counts."""
-        with self._lock:
-            self._stats = self._stats + stats
-
-    @property
-    def stats(self) -> RemoteStats:
-        """The counts so far."""
-        return self._stats
+        return added(self, other)

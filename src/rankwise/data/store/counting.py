@@ -1,0 +1,51 @@
+"""Statistics that add up, field by field, and one that several threads add to."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import fields
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
+
+__all__ = ["Tally", "added"]
+
+
+class _Stats(Protocol):
+    """A dataclass of numbers."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+
+StatsT = TypeVar("StatsT", bound=_Stats)
+
+
+def added(left: StatsT, right: StatsT) -> StatsT:
+    """Return the sums of all fields of two statistics of one kind."""
+    sums = {part.name: getattr(left, part.name) + getattr(right, part.name) for part in fields(left)}
+    return type(left)(**sums)
+
+
+class Tally(Generic[StatsT]):
+    """Statistics that grow; thread-safe.
+
+    Args:
+        zero: where to begin.
+    """
+
+    def __init__(self, zero: StatsT) -> None:
+        self._lock = threading.Lock()
+        self._zero = self._stats = zero
+
+    def add(self, stats: StatsT) -> None:
+        """Add to the counts."""
+        with self._lock:
+            self._stats = added(self._stats, stats)
+
+    def reset(self) -> None:
+        """Begin anew."""
+        with self._lock:
+            self._stats = self._zero
+
+    @property
+    def stats(self) -> StatsT:
+        """The counts so far."""
+        return self._stats
