@@ -101,6 +101,16 @@ class Dataset:
         """
         return self._frame("obs", self._obs, self.obs_columns if columns is None else tuple(columns))
 
+    def column(self, name: str) -> Any:
+        """Read one column of the table of observations: an array of NumPy or pandas, without the index.
+
+        Raises:
+            ConfigError: there is no such column.
+            DataError: it cannot be read.
+        """
+        self._check_columns("obs", self._obs, (name,))
+        return self._read(self._group("obs"), name)
+
     def var(self, columns: Sequence[str] | None = ()) -> pd.DataFrame:
         """Read columns of the table of variables, with its index; None = all.
 
@@ -128,13 +138,16 @@ class Dataset:
     def _frame(self, name: str, table: dict[str, Any], columns: tuple[str, ...]) -> pd.DataFrame:
         import pandas as pd
 
+        self._check_columns(name, table, columns)
+        group = self._group(name)
+        index = pd.Index(self._read(group, table["_index"]))
+        return pd.DataFrame({column: self._read(group, column) for column in columns}, index=index)
+
+    def _check_columns(self, name: str, table: dict[str, Any], columns: tuple[str, ...]) -> None:
         unknown = [column for column in columns if column not in table["column-order"]]
         if unknown:
             held = ", ".join(map(repr, table["column-order"])) or "none"
             raise ConfigError(f"{self.place} has no {name} columns {', '.join(map(repr, unknown))}; it has {held}")
-        group = self._group(name)
-        index = pd.Index(self._read(group, table["_index"]))
-        return pd.DataFrame({column: self._read(group, column) for column in columns}, index=index)
 
     def _group(self, name: str) -> Any:
         zarr = load_zarr()

@@ -1,0 +1,10 @@
+"""The fields of a row: matrices as they are stored, or turned into what the batch wants."""
+
+from __future__ import annotations
+
+from rankwise.data.rows.fields.genes import chosen_genes
+from rankwise.data.rows.fields.making import make_field
+from rankwise.data.rows.fields.opening import open_fields, variable_names
+from rankwise.data.rows.fields.row_field import RowField
+
+__all__ = ["RowField", "chosen_genes", "make_field", "open_fields", "variable_names"]

@@ -1,0 +1,115 @@
+"""The kinds of fields, and which one suits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from rankwise.data.contract import BoolArray, FieldSpec, IntArray, NDArray
+from rankwise.data.rows.dense import OUTSIDE, spread_rows
+from rankwise.data.rows.fields.row_field import RowField
+from rankwise.data.rows.matrices import MatrixStack
+
+__all__ = ["make_field"]
+
+
+def make_field(stack: MatrixStack, *, dense: bool, columns: IntArray | None) -> RowField:
+    """Return the field of a stack.
+
+    Args:
+        stack: the matrices.
+        dense: whether CSR rows come out dense.
+        columns: int64, the columns that come out, dense; None = all.
+    """
+    if not stack.spec.ragged:
+        return _Plain(stack) if columns is None else _Taken(stack, columns)
+    return _Spread.of(stack, columns) if dense or columns is not None else _Sparse(stack)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Plain:
+    """Dense rows as they are stored."""
+
+    stack: MatrixStack
+    is_direct = True
+
+    @property
+    def spec(self) -> FieldSpec:
+        return self.stack.spec
+
+    def finish(self, _read: tuple[NDArray, ...], _out: tuple[NDArray, ...]) -> BoolArray | None:
+        return None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Sparse:
+    """CSR rows as they are stored."""
+
+    stack: MatrixStack
+    is_direct = True
+
+    @property
+    def spec(self) -> FieldSpec:
+        return self.stack.spec
+
+    def finish(self, _read: tuple[NDArray, ...], out: tuple[NDArray, ...]) -> BoolArray | None:
+        """Only look: a column that there is not would let who multiplies by the rows read beyond his memory."""
+        _, indices, indptr = out
+        num_cols = self.spec.shape[0]
+        unsigned = indices.view(np.dtype(f"u{indices.itemsize}"))  # below 0 is then large: one pass sees both
+        if len(indices) == 0 or unsigned.max() < num_cols:
+            return None
+        rows = np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))
+        outside: BoolArray = np.zeros(len(indptr) - 1, dtype=np.bool_)
+        outside[rows[unsigned >= num_cols]] = True
+        return outside
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Taken:
+    """Chosen columns of dense rows; axes beyond the first stay."""
+
+    stack: MatrixStack
+    columns: IntArray
+    is_direct = False
+
+    @property
+    def spec(self) -> FieldSpec:
+        whole = self.stack.spec
+        return replace(whole, shape=(len(self.columns), *whole.shape[1:]))
+
+    def finish(self, read: tuple[NDArray, ...], out: tuple[NDArray, ...]) -> BoolArray | None:
+        np.take(read[0], self.columns, axis=1, out=out[0], mode="clip")  # without a mode it would take a copy first
+        return None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Spread:
+    """CSR rows, dense, all columns or chosen ones."""
+
+    stack: MatrixStack
+    width: int
+    places: npt.NDArray[np.int32] | None
+    is_direct = False
+
+    @classmethod
+    def of(cls, stack: MatrixStack, columns: IntArray | None) -> _Spread:
+        num_cols = stack.spec.shape[0]
+        if columns is None:
+            return cls(stack, num_cols, None)
+        places = np.full(num_cols, -1, dtype=np.int32)
+        places[columns] = np.arange(len(columns), dtype=np.int32)
+        return cls(stack, len(columns), places)
+
+    @property
+    def spec(self) -> FieldSpec:
+        return FieldSpec(shape=(self.width,), dtype=self.stack.spec.dtype)
+
+    def finish(self, read: tuple[NDArray, ...], out: tuple[NDArray, ...]) -> BoolArray | None:
+        data, indices, indptr = read
+        num_cols = self.stack.spec.shape[0]
+        states = spread_rows(data, indices, indptr, num_cols=num_cols, places=self.places, out=out[0])
+        outside: BoolArray = (states & OUTSIDE).astype(np.bool_)
+        return outside if outside.any() else None

@@ -1,0 +1,8 @@
+"""Columns about the rows: as tensors with their categories, and as groups that a split keeps together."""
+
+from __future__ import annotations
+
+from rankwise.data.rows.obs.columns import ObsColumn, read_column
+from rankwise.data.rows.obs.groups import RowGroups, read_groups
+
+__all__ = ["ObsColumn", "RowGroups", "read_column", "read_groups"]

@@ -1,0 +1,103 @@
+"""`ObsColumn`: one column of the tables of observations of all datasets, as numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rankwise.data.contract import FieldSpec, IntArray, NDArray
+from rankwise.data.rows.datasets import Dataset
+from rankwise.errors import ConfigError
+
+__all__ = ["ObsColumn", "is_categorical", "joined_categories", "read_column"]
+
+_CODE = np.dtype(np.int32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ObsColumn:
+    """A column in memory, as compact as its values allow.
+
+    Attributes:
+        name: its name.
+        spec: what batches hold of it: numbers as they are, int32 codes of categories.
+        categories: what the codes stand for, one table over all datasets; None for numbers. Code -1 = missing.
+        values: one for each row; codes in the smallest dtype that holds them.
+    """
+
+    name: str
+    spec: FieldSpec
+    categories: tuple[Any, ...] | None
+    values: NDArray
+
+    def take(self, rows: IntArray, out: NDArray) -> None:
+        """Put the values of rows, int64[B], into an array [B] of the dtype of `spec`."""
+        out[...] = self.values[rows]
+
+
+def read_column(datasets: Sequence[Dataset], name: str) -> ObsColumn:
+    """Read a column of all datasets.
+
+    Categories come in the order of the first dataset; those that only later ones have follow.
+
+    Raises:
+        ConfigError: there is no such column, it is text, or its kind differs from dataset to dataset.
+        DataError: it cannot be read.
+    """
+    parts = [dataset.column(name) for dataset in datasets]
+    categorical = [is_categorical(part) for part in parts]
+    if any(categorical) and not all(categorical):
+        odd = datasets[categorical.index(False)]
+        raise ConfigError(
+            f"the obs column {name!r} is a category in some datasets, but not in {odd.place}: make it one"
+        )
+    if all(categorical):
+        return _coded(name, parts)
+    numbers = [_numbers(name, part, dataset) for part, dataset in zip(parts, datasets, strict=True)]
+    values = np.concatenate(numbers)
+    values = values.astype(values.dtype.newbyteorder("="), copy=False)
+    return ObsColumn(name=name, spec=FieldSpec(shape=(), dtype=values.dtype), categories=None, values=values)
+
+
+def is_categorical(part: Any) -> bool:
+    """Whether a column that was read is a category."""
+    return hasattr(part, "codes") and hasattr(part, "categories")
+
+
+def joined_categories(parts: Sequence[Any]) -> tuple[tuple[Any, ...], list[IntArray]]:
+    """Return one table of categories, and for each part what its own numbers become in it, -1 last for missing."""
+    table: dict[Any, int] = {}
+    maps = [
+        np.array([*(table.setdefault(held, len(table)) for held in part.categories.tolist()), -1]) for part in parts
+    ]
+    return tuple(table), maps
+
+
+def _coded(name: str, parts: Sequence[Any]) -> ObsColumn:
+    table, maps = joined_categories(parts)
+    dtype = next(d for d in (np.int8, np.int16, np.int32) if len(table) <= np.iinfo(d).max + 1)
+    codes = [to.astype(dtype)[np.asarray(part.codes)] for part, to in zip(parts, maps, strict=True)]
+    spec = FieldSpec(shape=(), dtype=_CODE)
+    return ObsColumn(name=name, spec=spec, categories=table, values=np.concatenate(codes))
+
+
+def _numbers(name: str, part: Any, dataset: Dataset) -> NDArray:
+    if isinstance(part, np.ndarray) and part.dtype.kind in "biuf":
+        return part
+    wanted = getattr(part.dtype, "numpy_dtype", None)  # of pandas' numbers that may be missing
+    if wanted is None or np.dtype(wanted).kind not in "biuf":
+        raise ConfigError(
+            f"the obs column {name!r} of {dataset.place} holds {part.dtype}, not numbers: make it a category "
+            f"(adata.obs[{name!r}].astype('category')) and write the store again"
+        )
+    missing = int(part.isna().sum())
+    if missing and np.dtype(wanted).kind != "f":
+        raise ConfigError(
+            f"{missing} values of the obs column {name!r} of {dataset.place} are missing; in a batch only floats and "
+            f"categories can say so, it holds {part.dtype}: fill them, or store it as one of these"
+        )
+    numbers: NDArray = part.to_numpy(dtype=wanted, na_value=np.nan) if missing else part.to_numpy(dtype=wanted)
+    return numbers

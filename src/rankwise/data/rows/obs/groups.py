@@ -1,0 +1,53 @@
+"""`RowGroups`: rows that belong together by a column, such as the cells of a donor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rankwise.data.contract import IntArray
+from rankwise.data.rows.datasets import Dataset
+from rankwise.data.rows.obs.columns import is_categorical, joined_categories
+
+__all__ = ["RowGroups", "read_groups"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RowGroups:
+    """The group of each row.
+
+    Attributes:
+        labels: names of the groups, as text: what stays the same when data are added.
+        codes: int64[num_rows], an index into `labels`; -1 = the row belongs to none.
+    """
+
+    labels: tuple[str, ...]
+    codes: IntArray
+
+    def of(self, rows: IntArray) -> RowGroups:
+        """Return the groups of some rows; labels stay."""
+        return RowGroups(labels=self.labels, codes=self.codes[rows])
+
+
+def read_groups(datasets: Sequence[Dataset], name: str) -> RowGroups:
+    """Read a column of all datasets as groups: equal values are one group. Categories, text and numbers will do.
+
+    Raises:
+        ConfigError: there is no such column.
+        DataError: it cannot be read.
+    """
+    parts = [_categorical(dataset.column(name)) for dataset in datasets]
+    table, maps = joined_categories(parts)
+    codes = [to[np.asarray(part.codes)] for part, to in zip(parts, maps, strict=True)]
+    by_text = {text: number for number, text in enumerate(dict.fromkeys(map(str, table)))}
+    same = np.array([*(by_text[str(held)] for held in table), -1], dtype=np.int64)
+    return RowGroups(labels=tuple(by_text), codes=same[np.concatenate(codes)])
+
+
+def _categorical(part: Any) -> Any:
+    import pandas as pd
+
+    return part if is_categorical(part) else pd.Categorical(part)

@@ -1,0 +1,84 @@
+"""Columns about the rows as numbers, and as groups."""
+
+import anndata
+import numpy as np
+import pandas as pd
+import pytest
+
+from rankwise.data.rows.datasets import Dataset
+from rankwise.data.rows.obs import read_column, read_groups
+from rankwise.data.store import BoxReader
+from rankwise.errors import ConfigError
+from rankwise.testing.small_rows import write_anndata
+
+
+def table(kinds, categories, *, seed=0):
+    num = len(kinds)
+    return pd.DataFrame(
+        {
+            "kind": pd.Categorical(kinds, categories=categories),
+            "age": np.arange(num, dtype="f4") + seed,
+            "many": np.arange(num, dtype="i2" if seed else "i8"),
+            "sick": np.arange(num) % 2 == 0,
+            "free": [f"text {seed} {row}" for row in range(num)],
+            "maybe": pd.array([1, None, *range(2, num)], dtype="Int64"),
+            "whole": pd.array(range(num), dtype="Int32"),
+            "mixed": pd.Categorical(kinds) if seed else np.arange(num),
+        },
+        index=[f"{seed}-{row}" for row in range(num)],
+    )
+
+
+@pytest.fixture(scope="module")
+def datasets(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("stores")
+    tables = [table(["a", "c", None, "a"], ["a", "b", "c"]), table(["d", "a", "c"], ["d", "c", "a"], seed=5)]
+    places = []
+    for number, obs in enumerate(tables):
+        made = anndata.AnnData(X=np.zeros((len(obs), 2), "f4"), obs=obs)
+        places.append(write_anndata(made, folder / f"{number}.zarr"))
+    with BoxReader(threads=1) as reader:
+        yield [Dataset(place, reader) for place in places]
+
+
+def taken(column, rows):
+    out = np.empty(len(rows), dtype=column.spec.dtype)
+    column.take(np.array(rows), out)
+    return out
+
+
+def test_one_table_of_categories(datasets):
+    """Codes mean the same in all datasets, -1 is missing; the first dataset's categories keep their numbers."""
+    column = read_column(datasets, "kind")
+    assert column.categories == ("a", "b", "c", "d")
+    assert column.spec.dtype == np.int32
+    assert taken(column, [6, 0, 1, 2, 3, 4, 5]).tolist() == [2, 0, 2, -1, 0, 3, 0]
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("age", "f4"), ("many", "i8"), ("sick", "?"), ("whole", "i4")])
+def test_numbers_as_they_are(datasets, name, dtype):
+    """Floats, whole numbers, truth values; what all datasets' dtypes have in common."""
+    column = read_column(datasets, name)
+    assert (column.spec.dtype, column.categories) == (np.dtype(dtype), None)
+    wanted = np.concatenate([dataset.obs([name])[name].to_numpy() for dataset in datasets])
+    assert taken(column, [5, 0, 3]).tolist() == wanted[[5, 0, 3]].tolist()
+
+
+def test_what_batches_cannot_hold(datasets):
+    """Text, whole numbers that are missing, mixed kinds, columns that are not there: each with its mend."""
+    for name, said in (
+        ("free", "not numbers: make it a category"),
+        ("maybe", "1 values of the obs column 'maybe' of .* are missing"),
+        ("mixed", "a category in some datasets, but not in .*0.zarr"),
+        ("other", "has no obs columns 'other'"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            read_column(datasets, name)
+
+
+def test_groups_are_equal_values(datasets):
+    """Categories and text make groups over all datasets; a missing value is in none."""
+    kinds, text = read_groups(datasets, "kind"), read_groups(datasets, "free")
+    assert [kinds.labels[code] if code >= 0 else None for code in kinds.codes] == ["a", "c", None, "a", "d", "a", "c"]
+    assert [text.labels[code] for code in text.codes[3:5]] == ["text 0 3", "text 5 0"]
+    assert kinds.of(np.array([4, 2])).codes.tolist() == [3, -1]

@@ -1,0 +1,183 @@
+"""Rows in the order that is the same at every world size, on one rank and on several."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from rankwise.data.feed.csr import csr_parts, scipy_csr
+from rankwise.data.order import Order
+from rankwise.data.rows import OrderedLoader, RowSource
+from rankwise.errors import SampleError
+from rankwise.testing import run_ranks
+from rankwise.testing.row_stores import NUM_COLS, make_stores
+from rankwise.train import ExactStep, prepare
+from rankwise.world import World
+
+BATCH = 10
+FIELDS = {"matrices": ("X", "layers/counts", "obsm/pca"), "obs": ("n", "donor")}
+
+
+class Place:
+    """As much of a world as a loader asks for."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, rank=0, world_size=1):
+        self.rank, self.world_size = rank, world_size
+
+
+@pytest.fixture(scope="module")
+def held(tmp_path_factory):
+    return make_stores(tmp_path_factory.mktemp("stores"))
+
+
+def loader_of(places, world, *, batch_size=BATCH, source=None, **options):
+    source = RowSource(places, threads=1, **(source or FIELDS))
+    return OrderedLoader(source, order=Order(source, batch_size=batch_size), world=world, **options)
+
+
+def array_of(field):
+    parts = csr_parts(field)
+    if parts is None:
+        return field.numpy()
+    return scipy_csr(tuple(part.numpy() for part in parts), field.shape[1]).toarray()
+
+
+def seen_by(loader, steps=None):
+    """What each step brought, in the order of ids; marks the steps done."""
+    seen = []
+    for number, batches in enumerate(loader):
+        for batch in batches:
+            rows = loader.source.row_numbers(batch.ids)
+            seen += [(number, int(row), array_of(batch["X"])[at].tolist()) for at, row in enumerate(rows)]
+        loader.mark_done(batches[-1].resume)
+        if steps is not None and number + 1 == steps:
+            break
+    return seen
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+@pytest.mark.parametrize("micro_batch", [None, 3])
+def test_each_row_once_and_right(held, world_size, micro_batch):
+    """All fields of all ranks: exactly once, each with its own matrices and obs, a smaller last batch, empty shares."""
+    rows, sizes = [], []
+    for rank in range(world_size):
+        loader = loader_of(held.places, Place(rank, world_size), micro_batch=micro_batch)
+        categories = loader.source.categories["donor"]
+        for number, batches in enumerate(loader):
+            for batch in batches:
+                ids = batch.ids
+                np.testing.assert_array_equal(array_of(batch["X"]), held.dense("X")[ids])
+                np.testing.assert_array_equal(array_of(batch["layers/counts"]), held.dense("layers/counts")[ids])
+                np.testing.assert_array_equal(array_of(batch["obsm/pca"]), held.dense("obsm/pca")[ids])
+                assert batch["n"].tolist() == held.obs["n"].to_numpy()[ids].tolist()
+                assert [categories[code] for code in batch["donor"]] == held.obs["donor"].to_numpy()[ids].tolist()
+                rows += ids.tolist()
+                sizes += [number] * len(ids)
+    assert sorted(rows) == list(range(93))
+    assert np.bincount(sizes).tolist() == [BATCH] * 9 + [3]
+
+
+def test_the_same_batches_at_every_world_size(held):
+    """Step by step the ranks of any world together see the rows that one rank sees."""
+    one = seen_by(loader_of(held.places, Place()))
+    for size in (2, 4):
+        several = [row for rank in range(size) for row in seen_by(loader_of(held.places, Place(rank, size)))]
+        assert sorted(several) == sorted(one)
+
+
+def test_it_continues_at_another_world_size(held):
+    """A state of the middle of an epoch, saved by two ranks, goes on with three: what is left, once."""
+    whole = seen_by(loader_of(held.places, Place()))
+    first = loader_of(held.places, Place(0, 2))
+    seen_by(first, steps=4)
+    state = json.loads(json.dumps(first.state_dict()))
+    rest = []
+    for rank in range(3):
+        later = loader_of(held.places, Place(rank, 3))
+        later.load_state_dict(state)
+        rest += [(number + 4, *row) for number, *row in seen_by(later)]
+    assert sorted(rest) == sorted(row for row in whole if row[0] >= 4)
+
+
+@pytest.mark.parametrize("device", [None, "cpu"])
+def test_batches_lie_in_reused_memory(held, device):
+    """SciPy without a device, torch with one, both over the loader's memory; a detached batch stays as it was."""
+    loader = loader_of(held.places, Place(), device=device)
+    kept, wanted = [], []
+    for (batch,) in loader:
+        kept.append(batch.detach())
+        wanted.append(batch.ids)
+        assert batch["X"].shape == (len(batch), NUM_COLS)
+        assert "int32" in str(batch["X"].indices.dtype if device is None else batch["X"].crow_indices().dtype)
+    for batch, ids in zip(kept, wanted, strict=True):
+        rows = batch["X"].toarray() if device is None else array_of(batch["X"])
+        np.testing.assert_array_equal(rows, held.dense("X")[ids])
+
+
+def test_transforms(held):
+    """Whole batches, sparse or dense; single rows where they are dense."""
+
+    def doubled(fields, keys):
+        return {"x": fields["X"] * 2, "n": fields["n"] + keys * 0}
+
+    for source in ({"obs": ("n",)}, {"obs": ("n",), "dense": True}):
+        for (batch,) in loader_of(held.places, Place(), source=source, batch_transform=doubled):
+            np.testing.assert_array_equal(array_of(batch["x"]), held.dense("X")[batch.ids] * 2)
+    dense = {"genes": [0, 4]}
+    for (batch,) in loader_of(held.places, Place(), source=dense, transform=lambda f, _: {"x": f["X"].sum()}):
+        assert batch["x"].tolist() == held.dense("X")[batch.ids][:, [0, 4]].sum(axis=1).tolist()
+
+
+def test_damage_raises_or_is_skipped(tmp_path):
+    """A damaged chunk ends the epoch, or its rows are left out within the budget, all fields alike."""
+    held = make_stores(tmp_path)
+    chunk = next(p for p in Path(held.places[1], "X", "data").rglob("*") if p.is_file() and p.name == "0")
+    chunk.write_bytes(b"nonsense")
+    with pytest.raises(SampleError, match=r"of .*1.zarr\) cannot be read"):
+        list(loader_of(held.places, Place()))
+    for source in ({"obs": ("n",)}, {"obs": ("n",), "dense": True}):
+        loader = loader_of(held.places, Place(), source=source, on_bad_sample=40)
+        seen = []
+        for (batch,) in loader:
+            np.testing.assert_array_equal(array_of(batch["X"]), held.dense("X")[batch.ids])
+            assert batch["n"].tolist() == held.obs["n"].to_numpy()[batch.ids].tolist()
+            seen += batch.ids.tolist()
+        bad = np.flatnonzero(np.diff(held.matrices["X"].indptr) > 0)
+        assert sorted(seen) == sorted(set(range(93)) - set(bad[bad >= 53].tolist()))
+        assert loader.stats.skipped == 93 - len(seen)
+        loader.close()
+
+
+def train(world, places, source):
+    """Parameters and losses of a few steps of a small classifier over sparse or dense rows."""
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    options = {"obs": ("donor",), "dtype": "f8", "rows": range(40, 61), **source}
+    loader = loader_of(places, world, batch_size=2, source=options)  # three ranks: one is empty in every step
+    model = prepare(nn.Linear(NUM_COLS, 19).double(), world)
+
+    def step_fn(model, batch):
+        return nn.functional.cross_entropy(model(batch["X"]), batch["donor"].long(), reduction="none")
+
+    step = ExactStep(model, torch.optim.SGD(model.parameters(), lr=1e-4), step_fn, world=world)
+    for batches in loader:
+        loader.mark_done(step(batches).resume)
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def train_both(world, places):
+    return [train(world, places, source) for source in ({}, {"dense": True})]
+
+
+@pytest.mark.parametrize("num_ranks", [pytest.param(2, marks=pytest.mark.slow), 3])
+def test_ranks_train_like_one(held, num_ranks):
+    """Sparse and dense rows through the exact step on real ranks: the parameters of one rank, within 1e-12."""
+    wanted = train(World.single(), held.places, {})
+    for found in run_ranks(train_both, num_ranks, held.places):
+        for got in found:
+            torch.testing.assert_close(got, wanted, rtol=0, atol=1e-12)

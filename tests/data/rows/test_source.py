@@ -1,0 +1,235 @@
+"""Rows of AnnData stores as samples."""
+
+import pickle
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rankwise.data.contract import OrderState, Share, Step
+from rankwise.data.feed import HostBuffer
+from rankwise.data.feed.csr import scipy_csr
+from rankwise.data.order import Order
+from rankwise.data.rows import RowSource
+from rankwise.errors import ConfigError, DataError
+from rankwise.testing.row_stores import NUM_COLS, make_stores
+
+ALL = ("X", "layers/counts", "layers/full", "obsm/pca")
+OBS = ("kind", "n")
+
+
+@pytest.fixture(scope="module", params=[(2, False), (3, False), (3, True)], ids=["v2", "v3", "sharded"])
+def held(request, tmp_path_factory):
+    zarr_format, sharded = request.param
+    return make_stores(tmp_path_factory.mktemp("stores"), zarr_format=zarr_format, sharded=sharded)
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory):
+    return make_stores(tmp_path_factory.mktemp("stores"))
+
+
+def share_of(ids):
+    ids = np.asarray(ids, dtype=np.int64)
+    state = OrderState(seed=1, epoch=0, position=len(ids), recipe="r")
+    step = Step(epoch=0, index=0, start=0, count=len(ids), ids=ids, lanes=ids * 0, resume=state)
+    return Share(step=step, micro=0, num_micro=1, rank=0, world_size=1, positions=ids * 0, ids=ids, weights=None)
+
+
+def read(source, ids, into=None):
+    """The fields of samples, CSR ones as SciPy matrices."""
+    buffer = HostBuffer() if into is None else into
+    plan = source.plan(share_of(ids))
+    source.hint(plan)
+    report = source.read(plan, buffer)
+    fields = {}
+    for name, spec in source.fields.items():
+        arrays = buffer.arrays(name)
+        fields[name] = scipy_csr(arrays, spec.shape[0]) if spec.ragged else arrays[0]
+    return fields, report
+
+
+def check(fields, held, rows, source):
+    """Row identity: matrices and obs alike."""
+    for name in set(fields) & set(ALL):
+        got = fields[name].toarray() if hasattr(fields[name], "toarray") else fields[name]
+        np.testing.assert_array_equal(got, held.dense(name)[rows].astype(got.dtype))
+    if "kind" in fields:
+        kinds = [source.categories["kind"][code] if code >= 0 else None for code in fields["kind"]]
+        assert kinds == [None if kind != kind else kind for kind in held.obs["kind"].to_numpy()[rows]]  # noqa: PLR0124
+        np.testing.assert_array_equal(fields["n"], held.obs["n"].to_numpy()[rows].astype(int))
+
+
+def test_every_row_is_itself(held):
+    """Matrices and obs of several stores, in any order, also several times; every way in which anndata writes."""
+    with RowSource(held.places, matrices=ALL, obs=OBS, threads=2) as source:
+        assert (len(source), source.fields["X"].ragged, source.fields["obsm/pca"].shape) == (93, True, (2, 3))
+        ids = np.random.default_rng(0).integers(0, 93, 200)
+        fields, report = read(source, ids)
+        check(fields, held, ids, source)
+        assert report.valid.all()
+        assert fields["X"].indices.dtype == fields["X"].indptr.dtype == np.int32
+
+
+@settings(max_examples=10, deadline=None)
+@given(data=st.data())
+def test_any_choice_of_rows_and_fields(one, data):
+    """Subsets, choices of fields, dense or sparse, dtypes: a sample is the row that `row_numbers` says."""
+    names = data.draw(st.lists(st.sampled_from(ALL), min_size=1, max_size=4, unique=True))
+    rows = data.draw(st.none() | st.lists(st.integers(0, 92), min_size=1, max_size=60, unique=True))
+    dtype = data.draw(st.sampled_from([None, "f4", "f8"]))
+    dense = data.draw(st.booleans())
+    with RowSource(one.places, matrices=names, obs=OBS, rows=rows, dense=dense, dtype=dtype, threads=1) as source:
+        ids = np.array(data.draw(st.lists(st.integers(0, len(source) - 1), max_size=70)), dtype=np.int64)
+        fields, _ = read(source, ids)
+        numbers = source.row_numbers(ids)
+        assert rows is None or set(numbers.tolist()) <= set(rows)
+        check(fields, one, numbers, source)
+        if dtype is not None:
+            assert {source.fields[name].dtype for name in names} == {np.dtype(dtype)}
+
+
+@pytest.mark.parametrize("genes", [["gene7", "gene0", 3], np.arange(NUM_COLS)[::-1]])
+def test_chosen_genes(one, genes):
+    """By name and number, in the order asked for, of X and layers alone; memory of earlier batches does not shine."""
+    columns = [7, 0, 3] if len(genes) == 3 else list(genes)
+    with RowSource(one.places, matrices=ALL, genes=genes) as source:
+        buffer = HostBuffer()
+        for ids in (np.arange(93), np.arange(20, 5, -1), np.arange(0)):
+            fields, _ = read(source, ids, buffer)
+            for name in ALL[:3]:
+                np.testing.assert_array_equal(fields[name], one.dense(name)[ids][:, columns])
+            np.testing.assert_array_equal(fields["obsm/pca"], one.dense("obsm/pca")[ids])
+
+
+def test_nothing_and_empty_rows(one):
+    """Shares without rows, and rows without elements, sparse and dense."""
+    empty = np.flatnonzero(np.diff(one.matrices["X"].indptr) == 0)
+    assert len(empty) > 2
+    for dense in (False, True):
+        with RowSource(one.places, dense=dense, obs=OBS) as source:
+            for ids in ([], empty):
+                fields, _ = read(source, ids)
+                assert fields["X"].shape == (len(ids), NUM_COLS)
+                assert not fields["X"].sum()
+
+
+def test_the_order_knows_its_chunks(one, tmp_path):
+    """Chunks, lanes and fingerprint follow from metadata: equal for a copy, different for a subset or other stores."""
+    source = RowSource(one.places)
+    for number, place in enumerate(one.places):
+        shutil.copytree(place, tmp_path / f"{number}.zarr")
+    copied = RowSource([tmp_path / "0.zarr", tmp_path / "1.zarr"], obs=OBS, dense=True)
+    assert copied.fingerprint == source.fingerprint
+    others = [RowSource(one.places[::-1]), RowSource(one.places[0]), source.subset([1, 2]), source.subset([1, 3])]
+    assert len({source.fingerprint, *(other.fingerprint for other in others)}) == 5
+    assert source.chunk_samples == 53
+    assert source.subset(np.arange(0, 93, 2)).chunk_samples == 24
+    order = Order(copied, batch_size=16)
+    assert order.fingerprint == source.fingerprint
+    assert order.grid.lanes * order.grid.window * copied.chunk_bytes <= 128 << 20
+    assert source.order_layout(4096) == (64, None)
+
+
+def test_subsets_and_splits(one):
+    """A split by donor keeps donors whole, shares no row, and more stores move no old row."""
+    source = RowSource(one.places, obs=("n",))
+    parts = source.split(by="donor", fractions={"train": 0.6, "val": 0.4}, seed=1)
+    rows = {name: part.row_numbers(np.arange(len(part))) for name, part in parts.items()}
+    assert sorted(np.concatenate(list(rows.values())).tolist()) == list(range(93))
+    donors = one.obs["donor"].to_numpy()
+    assert not set(donors[rows["train"]]) & set(donors[rows["val"]])
+    first = RowSource(one.places[0]).split(by="donor", fractions=(0.6, 0.4), seed=1)
+    assert first[0].row_numbers(np.arange(len(first[0]))).tolist() == [r for r in rows["train"].tolist() if r < 53]
+    inner = parts["val"].split(by="row", fractions=(0.5, 0.5), seed=1)
+    assert sum(map(len, inner)) == len(parts["val"])
+    fields, _ = read(inner[1], np.arange(len(inner[1])))
+    check(fields, one, inner[1].row_numbers(np.arange(len(inner[1]))), inner[1])
+    assert read(parts["val"].select(["n"]), [0, 1])[0].keys() == {"n"}
+
+
+def test_it_travels_and_is_shared(one):
+    """A pickled source reads the same; threads read through one source at a time."""
+    source = RowSource(one.places, matrices=ALL, obs=OBS, dense=True)
+    again = pickle.loads(pickle.dumps(source.subset(np.arange(10, 80))))
+    check(read(again, np.arange(70))[0], one, np.arange(10, 80), again)
+    rng = np.random.default_rng(5)
+    shares = [rng.permutation(93) for _ in range(12)]
+    with ThreadPoolExecutor(4) as pool:
+        for ids, (fields, _) in zip(shares, pool.map(lambda ids: read(source, ids), shares), strict=True):
+            check(fields, one, ids, source)
+    source.close()
+
+
+def test_a_damaged_chunk_fails_its_rows_alone(tmp_path):
+    """Rows whose elements cannot be decoded are named with dataset and row; the others are right. Dense ones too."""
+    held = make_stores(tmp_path)
+    chunk = next(p for p in Path(held.places[1], "X", "data").rglob("*") if p.is_file() and p.name == "0")
+    chunk.write_bytes(b"nonsense")
+    for dense in (False, True):
+        source = RowSource(held.places, obs=("n",), dense=dense)
+        fields, report = read(source, np.arange(93)[::-1])
+        full = np.diff(held.matrices["X"].indptr)[::-1] > 0
+        second = np.arange(93)[::-1] >= 53
+        assert report.valid.tolist() == (~(second & full)).tolist()
+        error = next(
+            error for error in report.errors if error.sample == int(np.flatnonzero(full[::-1] & second[::-1])[0])
+        )
+        assert error.damage
+        assert f"(row {error.sample - 53} of {held.places[1]}) cannot be read" in str(error)
+        assert "X/data" in error.place
+        rows = np.arange(93)[::-1][report.valid]
+        got = fields["X"][report.valid]
+        np.testing.assert_array_equal(got if dense else got.toarray(), held.dense("X")[rows])
+
+
+def test_columns_that_are_not_there_are_damage(tmp_path):
+    """Column numbers beyond the matrix never reach who multiplies by it."""
+    import zarr
+
+    held = make_stores(tmp_path, sizes=(30,))
+    indices = zarr.open_array(f"{held.places[0]}/X/indices", mode="a")
+    bounds = held.matrices["X"].indptr
+    row = int(np.flatnonzero(np.diff(bounds))[3])
+    for wrong in (NUM_COLS, -1):
+        indices[bounds[row]] = wrong
+        for dense in (False, True):
+            _, report = read(RowSource(held.places, dense=dense), np.arange(30))
+            assert [error.sample for error in report.errors] == [row]
+            assert "names columns that the matrix" in str(report.errors[0])
+
+
+def test_what_does_not_fit_is_refused(one, tmp_path):
+    """Names, genes, stores that do not fit together: each says what there is."""
+    other = make_stores(tmp_path, sizes=(20,))
+    import zarr
+
+    names = zarr.open_array(f"{other.places[0]}/var/_index", mode="a")
+    names[3] = "geneX"
+    for options, said in (
+        ({"matrices": "X"}, r"write matrices=\['X'\]"),
+        ({"matrices": ("X", "X")}, "each under its own name"),
+        ({"matrices": ()}, "at least one field"),
+        ({"matrices": ("layers/raw",)}, "has no 'layers/raw'"),
+        ({"genes": ["gene1", "geneX"]}, r"1 names that are not there, such as \['geneX'\]; there are 11"),
+        ({"genes": [1, 11]}, r"numbers 0 to 10; got \[11\]"),
+        ({"genes": [1, 1]}, "several times"),
+        ({"genes": [1.5]}, "a list of names or numbers"),
+        ({"genes": "gene1"}, r"write genes=\['gene1'\]"),
+        ({"genes": [0], "matrices": ("obsm/pca",)}, "of X and layers"),
+        ({"rows": [93]}, "from 0 to 92"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            RowSource(one.places, **options)
+    with pytest.raises(ConfigError, match=r"the same variables in the same order; .* differ from number 3 on"):
+        RowSource([*one.places, *other.places])
+    with pytest.raises(IndexError, match="samples 93 to 93: the source has 93"):
+        read(RowSource(one.places), [93])
+    with pytest.raises(ConfigError, match="fields X; asked for"):
+        RowSource(one.places).select(["y"])
+    with pytest.raises(DataError, match="there is no"):
+        RowSource(tmp_path / "nothing.zarr")

@@ -1,0 +1,69 @@
+"""Some of the rows, and parts of a split."""
+
+import numpy as np
+import pytest
+
+from rankwise.data.rows.obs import RowGroups
+from rankwise.data.rows.subsets import chosen_rows, part_of_groups, part_of_rows, say_split
+from rankwise.errors import ConfigError
+
+
+def test_masks_and_lists():
+    """Rows come sorted and small."""
+    assert chosen_rows([4, 1, 2], 5).tolist() == [1, 2, 4]
+    assert chosen_rows(np.array([True, False, True]), 3).tolist() == [0, 2]
+    assert chosen_rows([0], 5).dtype == np.uint32
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ([True], r"a mask of rows wants the shape \[3\]"),
+        ([1.5], "a mask or a list of whole numbers"),
+        ([], "leaves none of 3 rows"),
+        ([False] * 3, "leaves none of 3 rows"),
+        ([0, 3], "numbers from 0 to 2, got numbers from 0 to 3"),
+        ([-1], "got numbers from -1"),
+        ([1, 1], "a number several times"),
+    ],
+)
+def test_what_cannot_be_meant(rows, said):
+    """Wrong lengths, kinds, numbers, repeats and nothing at all are refused."""
+    with pytest.raises(ConfigError, match=said):
+        chosen_rows(rows, 3)
+
+
+def groups(num_groups, per_group=3):
+    labels = tuple(f"donor {number}" for number in range(num_groups))
+    return RowGroups(labels=labels, codes=np.repeat(np.arange(num_groups), per_group))
+
+
+def test_groups_stay_together_and_where_they_were():
+    """Rows of a group are in one part; more groups move no old one; the parts are about as large as asked for."""
+    part = part_of_groups(groups(2000), (0.7, 0.3), seed=4)
+    assert (part.reshape(2000, 3) == part[::3, None]).all()
+    assert part_of_groups(groups(3000), (0.7, 0.3), seed=4)[:6000].tolist() == part.tolist()
+    assert abs((part == 0).mean() - 0.7) < 0.04
+    assert set(part.tolist()) == {0, 1}
+    assert part_of_groups(groups(2000), (0.7, 0.3), seed=5).tolist() != part.tolist()
+    leaving = part_of_groups(groups(2000), (0.2, 0.3), seed=4)
+    assert abs((leaving == 2).mean() - 0.5) < 0.04
+
+
+def test_rows_by_their_number():
+    """A row's part depends on its number alone."""
+    part = part_of_rows(np.arange(5000), (0.8, 0.2), seed=1)
+    assert abs((part == 1).mean() - 0.2) < 0.03
+    assert part_of_rows(np.array([4711]), (0.8, 0.2), seed=1)[0] == part[4711]
+
+
+def test_what_cannot_be_split():
+    """Fractions beyond one, rows without a group, and parts that come out empty."""
+    with pytest.raises(ConfigError, match="above 0 and at most 1"):
+        part_of_rows(np.arange(3), (0.8, 0.3), seed=1)
+    with pytest.raises(ConfigError, match="2 rows have no value"):
+        part_of_groups(RowGroups(labels=("a",), codes=np.array([0, -1, -1])), (0.5, 0.5), seed=1)
+    with pytest.raises(ConfigError, match="leaves val empty"):
+        say_split([5, 0], ["train", "val"], [0.8, 0.2], 5, "donor")
+    with pytest.warns(UserWarning, match="far from what was asked for"):
+        say_split([1, 4], ["train", "val"], [0.8, 0.2], 5, "donor")
