@@ -1,0 +1,167 @@
+"""`Sampler`: what decides which rows form which batch."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Iterator
+
+import numpy as np
+
+from rankwise.data.contract import IntArray
+from rankwise.data.rows.passes import PassDraws, check_mask, current_worker, fresh_seed, make_generator
+from rankwise.data.rows.types import LoadRequest
+from rankwise.errors import ConfigError
+
+__all__ = ["Sampler"]
+
+
+class Sampler(ABC):
+    """Decides which rows are read together and which of them form a batch; inherit from it to write an own one.
+
+    Every pass has a number, its epoch: 0, 1, 2, ... as passes are begun, or what `set_epoch` says. At the beginning of
+    a pass `rng` becomes the generator of that epoch, a function of the seed (drawn once from the generator that was
+    assigned) and of the number: an own sampler that draws from ``self.rng`` in `_sample` can be set to any epoch
+    without replaying those before, and one that was left early does not change those after.
+    """
+
+    _mask: slice = slice(0, None)
+    _rng: np.random.Generator | None = None
+    _epoch: int = 0
+    _epoch_is_set: bool = False
+    _seed: int = 0
+    _seeded: np.random.Generator | None = None  # what `_seed` was drawn from, or what was made of it
+    _has_seed: bool = False
+    _draws: PassDraws = PassDraws(seed=0, epoch=0)
+
+    @property
+    def mask(self) -> slice:
+        """The range of rows that may be taken: one contiguous slice."""
+        return self._mask
+
+    @mask.setter
+    def mask(self, value: slice) -> None:
+        self._mask = check_mask(value)
+
+    @property
+    def rng(self) -> np.random.Generator | None:
+        """Where random numbers come from; assigning another generator (or seed) begins at epoch 0 again."""
+        return self._rng
+
+    @rng.setter
+    def rng(self, value: np.random.Generator | int | None) -> None:
+        self._rng = None if value is None else make_generator(value)
+        self._epoch = 0
+
+    @property
+    def epoch(self) -> int:
+        """Number of the next pass."""
+        return self._epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the number of the next pass; the ones after it count on.
+
+        Workers of a torch `DataLoader` that are started anew for each epoch never see the passes of one another: call
+        it before each epoch to make their order a function of the seed. Otherwise torch's own seed is mixed in.
+
+        Raises:
+            ConfigError: it is below 0, or no whole number.
+        """
+        if isinstance(epoch, bool) or not isinstance(epoch, (int, np.integer)) or epoch < 0:
+            raise ConfigError(f"an epoch is a whole number of at least 0, got {epoch!r}")
+        self._epoch, self._epoch_is_set = int(epoch), True
+
+    @property
+    @abstractmethod
+    def batch_size(self) -> int | None:
+        """Rows of a batch; needed where load requests come without splits."""
+
+    @property
+    @abstractmethod
+    def shuffle(self) -> bool | None:
+        """Whether rows of load requests without splits are shuffled; needed where there are such."""
+
+    @abstractmethod
+    def n_batches(self, n_obs: int) -> int:
+        """Return the number of batches of a pass.
+
+        Args:
+            n_obs: rows of the loader.
+        """
+
+    @abstractmethod
+    def validate(self, n_obs: int) -> None:
+        """Refuse a configuration that does not suit the data; called at the beginning of each pass.
+
+        Args:
+            n_obs: rows of the loader.
+
+        Raises:
+            ValueError: it does not.
+        """
+
+    @abstractmethod
+    def _sample(self, n_obs: int) -> Iterator[LoadRequest]:
+        """Yield the load requests of a pass.
+
+        Args:
+            n_obs: rows of the loader.
+        """
+
+    def sample(self, n_obs: int) -> Generator[LoadRequest, None, None]:
+        """Make one pass: validate, then yield load requests, each with splits.
+
+        Args:
+            n_obs: rows of the loader.
+
+        Raises:
+            ValueError: the configuration does not suit the data, or a request without splits cannot be cut.
+        """
+        self.validate(n_obs)
+        draws = self._draws = self._begin_pass()
+        requests = self._sample(n_obs)
+        try:
+            for number, request in enumerate(requests):
+                if request.get("splits") is None:
+                    yield {"requests": request["requests"], "splits": self._cut(request, draws.request(number))}
+                else:
+                    yield request
+        finally:
+            if isinstance(requests, Generator):
+                requests.close()  # at once, not when it is collected
+
+    def restrict(self, mask: slice) -> None:
+        """Take a part of the mask for the passes that begin now; for samplers that wrap others."""
+        self.mask = mask
+
+    def follow(self, draws: PassDraws) -> None:
+        """Make the next pass that of another sampler, which wraps this one."""
+        self._epoch, self._epoch_is_set = draws.epoch, draws.is_set
+
+    def _begin_pass(self) -> PassDraws:
+        epoch, assigned = self._epoch, self.rng
+        if not self._has_seed or assigned is not self._seeded:
+            self._seed, self._has_seed = fresh_seed(assigned), True
+        draws = self._next_draws(self._seed)
+        if assigned is not None:
+            self.rng = draws.whole()
+        self._seeded = self.rng
+        self._epoch = epoch + 1
+        return draws
+
+    def _next_draws(self, seed: int) -> PassDraws:
+        worker = current_worker()
+        salt = 0 if worker is None or self._epoch_is_set else worker.salt
+        return PassDraws(seed=seed, epoch=self._epoch, salt=salt, is_set=self._epoch_is_set)
+
+    def _cut(self, request: LoadRequest, rng: np.random.Generator) -> list[IntArray]:
+        for name in ("batch_size", "shuffle"):
+            if getattr(self, name) is None:
+                raise ConfigError(
+                    f"a load request without splits wants the sampler's {name} to be set; {type(self).__name__} "
+                    "has None: yield splits, or set it"
+                )
+        listed = request["requests"]
+        size = len(listed) if isinstance(listed, np.ndarray) else sum(part.stop - part.start for part in listed)
+        places = rng.permutation(size) if self.shuffle else np.arange(size)
+        batch_size = int(self.batch_size or size)
+        return np.split(places, range(batch_size, size, batch_size))

@@ -1,0 +1,7 @@
+"""Rows of datasets as batches, drawn by a sampler."""
+
+from __future__ import annotations
+
+from rankwise.data.rows.loader.loader import Loader
+
+__all__ = ["Loader"]

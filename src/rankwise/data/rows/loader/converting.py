@@ -1,0 +1,74 @@
+"""From NumPy and scipy to the library that was chosen."""
+
+from __future__ import annotations
+
+import warnings
+from importlib.util import find_spec
+from typing import Any, Literal, TypeAlias, get_args
+
+import numpy as np
+
+from rankwise.errors import ConfigError, MissingExtraError
+
+__all__ = ["Library", "check_library", "convert"]
+
+Library: TypeAlias = Literal["torch", "jax"]
+
+_EXTRAS = {"torch": "train", "jax": "jax"}
+
+
+def check_library(to: Any) -> None:
+    """Refuse a library that is not known, or not installed; loads nothing.
+
+    Raises:
+        ConfigError: it is not known.
+        MissingExtraError: it is not installed.
+    """
+    if to is None:
+        return
+    if to not in get_args(Library):
+        raise ConfigError(f"to wants None, 'torch' or 'jax', got {to!r}")
+    if find_spec(to) is None:
+        raise MissingExtraError(f"to={to!r} needs {to}: pip install 'rankwise[{_EXTRAS[to]}]'")
+
+
+def convert(rows: Any, to: Library | None, *, gpu: bool = False) -> Any:
+    """Return rows as tensors or arrays of a library; those of torch share the memory.
+
+    Args:
+        rows: numpy.ndarray or scipy.sparse.csr_matrix.
+        to: which library; None = as they are.
+        gpu: move torch's tensors to the current CUDA device.
+    """
+    if to is None:
+        return rows
+    if to == "jax":
+        return _jax(rows)
+    tensor = _torch(rows)
+    return tensor.to("cuda", non_blocking=True) if gpu else tensor
+
+
+def _torch(rows: Any) -> Any:
+    import torch
+
+    if isinstance(rows, np.ndarray):
+        return torch.from_numpy(rows)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta state", UserWarning)
+        return torch.sparse_csr_tensor(
+            torch.from_numpy(rows.indptr),
+            torch.from_numpy(rows.indices),
+            torch.from_numpy(rows.data),
+            size=rows.shape,
+            check_invariants=False,  # rows and columns were checked when they were read
+        )
+
+
+def _jax(rows: Any) -> Any:
+    import jax.numpy as jnp
+    from jax.experimental.sparse import CSR
+
+    if isinstance(rows, np.ndarray):
+        return jnp.asarray(rows)
+    parts = (jnp.asarray(rows.data), jnp.asarray(rows.indices), jnp.asarray(rows.indptr))
+    return CSR(parts, shape=rows.shape)  # type: ignore[no-untyped-call]

@@ -1,0 +1,63 @@
+"""The sampler of a loader that was given none."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from rankwise.data.rows.abc import Sampler
+from rankwise.data.rows.samplers import RandomSampler, SequentialSampler
+from rankwise.errors import ConfigError, WorldError
+from rankwise.world.place import find_place
+
+__all__ = ["choose_sampler", "say_once"]
+
+_LOG = logging.getLogger("rankwise.rows")
+_DEFAULTS = {"chunk_size": 512, "preload_nchunks": 32, "batch_size": 1, "drop_last": False}
+_said: set[str] = set()
+
+
+def choose_sampler(sampler: Sampler | None, arguments: Mapping[str, Any]) -> Sampler:
+    """Return the sampler of a loader.
+
+    Args:
+        sampler: what the user passed.
+        arguments: shuffle, rng and the arguments of samplers, None where they were not passed.
+
+    Raises:
+        ConfigError: both were passed, or they do not fit together.
+    """
+    passed = [name for name, value in arguments.items() if value is not None]
+    if sampler is not None:
+        if passed:
+            raise ConfigError(
+                f"Cannot specify {', '.join(passed)} when providing batch_sampler: give them to the sampler instead"
+            )
+        return sampler
+    sizes: dict[str, Any] = {
+        name: default if arguments[name] is None else arguments[name] for name, default in _DEFAULTS.items()
+    }
+    if arguments["shuffle"]:
+        return RandomSampler(**sizes, rng=arguments["rng"])
+    if arguments["shuffle"] is None:
+        say_once(
+            "rows come in their stored order: pass shuffle=True (or shuffle=False, which says that it is meant so)"
+        )
+    return SequentialSampler(**sizes)
+
+
+def say_once(text: str) -> None:
+    """Say something the first time in this process, on the main rank."""
+    if text not in _said:
+        _said.add(text)
+        if _is_main():
+            _LOG.warning(text)
+
+
+def _is_main() -> bool:
+    try:
+        return find_place(os.environ).rank == 0
+    except WorldError:  # half a launcher's variables: whoever needs the place says so
+        return True

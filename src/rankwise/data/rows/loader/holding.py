@@ -1,0 +1,141 @@
+"""`HeldDatasets`: matrices one over the other, with what is known about their rows and columns."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+
+from rankwise.data.contract import DType
+from rankwise.data.rows.loader.kinds import Kind, check_table, kind_of
+from rankwise.data.rows.loader.memory import MemoryRows
+from rankwise.data.rows.loader.stored import StoredRows, adopt_matrix
+from rankwise.data.rows.loader.tables import join_tables
+from rankwise.data.rows.matrices import StoredMatrix
+from rankwise.data.store import BoxReader
+from rankwise.errors import ConfigError
+
+__all__ = ["HeldDatasets"]
+
+_LOG = logging.getLogger("rankwise.rows")
+
+
+class HeldDatasets:
+    """Datasets of one loader. All have one kind of matrix, rows of one shape, and the same columns.
+
+    Args:
+        reader: reads what lies in Zarr stores.
+    """
+
+    def __init__(self, reader: BoxReader) -> None:
+        self._reader = reader
+        self._kind: Kind = "dense"
+        self._type: type | None = None
+        self._matrices: list[Any] = []
+        self._shapes: list[tuple[int, ...]] = []
+        self._dtypes: list[DType] = []
+        self._obs: list[Any] = []
+        self._var: Any = None
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of all datasets."""
+        return sum(shape[0] for shape in self._shapes)
+
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        """Shape of a row.
+
+        Raises:
+            ConfigError: there are no datasets.
+        """
+        if not self._shapes:
+            raise ConfigError("No datasets added yet: call use_collection, add_adatas or add_datasets first")
+        return self._shapes[0][1:]
+
+    @property
+    def matrix_type(self) -> type:
+        """Type of the matrices that were added.
+
+        Raises:
+            ConfigError: there are none.
+        """
+        if self._type is None:
+            raise ConfigError("No datasets added yet: call use_collection, add_adatas or add_datasets first")
+        return self._type
+
+    @property
+    def var(self) -> Any:
+        """Table of the columns, None without."""
+        return self._var
+
+    def add(self, matrix: Any, obs: Any, var: Any) -> None:
+        """Add a dataset, or nothing where it does not fit.
+
+        Raises:
+            TypeError: the matrix or a table is of no known kind.
+            ConfigError: it does not fit those that are there.
+            DataError: it cannot be read.
+        """
+        kind = kind_of(matrix)
+        shape = tuple(int(extent) for extent in matrix.shape)
+        if len(shape) < 2:
+            raise ConfigError(f"rows want a matrix or an array of at least 2 axes, got the shape {list(shape)}")
+        check_table("obs", obs, shape[0])
+        check_table("var", var, shape[1])
+        self._check_fit(matrix, kind, shape, obs, var)
+        is_stored = kind in ("backed sparse", "backed dense")
+        held = adopt_matrix(matrix, self._reader) if is_stored else matrix
+        dtype = np.dtype(held.dtype)
+        self._say_dtypes(dtype)
+        self._kind, self._type, self._var = kind, self._type or type(matrix), var if self._var is None else self._var
+        self._matrices.append(held)
+        self._shapes.append(shape)
+        self._dtypes.append(dtype)
+        self._obs += [] if obs is None else [obs]
+
+    def rows(self) -> StoredRows | MemoryRows:
+        """Return what reads rows of all datasets."""
+        if self._kind in ("backed sparse", "backed dense"):
+            stored: list[StoredMatrix] = self._matrices
+            return StoredRows(stored, self._reader)
+        return MemoryRows(self._matrices)
+
+    def obs(self) -> Any:
+        """Return the table of all rows, None without; put together at the first call."""
+        if not self._obs:
+            return None
+        self._obs = [join_tables(self._obs)]
+        return self._obs[0]
+
+    def _check_fit(self, matrix: Any, kind: Kind, shape: tuple[int, ...], obs: Any, var: Any) -> None:
+        if not self._matrices:
+            return
+        if kind != self._kind:
+            raise ConfigError(
+                f"All datasets on a given loader must be of the same type {self._type}, got {type(matrix)}: bring them "
+                "into one form, or take a loader for each"
+            )
+        if shape[1:] != self._shapes[0][1:]:
+            raise ConfigError(
+                f"all datasets must have rows of the same shape, {list(self._shapes[0][1:])}; the new one has "
+                f"{list(shape[1:])}: cut them to the columns that they share"
+            )
+        for name, given, has in (("obs", obs, bool(self._obs)), ("var", var, self._var is not None)):
+            if (given is not None) != has:
+                raise ConfigError(
+                    f"a dataset {'without' if given is None else 'with'} {name} does not fit those that were added "
+                    f"{'with' if has else 'without'}: pass {name} for all datasets or for none"
+                )
+        if var is not None and not self._var.equals(var):
+            raise ConfigError("All datasets must have identical var tables, row for row; that of the new one differs")
+
+    def _say_dtypes(self, dtype: DType) -> None:
+        if self._dtypes and dtype not in self._dtypes:
+            _LOG.warning(
+                "a dataset of %s joins others of %s: rows come out as %s",
+                dtype,
+                ", ".join(sorted({str(known) for known in self._dtypes})),
+                np.result_type(dtype, *self._dtypes),
+            )

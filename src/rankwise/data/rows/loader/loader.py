@@ -1,0 +1,255 @@
+"""`Loader`: batches of rows out of datasets, in the order of a sampler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from itertools import pairwise
+from typing import Any, Self
+
+from rankwise.data.rows.abc import Sampler
+from rankwise.data.rows.loader.ahead import read_ahead
+from rankwise.data.rows.loader.blocks import RowBlock
+from rankwise.data.rows.loader.converting import Library, check_library, convert
+from rankwise.data.rows.loader.defaults import choose_sampler, say_once
+from rankwise.data.rows.loader.gpu import check_gpu
+from rankwise.data.rows.loader.holding import HeldDatasets
+from rankwise.data.rows.loader.iterable import iterable_class, rebuild
+from rankwise.data.rows.loader.opening import iter_groups, load_group
+from rankwise.data.rows.loader.ordering import make_ordered
+from rankwise.data.rows.loader.requesting import RowOrder, order_rows
+from rankwise.data.rows.passes.draws import Rng
+from rankwise.data.rows.types import LoaderOutput
+from rankwise.data.store import BoxReader
+from rankwise.errors import ConfigError
+
+__all__ = ["Loader"]
+
+
+class Loader:
+    """Batches of rows, each a dict of X, obs, var and index; iterate over it as often as you like.
+
+    The rows of a load request are read and decoded into the order in which they are handed out, in the background
+    while those before are in use. Where torch is installed it is also an `IterableDataset`.
+
+    Args:
+        collection: the same as calling `use_collection` with it.
+        batch_sampler: which rows form which batch; the arguments from `chunk_size` to `rng` make one otherwise.
+        chunk_size: neighbouring rows that are read as one run; 512.
+        preload_nchunks: runs of one load request; 32.
+        shuffle: a `RandomSampler` instead of a `SequentialSampler`; False.
+        return_index: whether batches hold the numbers of their rows.
+        batch_size: rows of a batch; 1.
+        preload_to_gpu: whether X comes on the current CUDA device, with to="torch".
+        drop_last: leave out the last batch if it is not full; False.
+        to: "torch" or "jax"; None = NumPy arrays and scipy CSR matrices.
+        rng: generator or seed of the shuffle.
+        order: an `Order` over the `RowSource` that is passed as `collection`, instead of a sampler: the same global
+            batches at every world size, and a position that can be saved. What comes back is an `OrderedLoader`, with
+            its arguments.
+
+    Raises:
+        ConfigError: arguments contradict each other, or cannot work here.
+        MissingExtraError: the library of `to` is not installed.
+    """
+
+    plain_class: type
+
+    def __new__(cls, collection: Any = None, *, order: Any = None, to: Library | None = None, **options: Any) -> Any:
+        """Make a loader, an ordered one if an order is given."""
+        if order is not None:
+            return make_ordered(collection, order=order, to=to, **options)
+        return super().__new__(iterable_class(cls, to))
+
+    def __init__(
+        self,
+        collection: Any = None,
+        *,
+        batch_sampler: Sampler | None = None,
+        chunk_size: int | None = None,
+        preload_nchunks: int | None = None,
+        shuffle: bool | None = None,
+        return_index: bool = False,
+        batch_size: int | None = None,
+        preload_to_gpu: bool = False,
+        drop_last: bool | None = None,
+        to: Library | None = None,
+        rng: Rng = None,
+    ) -> None:
+        arguments = {
+            "chunk_size": chunk_size, "preload_nchunks": preload_nchunks, "batch_size": batch_size,
+            "drop_last": drop_last, "rng": rng, "shuffle": shuffle,
+        }  # fmt: skip
+        check_library(to)
+        check_gpu(to, wanted=preload_to_gpu)
+        self._batch_sampler = choose_sampler(batch_sampler, arguments)
+        self._return_index, self._to, self._on_gpu = return_index, to, preload_to_gpu
+        self._datasets = HeldDatasets(BoxReader(cache=0))
+        self._num_open, self._has_collection = 0, False
+        if collection is not None:
+            self.use_collection(collection)
+
+    def __len__(self) -> int:
+        """Batches of a pass."""
+        return self._batch_sampler.n_batches(self.n_obs)
+
+    def __repr__(self) -> str:
+        return f"Loader({self.n_obs} rows, {type(self._batch_sampler).__name__}, to={self._to!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        state = {**self.__dict__, "_num_open": 0}
+        return rebuild, (getattr(type(self), "plain_class", type(self)), self._to), state
+
+    @property
+    def n_obs(self) -> int:
+        """Rows of all datasets."""
+        return self._datasets.num_rows
+
+    @property
+    def n_var(self) -> int:
+        """Columns: extent of the second axis.
+
+        Raises:
+            ValueError: nothing was added yet.
+        """
+        return self._datasets.row_shape[0]
+
+    @property
+    def var(self) -> Any:
+        """pandas.DataFrame about the columns, None without."""
+        return self._datasets.var
+
+    @property
+    def dataset_type(self) -> type:
+        """Type of the matrices that were added.
+
+        Raises:
+            ValueError: nothing was added yet.
+        """
+        return self._datasets.matrix_type
+
+    @property
+    def batch_sampler(self) -> Sampler:
+        """What decides which rows form which batch."""
+        return self._batch_sampler
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the number of the next pass; see `Sampler.set_epoch`."""
+        self._batch_sampler.set_epoch(epoch)
+
+    def use_collection(self, collection: Any, *, load_adata: Callable[[Any], Any] = load_group) -> Self:
+        """Add all datasets of a collection; once only.
+
+        Args:
+            collection: `DatasetCollection`, or folder or URL of a collection or of AnnData stores.
+            load_adata: from the Zarr group of a dataset to the AnnData whose X, obs and var are used. The default
+                takes X, all columns of obs and the names of var.
+
+        Raises:
+            ValueError: it is empty, or its datasets do not fit together.
+            RuntimeError: there is a collection already.
+        """
+        if self._has_collection:
+            raise RuntimeError(
+                "this loader has a collection already, and collections are shuffled each on its own: write them into "
+                "one, or add further data with add_adatas"
+            )
+        self.add_adatas([load_adata(group) for group in iter_groups(collection)])
+        self._has_collection = True
+        return self
+
+    def add_adatas(self, adatas: Sequence[Any]) -> Self:
+        """Add AnnData objects; see `add_adata`.
+
+        Raises:
+            ValueError: there are none, or they do not fit together.
+            TypeError: X of one is of a kind that rows are not loaded from.
+        """
+        if not len(adatas):
+            raise ConfigError("add_adatas wants at least one AnnData, got none")
+        for adata in adatas:
+            self.add_adata(adata)
+        return self
+
+    def add_adata(self, adata: Any) -> Self:
+        """Add an AnnData: X, obs (unless it has no columns) and var.
+
+        Args:
+            adata: X is a CSR matrix in a Zarr store, zarr.Array, numpy.ndarray, or scipy CSR matrix.
+
+        Raises:
+            ValueError: it does not fit those that are there.
+            TypeError: X is of another kind.
+        """
+        ignored = [f"{table}/{key}" for table in ("obsm", "layers") for key in getattr(adata, table) if key is not None]
+        if ignored:
+            say_once(
+                f"batches hold X, obs and var; {', '.join(sorted(ignored))} are left out (an ordered loader takes them "
+                "by name: Loader(..., order=...))"
+            )
+        return self.add_dataset(adata.X, adata.obs if len(adata.obs.columns) else None, adata.var)
+
+    def add_datasets(
+        self, datasets: Sequence[Any], obs: Sequence[Any] | None = None, var: Sequence[Any] | None = None
+    ) -> Self:
+        """Add matrices, each with its tables; see `add_dataset`.
+
+        Raises:
+            ValueError: there are not as many tables as matrices, or something does not fit.
+            TypeError: a matrix or table is of another kind.
+        """
+        tables = [[None] * len(datasets) if given is None else given for given in (obs, var)]
+        for dataset, its_obs, its_var in zip(datasets, *tables, strict=True):
+            self.add_dataset(dataset, its_obs, its_var)
+        return self
+
+    def add_dataset(self, dataset: Any, obs: Any = None, var: Any = None) -> Self:
+        """Add a matrix.
+
+        Args:
+            dataset: CSR matrix in a Zarr store, zarr.Array of any number of axes, numpy.ndarray, or scipy CSR matrix.
+            obs: pandas.DataFrame about its rows.
+            var: pandas.DataFrame about its columns, the same for all.
+
+        Raises:
+            ValueError: it does not fit those that are there.
+            TypeError: it is of another kind.
+            RuntimeError: a pass is under way.
+        """
+        if self._num_open:
+            raise RuntimeError(
+                "Cannot add datasets while the loader is being iterated: finish or close the iterator first"
+            )
+        self._datasets.add(dataset, obs, var)
+        return self
+
+    def __iter__(self) -> Iterator[LoaderOutput]:
+        self._num_open += 1
+        try:
+            yield from self._batches()
+        finally:
+            self._num_open -= 1
+
+    def _batches(self) -> Iterator[LoaderOutput]:
+        n_obs = self.n_obs
+        if not n_obs:
+            raise ConfigError("the loader has no rows: call use_collection, add_adatas or add_datasets first")
+        rows, obs = self._datasets.rows(), self._datasets.obs()
+
+        def read(order: RowOrder) -> tuple[RowOrder, RowBlock, Any]:
+            return order, rows.read(order.rows), None if obs is None else obs.iloc[order.rows]
+
+        with closing(self._batch_sampler.sample(n_obs)) as requests:
+            orders = (order_rows(request, n_obs) for request in requests)
+            with closing(read_ahead(orders, read, depth=1)) as blocks:
+                for order, block, about in blocks:
+                    for first, last in pairwise(order.edges):
+                        yield self._batch(order, block, about, first, last)
+
+    def _batch(self, order: RowOrder, block: RowBlock, about: Any, first: int, last: int) -> LoaderOutput:
+        return {
+            "X": convert(block.part(first, last), self._to, gpu=self._on_gpu),
+            "obs": None if about is None else about.iloc[first:last],
+            "var": self._datasets.var,
+            "index": order.rows[first:last] if self._return_index else None,
+        }

@@ -1,0 +1,70 @@
+"""From a load request to row numbers in the order in which they are handed out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rankwise.data.contract import IntArray
+from rankwise.data.rows.types import LoadRequest
+from rankwise.errors import ConfigError
+
+__all__ = ["RowOrder", "order_rows"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RowOrder:
+    """What one load request comes to.
+
+    Attributes:
+        rows: int64[n], rows over all datasets, batch after batch.
+        edges: where each batch begins in `rows`, and the end of the last.
+    """
+
+    rows: IntArray
+    edges: tuple[int, ...]
+
+
+def order_rows(request: LoadRequest, n_obs: int) -> RowOrder:
+    """Return the rows of a request; those that no split names are left out.
+
+    Args:
+        request: with splits.
+        n_obs: rows of all datasets.
+
+    Raises:
+        ConfigError: it names rows or places that there are not.
+    """
+    rows = _listed(request["requests"])
+    if len(rows) and not (rows.min() >= 0 and rows.max() < n_obs):
+        raise ConfigError(
+            f"a sampler asked for rows {rows.min()} to {rows.max()}, the loader has {n_obs}, counted from 0"
+        )
+    splits = [np.asarray(split) for split in request["splits"]]
+    places = np.concatenate([np.empty(0, dtype=np.int64), *splits]).astype(np.int64, copy=False)
+    if len(places) and not (places.min() >= 0 and places.max() < len(rows)):
+        raise ConfigError(
+            f"a sampler's splits name places {places.min()} to {places.max()} of a request of {len(rows)} rows"
+        )
+    edges = np.cumsum([0, *(len(split) for split in splits)])
+    return RowOrder(rows=rows[places], edges=tuple(edges.tolist()))
+
+
+def _listed(requests: Any) -> IntArray:
+    if isinstance(requests, np.ndarray):
+        if requests.ndim != 1 or requests.dtype.kind not in "iu":
+            raise ConfigError(
+                f"requests want whole numbers along one axis, or slices; got {requests.dtype}{list(requests.shape)}"
+            )
+        return requests.astype(np.int64, copy=False)
+    runs = list(requests)
+    wrong = [run for run in runs if run.start is None or run.stop is None or run.step not in (None, 1)]
+    if wrong:
+        raise ConfigError(f"slices of a request want a start, a stop and the step 1; got {wrong[0]}")
+    starts = np.array([run.start for run in runs], dtype=np.int64)
+    lengths = np.array([max(0, run.stop - run.start) for run in runs], dtype=np.int64)
+    begin = np.cumsum(lengths) - lengths
+    listed: IntArray = np.repeat(starts - begin, lengths) + np.arange(lengths.sum())
+    return listed

@@ -1,0 +1,130 @@
+"""Matrices on disk, read by one reader into the order in which rows are handed out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from rankwise.data.contract import IntArray, NDArray
+from rankwise.data.rows.loader.blocks import RowBlock
+from rankwise.data.rows.matrices import (
+    MatrixPlan,
+    RowPointers,
+    StoredDense,
+    StoredMatrix,
+    StoredSparse,
+    open_matrix,
+    stack_matrices,
+)
+from rankwise.data.store import BoxReader, BoxReport
+from rankwise.errors import DataError, SampleError
+
+__all__ = ["StoredRows", "adopt_matrix"]
+
+
+def adopt_matrix(dataset: Any, reader: BoxReader) -> StoredMatrix:
+    """Return a matrix that zarr-python or anndata has opened.
+
+    Args:
+        dataset: zarr.Array, or CSR matrix backed by a Zarr group.
+        reader: will read it.
+
+    Raises:
+        DataError: it is damaged, or of a dtype that cannot be read.
+    """
+    if not hasattr(dataset, "group"):
+        return StoredDense(array=reader.adopt(dataset))
+    group = dataset.group
+    data, indices, indptr = (reader.adopt(group[name]) for name in ("data", "indices", "indptr"))
+    place = data.place.rpartition("/")[0]
+    if "://" not in place:  # a folder: everything about it is read from there
+        return open_matrix(place, reader)
+    lengths = reader.adopt(group["row_nnz"]) if "row_nnz" in group else None
+    pointers = RowPointers(indptr, data.shape[0], reader, lengths=lengths)
+    if pointers.num_rows != dataset.shape[0]:
+        raise DataError(
+            f"{indptr.place} wants {dataset.shape[0] + 1} row pointers, one more than rows; it has "
+            f"{pointers.num_rows + 1}: copy or write the matrix again"
+        )
+    return StoredSparse(place=place, num_cols=int(dataset.shape[1]), data=data, indices=indices, pointers=pointers)
+
+
+class StoredRows:
+    """Rows of matrices in Zarr stores, one over the other.
+
+    Args:
+        matrices: all of one kind.
+        reader: reads them.
+    """
+
+    def __init__(self, matrices: Sequence[StoredMatrix], reader: BoxReader) -> None:
+        self._stack = stack_matrices(matrices)
+        self._reader = reader
+
+    def read(self, rows: IntArray) -> RowBlock:
+        """Read and decode rows straight into their order; what fails is told row by row.
+
+        Args:
+            rows: int64[n], rows over all matrices.
+
+        Raises:
+            DataError: row pointers cannot be read, or are damaged.
+        """
+        plan = self._stack.plan(rows, self._reader)
+        self._reader.hint(plan.boxes)
+        arrays = self._arrays(plan)
+        reports = self._reader.read(plan.jobs(arrays))
+        errors = _errors(reports, rows)
+        if plan.lengths is None:
+            return RowBlock(arrays=arrays, num_cols=None, errors=errors)
+        num_cols = self._stack.spec.shape[0]
+        errors = {**_strays(arrays, num_cols, rows), **errors}
+        return RowBlock(arrays=arrays, num_cols=num_cols, errors=errors)
+
+    def _arrays(self, plan: MatrixPlan) -> tuple[NDArray, ...]:
+        """New memory for each request: batches are views of it, and may be kept."""
+        spec = self._stack.spec
+        if plan.lengths is None:
+            return (np.empty((plan.num_rows, *spec.shape), dtype=spec.dtype),)
+        count = plan.num_elements
+        return (
+            np.empty(count, dtype=spec.dtype),
+            np.empty(count, dtype=self._stack.index_dtype),
+            np.zeros(plan.num_rows + 1, dtype=np.int64),
+        )
+
+
+def _errors(reports: Sequence[BoxReport], rows: IntArray) -> dict[int, DataError]:
+    errors: dict[int, DataError] = {}
+    for report in reports:
+        for error in report.errors:
+            row = int(rows[error.box])
+            said = SampleError(
+                f"row {row} cannot be read: {error.error}", sample=row, place=error.place, damage=error.damage
+            )
+            said.__cause__ = error.error
+            errors.setdefault(error.box, said)
+    return errors
+
+
+def _strays(arrays: tuple[NDArray, ...], num_cols: int, rows: IntArray) -> dict[int, DataError]:
+    """Rows with columns that there are not: damage that would let others write beyond their memory."""
+    _, indices, indptr = arrays
+    unsigned: IntArray = indices.view(
+        np.uint32 if indices.itemsize == 4 else np.uint64
+    )  # below 0 is then far too large
+    if not len(unsigned) or unsigned.max() < num_cols:
+        return {}
+    places = np.unique(
+        np.searchsorted(indptr.astype(np.int64, copy=False), np.flatnonzero(unsigned >= num_cols), side="right") - 1
+    )
+    return {
+        place: SampleError(
+            f"row {rows[place]} names a column outside of 0 to {num_cols - 1}: its column numbers are damaged; copy or "
+            "write the matrix again",
+            sample=int(rows[place]),
+        )
+        for place in places.tolist()
+    }

@@ -1,0 +1,20 @@
+"""One pass of a sampler: its random numbers, its range, its share among the workers of a DataLoader."""
+
+from __future__ import annotations
+
+from rankwise.data.rows.passes.draws import PassDraws, fresh_seed, make_generator
+from rankwise.data.rows.passes.ranges import check_mask, circle, mask_bounds
+from rankwise.data.rows.passes.sizes import RequestSizes
+from rankwise.data.rows.passes.workers import LoaderWorker, current_worker
+
+__all__ = [
+    "LoaderWorker",
+    "PassDraws",
+    "RequestSizes",
+    "check_mask",
+    "circle",
+    "current_worker",
+    "fresh_seed",
+    "make_generator",
+    "mask_bounds",
+]

@@ -1,0 +1,170 @@
+"""`RandomSampler` and `SequentialSampler`: runs of neighbouring rows, shuffled or in order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+import numpy as np
+
+from rankwise.data.rows.abc import Sampler
+from rankwise.data.rows.passes import RequestSizes, check_mask, current_worker, make_generator, mask_bounds
+from rankwise.data.rows.passes.draws import Rng
+from rankwise.data.rows.samplers.once import RowsOnce
+from rankwise.data.rows.samplers.repeated import RowsRepeated
+from rankwise.data.rows.samplers.requests import make_requests
+from rankwise.data.rows.types import LoadRequest
+from rankwise.errors import ConfigError
+
+__all__ = ["RandomSampler", "SequentialSampler"]
+
+
+class _ChunkSampler(Sampler):
+    """Cuts the range into chunks of neighbouring rows and takes several of them in each load request."""
+
+    def __init__(self, sizes: RequestSizes, *, drop_last: bool, mask: slice | None) -> None:
+        self._sizes = sizes
+        self._drop_last = drop_last
+        self._mask = check_mask(slice(0, None) if mask is None else mask)
+
+    @property
+    def batch_size(self) -> int:
+        """Rows of a batch."""
+        return self._sizes.batch_size
+
+    def n_batches(self, n_obs: int) -> int:
+        """Return the number of batches of a pass over a loader of `n_obs` rows."""
+        return self._sizes.num_batches(self._asked(n_obs), drop_last=self._drop_last)
+
+    def validate(self, n_obs: int) -> None:
+        """Refuse a mask that does not fit `n_obs` rows."""
+        mask_bounds(self._mask, n_obs)
+
+    def _asked(self, n_obs: int) -> int:
+        start, stop = mask_bounds(self._mask, n_obs)
+        return stop - start
+
+
+class SequentialSampler(_ChunkSampler):
+    """Rows in the order in which they are stored, each once.
+
+    Args:
+        chunk_size: neighbouring rows that are read as one run.
+        preload_nchunks: runs of one load request.
+        batch_size: rows of a batch; divides chunk_size * preload_nchunks.
+        drop_last: leave out the last batch if it is not full.
+        mask: the rows to take, a contiguous slice; None = all.
+
+    Raises:
+        ConfigError: sizes do not fit together, or the mask is no range. In a pass: a mask beyond the data, or several
+            workers of a DataLoader, which would mix the order.
+    """
+
+    def __init__(
+        self,
+        chunk_size: int,
+        preload_nchunks: int,
+        batch_size: int,
+        *,
+        drop_last: bool = False,
+        mask: slice | None = None,
+    ) -> None:
+        sizes = RequestSizes(chunk_size=chunk_size, preload_nchunks=preload_nchunks, batch_size=batch_size)
+        super().__init__(sizes, drop_last=drop_last, mask=mask)
+
+    @property
+    def shuffle(self) -> bool:
+        """False."""
+        return False
+
+    def _sample(self, n_obs: int) -> Iterator[LoadRequest]:
+        _refuse_workers()
+        start, stop = mask_bounds(self._mask, n_obs)
+        sizes = self._sizes
+
+        def make(number: int, wanted: int) -> LoadRequest:
+            first = start + number * sizes.request_rows
+            edges = [*range(first, first + wanted, sizes.chunk_size), first + wanted]
+            runs = [slice(edge, after) for edge, after in pairwise(edges)]
+            return {"requests": runs, "splits": sizes.cut(np.arange(wanted))}
+
+        return make_requests(sizes.num_rows(stop - start, drop_last=self._drop_last), sizes, make)
+
+
+class RandomSampler(_ChunkSampler):
+    """Chunks of neighbouring rows in random order; the rows of the chunks of one load request are mixed.
+
+    Without replacement every row comes once in a pass. The one chunk that is shorter than the others (where the range
+    is not a multiple of chunk_size) lies at a random place of the range, and comes last.
+
+    Args:
+        chunk_size: neighbouring rows that are read as one run; 1 is a perfect shuffle, and slow on disk.
+        preload_nchunks: runs that are read together and mixed.
+        batch_size: rows of a batch; divides chunk_size * preload_nchunks.
+        replacement: whether a row may come several times; every row of the range is then equally likely at each draw.
+        num_samples: rows of a pass, exactly; None = as many as the range has.
+        drop_last: leave out the last batch if it is not full: other rows in each pass.
+        mask: the rows to take, a contiguous slice; None = all.
+        rng: generator or seed; None = another order in every process. ``torch.manual_seed`` has no influence.
+
+    Raises:
+        ConfigError: sizes do not fit together, or the mask is no range. In a pass: a mask beyond the data, or more
+            samples without replacement than there are rows.
+        TypeError: `rng` is neither.
+    """
+
+    def __init__(
+        self,
+        chunk_size: int,
+        preload_nchunks: int,
+        batch_size: int,
+        *,
+        replacement: bool = False,
+        num_samples: int | None = None,
+        drop_last: bool = False,
+        mask: slice | None = None,
+        rng: Rng = None,
+    ) -> None:
+        sizes = RequestSizes(chunk_size=chunk_size, preload_nchunks=preload_nchunks, batch_size=batch_size)
+        super().__init__(sizes, drop_last=drop_last, mask=mask)
+        if num_samples is not None and num_samples < 1:
+            raise ConfigError(f"num_samples must be at least 1, got {num_samples}")
+        self._rng = make_generator(rng)
+        self._replacement, self._num_samples = replacement, num_samples
+
+    @property
+    def shuffle(self) -> bool:
+        """True."""
+        return True
+
+    def validate(self, n_obs: int) -> None:
+        """Refuse a mask that does not fit `n_obs` rows, and more samples than rows without replacement."""
+        start, stop = mask_bounds(self._mask, n_obs)
+        asked = self._asked(n_obs)
+        if not self._replacement and asked > stop - start:
+            raise ConfigError(
+                f"num_samples ({asked}) cannot exceed the {stop - start} rows of the range [{start}, {stop}): ask for "
+                "fewer, or draw with replacement=True"
+            )
+
+    def _asked(self, n_obs: int) -> int:
+        return super()._asked(n_obs) if self._num_samples is None else self._num_samples
+
+    def _sample(self, n_obs: int) -> Iterator[LoadRequest]:
+        start, stop = mask_bounds(self._mask, n_obs)
+        total = self._sizes.num_rows(self._asked(n_obs), drop_last=self._drop_last)
+        if self._replacement:
+            drawn = RowsRepeated(self._draws, self._sizes, start=start, stop=stop)
+            return make_requests(total, self._sizes, drawn.request)
+        part = self._num_samples is not None and self._num_samples < stop - start
+        once = RowsOnce(self._draws, self._sizes, start=start, stop=stop, is_part=part)
+        return make_requests(total, self._sizes, once.request)
+
+
+def _refuse_workers() -> None:
+    worker = current_worker()
+    if worker is not None and worker.count > 1:
+        raise ConfigError(
+            f"a DataLoader with {worker.count} workers would mix the stored order: take num_workers=0 (reading goes on "
+            "in the background all the same) or 1"
+        )

@@ -1,0 +1,8 @@
+"""Rows drawn by their class."""
+
+from __future__ import annotations
+
+from rankwise.data.rows.samplers.classes.by_class import ClassSampler
+from rankwise.data.rows.samplers.classes.weighted import WeightedClassSampler
+
+__all__ = ["ClassSampler", "WeightedClassSampler"]

@@ -1,0 +1,116 @@
+"""`DistributedSampler`: any sampler, on several ranks."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+
+import numpy as np
+
+from rankwise.data.rows.abc import Sampler
+from rankwise.data.rows.passes import PassDraws, fresh_seed, mask_bounds
+from rankwise.data.rows.samplers.ranks import DistInfo, find_rank
+from rankwise.data.rows.types import LoadRequest
+from rankwise.errors import ConfigError
+
+__all__ = ["DistributedSampler"]
+
+
+class DistributedSampler(Sampler):
+    """Gives each rank a contiguous part of the rows of another sampler's mask; parts never overlap and leave nothing.
+
+    With equal batches, a rank takes as many rows of its part as fill whole batches on every rank. The few that it
+    leaves lie at the end of its part in one epoch and at the beginning in the next: two epochs show every row.
+
+    Args:
+        sampler: what draws the rows. It is copied; its mask (a training split, for example) is what the ranks share.
+        dist_info: "torch" or "jax", which must be initialized, or a function that returns (rank, ranks).
+        enforce_equal_batches: the same number of batches on every rank, all full. False = all rows in every epoch;
+            the parts then differ by one row at most, and the numbers of batches by one at most.
+
+    Raises:
+        ConfigError: `dist_info` is something else. In a pass: a rank would have no row, or no full batch.
+        WorldError: the framework is not initialized.
+    """
+
+    def __init__(self, sampler: Sampler, *, dist_info: DistInfo, enforce_equal_batches: bool = True) -> None:
+        self._rank, self._world_size = find_rank(dist_info)
+        self._equal = enforce_equal_batches
+        self._sampler = copy.deepcopy(sampler)
+        self._mask, self._epoch = self._sampler.mask, self._sampler.epoch
+        if self._sampler.rng is not None:
+            self._sampler.rng = self._of_rank(self._sampler.rng)
+
+    @property
+    def rng(self) -> np.random.Generator | None:
+        """Generator of the copied sampler; from one that is assigned each rank derives its own."""
+        return self._sampler.rng
+
+    @rng.setter
+    def rng(self, value: np.random.Generator | int | None) -> None:
+        self._sampler.rng = value  # seeds become generators there
+        if self._sampler.rng is not None:
+            self._sampler.rng = self._of_rank(self._sampler.rng)
+        self._epoch = 0
+
+    @property
+    def batch_size(self) -> int | None:
+        """Rows of a batch of one rank."""
+        return self._sampler.batch_size
+
+    @property
+    def shuffle(self) -> bool | None:
+        """Whether the copied sampler shuffles."""
+        return self._sampler.shuffle
+
+    def n_batches(self, n_obs: int) -> int:
+        """Return the number of batches that this rank yields in a pass over a loader of `n_obs` rows."""
+        probe = copy.copy(self._sampler)
+        probe.restrict(self._part(n_obs, is_odd=False))
+        return probe.n_batches(n_obs)
+
+    def validate(self, n_obs: int) -> None:
+        """Refuse more ranks than there are rows or full batches; the copied sampler validates its part."""
+        self._part(n_obs, is_odd=False)
+
+    def _sample(self, n_obs: int) -> Iterator[LoadRequest]:
+        self._sampler.restrict(self._part(n_obs, is_odd=self._draws.is_odd))
+        self._sampler.follow(self._draws)
+        return self._sampler.sample(n_obs)
+
+    def _begin_pass(self) -> PassDraws:
+        """Numbers only: what is random is drawn by the copy."""
+        draws = self._next_draws(seed=0)
+        self._epoch += 1
+        return draws
+
+    def _of_rank(self, rng: np.random.Generator) -> np.random.Generator:
+        return np.random.default_rng([self._rank, fresh_seed(copy.deepcopy(rng))])
+
+    def _part(self, n_obs: int, *, is_odd: bool) -> slice:
+        start, stop = mask_bounds(self._mask, n_obs)
+        size = stop - start
+        first = start + size * self._rank // self._world_size
+        end = start + size * (self._rank + 1) // self._world_size
+        if self._equal:
+            left = end - first - self._equal_rows(size)
+            first, end = (first + left, end) if is_odd else (first, end - left)
+        if first == end:
+            raise ConfigError(
+                f"{self._world_size} ranks share {size} rows, so that rank {self._rank} has none: take fewer ranks, or "
+                "a larger mask"
+            )
+        return slice(first, end)
+
+    def _equal_rows(self, size: int) -> int:
+        batch_size = self._sampler.batch_size
+        if batch_size is None:
+            raise ConfigError("equal batches want the sampler's batch_size to be set, or enforce_equal_batches=False")
+        rows = size // self._world_size // batch_size * batch_size
+        if rows == 0:
+            raise ConfigError(
+                f"{self._world_size} ranks share {size} rows, {size // self._world_size} for each, which is less than "
+                f"batch_size ({batch_size}): no rank would have a batch. Take a smaller batch_size, fewer ranks, a "
+                "larger mask, or enforce_equal_batches=False"
+            )
+        return rows
