@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from rankwise.data.rows.collection import DatasetCollection
 from rankwise.data.rows.loader import Loader
 from rankwise.data.rows.ordered import OrderedLoader
 from rankwise.data.rows.source import RowSource
 from rankwise.data.rows.writing import write_sharded
 
-__all__ = ["Loader", "OrderedLoader", "RowSource", "write_sharded"]
+__all__ = ["DatasetCollection", "Loader", "OrderedLoader", "RowSource", "write_sharded"]

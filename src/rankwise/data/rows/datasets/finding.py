@@ -10,9 +10,10 @@ from rankwise.data.store.meta import STORES
 from rankwise.data.store.meta.documents import resolve_place
 from rankwise.errors import ConfigError, DataError
 
-__all__ = ["COLLECTION_TYPE", "find_datasets"]
+__all__ = ["COLLECTION_TYPE", "MANIFEST", "find_datasets"]
 
 COLLECTION_TYPE = "annbatch-preshuffled"
+MANIFEST = "rankwise"
 
 _MEMBER = re.compile(r"dataset_(\d+)")
 
@@ -45,7 +46,9 @@ def _at(place: str) -> list[str]:
     if kind != COLLECTION_TYPE:
         what = "a Zarr array" if node.kind == "array" else f"a Zarr group of the type {kind!r}"
         raise DataError(f"{place} is {what}; rows come from AnnData stores and collections of them")
-    members = [match for name in STORES.inside(place, node) if (match := _MEMBER.fullmatch(name))]
+    listed = node.attributes.get(MANIFEST, {}).get("datasets")  # others are left from a writing that was killed
+    names = STORES.inside(place, node) if listed is None else listed
+    members = [match for name in names if (match := _MEMBER.fullmatch(name))]
     if not members:
         raise DataError(
             f"the collection {place} is empty: add data with DatasetCollection({place!r}).add_adatas([...])"

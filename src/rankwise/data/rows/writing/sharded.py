@@ -75,11 +75,12 @@ class quiet_anndata:  # noqa: N801  (a context, used as a function)
         chosen = {"write_csr_csc_indices_with_min_possible_dtype": True, "zarr_write_format": 3}
         if hasattr(settings, "auto_shard_zarr_v3"):
             chosen["auto_shard_zarr_v3"] = False
+        if hasattr(settings, "allow_write_nullable_strings"):
+            chosen["allow_write_nullable_strings"] = True
         self._stack = (settings.override(**chosen), warnings.catch_warnings())
         for context in self._stack:
             context.__enter__()
-        warnings.filterwarnings("ignore", message="Consolidated metadata")
-        warnings.filterwarnings("ignore", module="anndata")
+        warnings.simplefilter("ignore")
 
     def __exit__(self, *error: object) -> None:
         for context in reversed(self._stack):

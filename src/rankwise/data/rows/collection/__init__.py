@@ -1,0 +1,7 @@
+"""Collections: making them, adding to them, saying what they hold."""
+
+from __future__ import annotations
+
+from rankwise.data.rows.collection.collection import DatasetCollection
+
+__all__ = ["DatasetCollection"]

@@ -1,0 +1,227 @@
+"""`DatasetCollection`: datasets of shuffled rows in one Zarr group."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rankwise.data.rows.collection.adding import add_rows, plan_of, settle
+from rankwise.data.rows.collection.inputs import Input, open_input
+from rankwise.data.rows.collection.joining import join_inputs
+from rankwise.data.rows.collection.manifest import listed_names, read_manifest
+from rankwise.data.rows.collection.options import WriteOptions
+from rankwise.data.rows.datasets import COLLECTION_TYPE, load_anndata
+from rankwise.data.rows.writing import MatrixFormat
+from rankwise.data.store import load_zarr
+from rankwise.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pandas as pd
+
+__all__ = ["DatasetCollection"]
+
+_MODES = ("a", "r", "r+")
+
+
+class DatasetCollection:
+    """A collection: AnnData stores `dataset_0`, `dataset_1`, ... of rows in random order, in one Zarr v3 group.
+
+    Args:
+        group: the group, or the path of one.
+        mode: "a" makes it where there is none, "r+" and "r" want one; "r" writes nothing.
+        is_collection_h5ad: collections of h5ad files are not supported: True is refused.
+
+    Raises:
+        ConfigError: an argument makes no sense, or the group is not on a local file system or not of Zarr v3.
+        DataError: there is no group.
+    """
+
+    def __init__(self, group: Any, *, mode: str = "a", is_collection_h5ad: bool = False) -> None:
+        if is_collection_h5ad:
+            raise ConfigError(
+                "collections of h5ad files are not supported; h5ad files are fine as inputs of a Zarr one"
+            )
+        if mode not in _MODES:
+            raise ConfigError(f"mode wants to be one of {', '.join(map(repr, _MODES))}, got {mode!r}")
+        self._mode = mode
+        if isinstance(group, (str, os.PathLike)):
+            group = _open(Path(group), mode)
+        if not hasattr(group, "store_path"):
+            raise ConfigError(f"a collection wants a path or a Zarr group, got {type(group).__name__}")
+        if group.metadata.zarr_format != 3:
+            raise ConfigError(f"a collection wants a group of Zarr v3, got one of v{group.metadata.zarr_format}")
+        root = getattr(group.store, "root", None)
+        if root is None:
+            raise ConfigError(f"a collection wants a folder of a local file system, got {group.store}")
+        self.path = Path(root) / group.path
+        if group.store.read_only:
+            self._mode = "r"
+
+    def __repr__(self) -> str:
+        return f"DatasetCollection({str(self.path)!r}: {len(listed_names(self.path))} datasets)"
+
+    def __iter__(self) -> Iterator[Any]:
+        zarr = load_zarr()
+        for name in listed_names(self.path):
+            yield zarr.open_group(str(self.path / name), mode="r" if self._mode == "r" else "r+")
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there are no datasets."""
+        group = load_zarr().open_group(str(self.path), mode="r")
+        return group.attrs.get("encoding-type") != COLLECTION_TYPE or not listed_names(self.path)
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        """What was written: rows and checksums of every dataset; sources, parameters and seed of every writing."""
+        return read_manifest(self.path)
+
+    def obs(self, columns: Sequence[str] | None = None) -> pd.DataFrame:
+        """Return the observations of all datasets, one over the other.
+
+        Args:
+            columns: which; None = all. Columns that a dataset has not are left out there.
+        """
+        import pandas as pd
+
+        if columns is not None and not len(columns):
+            return pd.DataFrame()
+        frames = [_obs(group["obs"], columns) for group in self]
+        return pd.concat(frames) if frames else pd.DataFrame()
+
+    def add_adatas(
+        self,
+        adata_paths: Iterable[Any],
+        *,
+        load_adata: Callable[[Any], Any] | None = None,
+        groupby: str | Iterable[str] | None = None,
+        var_subset: Iterable[str] | None = None,
+        n_obs_per_chunk: int = 64,
+        shard_size: int | str = "1GB",
+        zarr_compressor: Iterable[Any] | None = None,
+        h5ad_compressor: str | None = "gzip",
+        dataset_size: int | str = "20GB",
+        shuffle_chunk_size: int = 1,
+        shuffle: bool = True,
+        rng: np.random.Generator | int | None = None,
+        merge: str | None = None,
+        matrices: Sequence[str] | None = None,
+        align_rows: bool = True,
+        memory_budget: int | str = "2GB",
+        reshuffle: bool = False,
+        progress: bool | None = None,
+    ) -> DatasetCollection:
+        """Make datasets of inputs in random order, beside those that are there.
+
+        The rows of all inputs are put into one uniformly random order by two passes over the disk, in bounded memory.
+        A kill at any moment leaves the collection as it was; the same call goes on where it was. The new rows have the
+        columns `src_path` and `src_row` that say where they come from. What is there already is not touched.
+
+        Args:
+            adata_paths: paths of h5ad files and Zarr stores, groups of them, or AnnData in memory.
+            load_adata: turns a path into an AnnData, to choose or change what it holds; None = all of it.
+            groupby: columns of obs by which the rows of each dataset are sorted after the shuffle.
+            var_subset: names of variables to take; None = all of all inputs. Of a collection that is not empty the
+                variables are kept.
+            n_obs_per_chunk: rows of a chunk.
+            shard_size: of a file: rows, or bytes as a text such as "1GB"; files are also kept small enough for the
+                memory budget.
+            zarr_compressor: codecs of Zarr; None = Blosc with lz4 at level 3 and byte shuffle.
+            h5ad_compressor: without effect, as collections are Zarr.
+            dataset_size: most rows of a dataset, or bytes as a text.
+            shuffle_chunk_size: 1 = a uniform shuffle of all rows; more = runs of so many input rows stay together in
+                one dataset, as in annbatch, and are mixed inside it.
+            shuffle: False keeps the order of the inputs.
+            rng: generator, or seed, of the shuffle; None = a fresh one. The manifest holds the seed that was drawn.
+            merge: how columns of var come together, as in anndata.concat.
+            matrices: names of what to write, such as ["X", "layers/counts", "obsm/X_pca"]; None = what all inputs have.
+            align_rows: let the chunk edges of CSR matrices fall on row edges; see `write_sharded`.
+            memory_budget: memory for matrices while writing, at least "1MB"; the tables of observations come on top.
+            reshuffle: also rewrite what is there, in one order with the new rows.
+            progress: show rate and time left; None = on a terminal.
+
+        Raises:
+            ConfigError: an argument makes no sense, the inputs do not fit together, or the collection is read-only.
+            DataError: an input cannot be read, or another process writes this collection.
+        """
+        if self._mode == "r":
+            raise ConfigError(f"{self.path} was opened to read (mode='r'): open it with mode='a' to add data")
+        del h5ad_compressor
+        matrices = None if matrices is None else list(matrices)
+        var_subset = None if var_subset is None else [str(name) for name in var_subset]
+        options = WriteOptions(
+            form=MatrixFormat(
+                n_obs_per_chunk=n_obs_per_chunk,
+                shard_size=shard_size,
+                compressors=None if zarr_compressor is None else tuple(zarr_compressor),
+                align_rows=align_rows,
+            ),
+            groupby=() if groupby is None else (groupby,) if isinstance(groupby, str) else tuple(groupby),
+            dataset_size=dataset_size,
+            shuffle_chunk_size=shuffle_chunk_size,
+            shuffle=shuffle,
+            memory_budget=memory_budget,
+            reshuffle=reshuffle,
+            extra={"matrices": matrices, "merge": merge, "var_subset": var_subset},
+        )
+        options = replace(options, form=replace(options.form, most_shard_bytes=options.budget // 16))
+        inputs = [
+            open_input(source, number, load_adata=load_adata, matrices=matrices)
+            for number, source in enumerate(adata_paths)
+        ]
+        if not inputs and not reshuffle:
+            raise ConfigError("add_adatas wants at least one input, got none")
+        seed = _seed(rng)
+        plan = plan_of(inputs, options, seed)
+        if settle(self.path, plan):
+            return self
+        var = None if self.is_empty else load_anndata().io.read_elem(next(iter(self))["var"])
+        if var is not None:
+            _warn_of_variables(inputs, var)
+            inputs = [*self._members(matrices), *inputs] if reshuffle else inputs
+        joined = join_inputs(inputs, var=var, var_subset=var_subset, merge=merge)
+        add_rows(self.path, joined, options, plan=plan, seed=seed, progress=progress)
+        return self
+
+    def _members(self, matrices: Sequence[str] | None) -> list[Input]:
+        return [
+            open_input(str(self.path / name), number, matrices=matrices)
+            for number, name in enumerate(listed_names(self.path))
+        ]
+
+
+def _open(path: Path, mode: str) -> Any:
+    if path.suffix != ".zarr":
+        warnings.warn(f"collections want names that end in .zarr, got {path}", stacklevel=3)
+    if mode != "a" and not path.is_dir():
+        raise DataError(f"there is no collection at {path}; mode={mode!r} makes none, mode='a' does")
+    options = {"zarr_format": 3} if mode == "a" and not (path / ".zgroup").exists() else {}
+    return load_zarr().open_group(str(path), mode=mode, **options)
+
+
+def _obs(group: Any, columns: Sequence[str] | None) -> Any:
+    import pandas as pd
+
+    read, attributes = load_anndata().io.read_elem, dict(group.attrs)
+    held = list(attributes.get("column-order", []))
+    chosen = held if columns is None else [column for column in columns if column in held]
+    index = read(group[attributes.get("_index", "_index")])
+    return pd.DataFrame({column: read(group[column]) for column in chosen}, index=index)
+
+
+def _seed(rng: Any) -> int | None:
+    if rng is None or isinstance(rng, int):
+        return rng
+    return int(rng.integers(2**63))
+
+
+def _warn_of_variables(inputs: Sequence[Input], var: Any) -> None:
+    dropped = sorted({name for held in inputs for name in held.var.index.difference(var.index)})
+    if dropped:
+        shown = ", ".join(dropped[:5]) + (", ..." if len(dropped) > 5 else "")
+        warnings.warn(f"{len(dropped)} variables are not in the collection and are left out: {shown}", stacklevel=3)

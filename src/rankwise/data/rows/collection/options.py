@@ -1,0 +1,74 @@
+"""`WriteOptions`: how data are added to a collection."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from rankwise.data.rows.collection.joining import Joined
+from rankwise.data.rows.writing import MatrixFormat, parse_size
+from rankwise.errors import ConfigError
+
+__all__ = ["WriteOptions"]
+
+_LEAST_BUDGET = 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteOptions:
+    """How data are added to a collection; see `DatasetCollection.add_adatas`.
+
+    Raises:
+        ConfigError: a value makes no sense.
+    """
+
+    form: MatrixFormat
+    groupby: tuple[str, ...] = ()
+    dataset_size: int | str = "20GB"
+    shuffle_chunk_size: int = 1
+    shuffle: bool = True
+    memory_budget: int | str = "2GB"
+    reshuffle: bool = False
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        parse_size(self.dataset_size, "dataset_size")
+        if self.budget < _LEAST_BUDGET:
+            raise ConfigError(f'memory_budget wants at least "1MB", got {self.memory_budget!r}')
+        if isinstance(self.shuffle_chunk_size, bool) or self.shuffle_chunk_size < 1:
+            raise ConfigError(f"shuffle_chunk_size wants a number of rows >= 1, got {self.shuffle_chunk_size!r}")
+        if len(set(self.groupby)) != len(self.groupby):
+            raise ConfigError(f"the columns of groupby want to be different, got {list(self.groupby)}")
+
+    @property
+    def budget(self) -> int:
+        """Bytes of memory for matrices."""
+        return parse_size(self.memory_budget, "memory_budget")
+
+    def dataset_rows(self, joined: Joined) -> int:
+        """Rows of a dataset.
+
+        Raises:
+            ConfigError: a run of the shuffle is longer.
+        """
+        size = self.dataset_size
+        if isinstance(size, str):
+            size = max(1, int(parse_size(size, "dataset_size") / joined.row_bytes))
+        if self.shuffle and size < self.shuffle_chunk_size:
+            raise ConfigError(
+                f"runs of shuffle_chunk_size={self.shuffle_chunk_size} rows do not fit into datasets of {size} rows: "
+                "reduce shuffle_chunk_size or increase dataset_size"
+            )
+        return size
+
+    def part_rows(self, joined: Joined, share: int) -> int:
+        """Rows that take one `share`-th of the memory budget."""
+        return max(1, int(self.budget / share / joined.row_bytes))
+
+    def facts(self) -> dict[str, Any]:
+        """Return the parameters, for the manifest."""
+        facts = asdict(self)
+        form = facts.pop("form")
+        codecs = [codec.to_dict() if hasattr(codec, "to_dict") else str(codec) for codec in self.form.codecs]
+        form.pop("most_shard_bytes")
+        return {**facts.pop("extra"), **facts, **form, "groupby": list(self.groupby), "compressors": codecs}

@@ -1,0 +1,60 @@
+"""A collection that annbatch wrote."""
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rankwise.data.rows import DatasetCollection
+from rankwise.data.rows.datasets import Dataset, find_datasets
+from rankwise.data.rows.matrices import stack_matrices
+from rankwise.data.store import BoxReader
+
+FOLDER = Path(__file__).parents[1] / "written_by_annbatch"
+NUM_ROWS = 61
+
+
+@pytest.fixture(scope="module")
+def expected():
+    text = (FOLDER / "make.py").read_text().replace("from annbatch import DatasetCollection", "")
+    spec = importlib.util.spec_from_loader("make", loader=None)
+    module = importlib.util.module_from_spec(spec)
+    exec(compile(text, "make.py", "exec"), module.__dict__)
+    return module.matrix(np.arange(NUM_ROWS)).toarray()
+
+
+def test_every_row_and_its_observation(expected):
+    """Every row of every dataset is the row that its observation says, matrix, obsm and obs alike."""
+    places = find_datasets(FOLDER / "collection.zarr")
+    assert len(places) == 2
+    seen = []
+    with BoxReader(threads=1, cache=0) as reader:
+        for place in places:
+            held = Dataset(place, reader)
+            obs = held.obs()
+            stacks = [stack_matrices([held.matrix(name)]) for name in ("X", "obsm/pair")]
+            sparse, dense = (stack.plan(np.arange(len(obs)), reader) for stack in stacks)
+            pairs = np.empty((len(obs), 2), "f4")
+            data, indices = np.empty(sparse.num_elements, "f4"), np.empty(sparse.num_elements, "i4")
+            indptr = np.empty(len(obs) + 1, "i8")
+            reports = reader.read([*sparse.jobs([data, indices, indptr]), *dense.jobs([pairs])])
+            assert not any(report.errors for report in reports)
+            number = obs["n"].to_numpy()
+            rows = np.zeros((len(obs), 7), "f4")
+            rows[np.repeat(np.arange(len(obs)), np.diff(indptr)), indices] = data
+            np.testing.assert_array_equal(rows, expected[number])
+            np.testing.assert_array_equal(pairs, np.stack([number, -number], axis=1))
+            assert obs["kind"].tolist() == ["abc"[k % 3] for k in number]
+            assert obs.index.tolist() == [f"cell{k}" for k in number]
+            seen += number.tolist()
+    assert sorted(seen) == list(range(NUM_ROWS))
+
+
+def test_as_a_collection():
+    """It is opened, iterated and asked for its observations as in annbatch."""
+    held = DatasetCollection(FOLDER / "collection.zarr", mode="r")
+    assert not held.is_empty
+    assert [group["X"].attrs["shape"][1] for group in held] == [7, 7]
+    assert sorted(held.obs(["n"])["n"]) == list(range(NUM_ROWS))
+    assert held.manifest["datasets"] == {}
