@@ -1,0 +1,95 @@
+"""One comparison: several readers, the same requests, interleaved rounds."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from _crops.machine import load
+from _crops.statistics_of import Spread, ratios, spread
+
+from _rows.process import ReaderProcess
+from _rows.readers import KINDS
+from _rows.task import Task
+
+_CHECKED = 1  # requests whose contents are compared; they also warm every reader up
+
+
+@dataclass(kw_only=True)
+class Comparison:
+    """What the rounds of all readers cost.
+
+    Attributes:
+        title: which data and requests.
+        layout: of the store that we read.
+        task: what was read.
+        requests: requests per round.
+        cpu_s: for each reader, CPU seconds of each round, all threads.
+        wall_s: the same in wall time.
+        loads: load average before each round.
+    """
+
+    title: str
+    layout: str
+    task: Task
+    requests: int
+    cpu_s: dict[str, list[float]] = field(default_factory=dict)
+    wall_s: dict[str, list[float]] = field(default_factory=dict)
+    loads: list[float] = field(default_factory=list)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of a round."""
+        return self.requests * (self.task.request // self.task.run * self.task.run)
+
+    def cpu_us(self, name: str) -> Spread:
+        """CPU microseconds per row."""
+        return spread([s / self.num_rows * 1e6 for s in self.cpu_s[name]])
+
+    def rows_per_s(self, name: str) -> Spread:
+        """Rows per second of wall time."""
+        return spread([self.num_rows / s for s in self.wall_s[name]])
+
+    def cpu_ratio(self, above: str, below: str) -> Spread | None:
+        """CPU time of one reader as a multiple of another's, round by round; None if one of them did not run."""
+        return ratios(self.cpu_s[above], self.cpu_s[below]) if {above, below} <= set(self.cpu_s) else None
+
+    def facts(self) -> dict[str, object]:
+        """Everything that was measured, for JSON."""
+        return {
+            "title": self.title,
+            "layout": self.layout,
+            "run": self.task.run,
+            "rows_per_round": self.num_rows,
+            "cpu_s": self.cpu_s,
+            "wall_s": self.wall_s,
+            "loads": self.loads,
+        }
+
+
+def compare(found: Comparison, names: list[str], processes: Mapping[str, ReaderProcess], rounds: int) -> None:
+    """Let readers read the same requests in turn; refuses to time readers that return different rows."""
+    check_equal(found, names, processes)
+    shuffle = random.Random(0)
+    for number in range(rounds):
+        found.loads.append(load())
+        for name in shuffle.sample(names, len(names)):
+            first = _CHECKED + number * found.requests
+            cost = processes[KINDS[name].program].round(name, found.task, first, found.requests)
+            found.cpu_s.setdefault(name, []).append(cost["cpu_s"])
+            found.wall_s.setdefault(name, []).append(cost["wall_s"])
+
+
+def check_equal(found: Comparison, names: list[str], processes: Mapping[str, ReaderProcess]) -> None:
+    """End the run if readers of one output return different rows."""
+    digests: dict[str, dict[str, list[int]]] = {}
+    for name in names:
+        kind = KINDS[name]
+        answer = processes[kind.program].round(name, found.task, 0, _CHECKED, digest=True)
+        digests.setdefault(kind.output, {})[name] = answer["digest"]
+    for output, of in digests.items():
+        if len({tuple(digest) for digest in of.values()}) > 1:
+            listing = "\n".join(f"  {name}: {digest}" for name, digest in of.items())
+            sys.exit(f"the readers do not return the same {output} for {found.title}:\n{listing}")

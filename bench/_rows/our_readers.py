@@ -1,0 +1,118 @@
+"""Our own reader, and the floor of what it could cost."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+from _rows.readers import Reader, shaped
+from _rows.task import Task
+from rankwise.data.rows.matrices import MatrixPlan, open_matrix, stack_matrices
+from rankwise.data.store import BoxPlan, BoxReader
+
+
+class Ours(Reader):
+    """Requests read as a whole into buffers that the next one takes again; batches are parts of them, not copied."""
+
+    def __init__(self, task: Task, output: str = "rows") -> None:
+        self._task, self._output = task, output
+        self._reader = BoxReader(cache=0, threads=task.threads)
+        self._stack = stack_matrices([open_matrix(f"{task.store}/X", self._reader)])
+        self._held: dict[str, np.ndarray] = {}
+
+    def plan(self, number: int) -> MatrixPlan:
+        """Return how a request is read."""
+        return self._stack.plan(self._task.rows(number), self._reader)
+
+    def batches(self, numbers: Iterable[int]) -> Iterator[Any]:
+        """Yield batches."""
+        for number in numbers:
+            plan = self.plan(number)
+            arrays = self._arrays(plan)
+            for report in self._reader.read(plan.jobs(arrays)):
+                if not report.valid.all():
+                    raise report.errors[0].error
+            for cut in self._task.cuts():
+                batch = self._rows(arrays, cut) if self._task.sparse else arrays[0][cut]
+                yield shaped(batch, self._output, self._task)
+
+    def close(self) -> None:
+        """Close files and threads."""
+        self._reader.close()
+
+    def _arrays(self, plan: MatrixPlan) -> tuple[np.ndarray, ...]:
+        spec = self._stack.spec
+        if not self._task.sparse:
+            return (self._buffer("rows", plan.num_rows * spec.shape[0], spec.dtype).reshape(-1, *spec.shape),)
+        return (
+            self._buffer("data", plan.num_elements, spec.dtype),
+            self._buffer("indices", plan.num_elements, self._stack.index_dtype),
+            self._buffer("indptr", plan.num_rows + 1, np.dtype(np.int32)),
+        )
+
+    def _buffer(self, name: str, size: int, dtype: np.dtype) -> np.ndarray:
+        held = self._held.get(name)
+        if held is None or len(held) < size:
+            held = self._held[name] = np.empty(size + size // 10, dtype)
+        return held[:size]
+
+    def _rows(self, arrays: tuple[np.ndarray, ...], cut: slice) -> Any:
+        import scipy.sparse
+
+        data, indices, indptr = arrays
+        bounds = indptr[cut.start : cut.stop + 1]
+        part = slice(bounds[0], bounds[-1])
+        shape = (cut.stop - cut.start, self._task.shape[1])
+        return scipy.sparse.csr_matrix((data[part], indices[part], bounds - bounds[0]), shape=shape)
+
+
+class Floor(Reader):
+    """Decodes every chunk that our reader touches once, out of memory, and does nothing with the elements."""
+
+    def __init__(self, task: Task) -> None:
+        from numcodecs import Blosc, blosc
+
+        blosc.use_threads = False
+        self._decode = Blosc(cname="lz4").decode
+        self._ours = Ours(task)
+        self._ready: dict[int, list[tuple[list[np.ndarray], np.ndarray]]] = {}
+
+    def prepare(self, numbers: Iterable[int]) -> None:
+        """Plan requests and read their chunks, before the clock starts."""
+        self._ready = {
+            number: [(_encoded(box), _scratch(box)) for box in self._ours.plan(number).boxes] for number in numbers
+        }
+
+    def batches(self, numbers: Iterable[int]) -> Iterator[Any]:
+        """Yield nothing."""
+        for number in numbers:
+            for encoded, scratch in self._ready[number]:
+                for chunk in encoded:
+                    self._decode(chunk, scratch)
+        yield from ()
+
+    def close(self) -> None:
+        """Close the planner's files."""
+        self._ours.close()
+
+
+def _scratch(box: BoxPlan) -> np.ndarray:
+    scratch = np.empty(box.request.arrays[0].chunk_bytes, dtype=np.uint8)
+    scratch[:] = 0  # its pages are there before the clock starts
+    return scratch
+
+
+def _encoded(box: BoxPlan) -> list[np.ndarray]:
+    """Return the encoded bytes of all chunks of a plan."""
+    chunks = box.chunks
+    if (chunks.offset < 0).any() or (chunks.length < 0).any():
+        raise RuntimeError("the floor expects every chunk to be in the store")
+    handles = [os.open(file.path, os.O_RDONLY) for file in box.files]
+    places = zip(chunks.file.tolist(), chunks.offset.tolist(), chunks.length.tolist(), strict=True)
+    found = [np.frombuffer(os.pread(handles[file], length, offset), np.uint8) for file, offset, length in places]
+    for handle in handles:
+        os.close(handle)
+    return found

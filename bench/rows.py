@@ -1,0 +1,135 @@
+"""Rows out of AnnData stores: `rankwise.data.rows` against annbatch with zarrs, on the same rows in one run.
+
+    python bench/rows.py --annbatch PYTHON [--layouts ...] [--runs 1 32 64 256 512] [--rounds 9] [--json FILE] [--quick]
+
+The stores (200,000 x 8,000 with 504 elements per row, and 200,000 x 512 dense, Blosc with lz4) are made in `--folder`
+when they are not there yet, and kept. annbatch needs Python >= 3.12, so it runs in the interpreter that `--annbatch`
+names; without one it is left out. Each program runs in a process of its own; the rounds of all readers are interleaved
+in random order, over the same requests: runs of neighbouring rows from anywhere, mixed. Before that all readers must
+return the same rows as the whole matrix in memory gives. annbatch reads its own layout; with the layout "aligned" we
+read the same matrix in ours. CPU time counts all threads of a reader. Ratios are taken round by round; every number is
+a median with its quartiles. The floor decodes every chunk that is touched once, out of memory, on one thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from _crops.machine import cores, describe, load
+from _crops.printing import print_machine
+from _crops.targets import Verdict
+from _rows import goals, stores
+from _rows.annbatch_reader import versions
+from _rows.comparing import Comparison, compare
+from _rows.printing import print_comparison
+from _rows.process import ReaderProcess
+from _rows.readers import KINDS
+from _rows.task import Task
+
+PROGRAMS = ("ours", "floor", "annbatch", "memory")
+
+
+def options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "rankwise-bench")
+    parser.add_argument("--scale", choices=stores.SCALES, default="full")
+    parser.add_argument("--layouts", nargs="+", choices=stores.LAYOUTS, default=list(stores.LAYOUTS))
+    parser.add_argument("--runs", nargs="+", type=int, default=[1, 32, 64, 256, 512], help="rows drawn together")
+    parser.add_argument("--programs", nargs="+", choices=PROGRAMS, default=list(PROGRAMS))
+    parser.add_argument("--annbatch", metavar="PYTHON", help="interpreter that has annbatch and zarrs")
+    parser.add_argument("--threads", type=int, default=cores())
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--requests", type=int, default=2, help="requests per round")
+    parser.add_argument("--quick", action="store_true", help="tiny data, two rounds of one request: does it run?")
+    parser.add_argument("--json", type=Path, help="write everything that was measured")
+    chosen = parser.parse_args()
+    if chosen.quick:
+        chosen.scale, chosen.rounds, chosen.requests = "tiny", 2, 1
+    most = stores.SCALES[chosen.scale].request // 2
+    if not all(1 <= run <= most for run in chosen.runs):
+        parser.error(f"--runs wants numbers from 1 to {most}, got {chosen.runs}")
+    return chosen
+
+
+def main() -> None:
+    chosen = options()
+    print_machine()
+    theirs = annbatch_versions(chosen)
+    found: dict[str, Any] = {"machine": describe(), "annbatch": theirs, "scale": chosen.scale, "compare": []}
+    verdicts: list[Verdict] = []
+    with programs(chosen) as processes:
+        for layout, run in itertools.product(chosen.layouts, chosen.runs):
+            comparison = make_comparison(chosen, layout, run)
+            compare(comparison, names_of(comparison, processes), processes, chosen.rounds)
+            print_comparison(comparison)
+            found["compare"].append(comparison.facts())
+            verdicts += goals.of_comparison(comparison, torch="torch" in theirs, full=chosen.scale == "full")
+    verdicts.append(goals.NOT_MEASURED)
+    print("\nGoals:", *verdicts, f"load at the end: {load():.1f}", sep="\n")
+    if chosen.json:
+        found["verdicts"] = [{"goal": each.goal, "seen": each.seen, "met": each.met} for each in verdicts]
+        chosen.json.write_text(json.dumps(found, indent=1))
+
+
+def annbatch_versions(chosen: argparse.Namespace) -> dict[str, str]:
+    """Return what annbatch's interpreter has; without annbatch and zarrs there, leave it out and say so."""
+    if "annbatch" not in chosen.programs:
+        return {}
+    found = versions(chosen.annbatch) if chosen.annbatch else {}
+    lacking = [name for name in ("annbatch", "zarrs") if name not in found]
+    if not lacking:
+        print("annbatch's interpreter:", ", ".join(f"{name} {version}" for name, version in found.items()), flush=True)
+        return found
+    why = f"{chosen.annbatch} has no {' and no '.join(lacking)}" if found else f"{chosen.annbatch} cannot be run"
+    print("annbatch is left out:", why if chosen.annbatch else "--annbatch names no interpreter that has it")
+    chosen.programs = [name for name in chosen.programs if name != "annbatch"]
+    return {}
+
+
+@contextmanager
+def programs(chosen: argparse.Namespace) -> Iterator[Mapping[str, ReaderProcess]]:
+    """Start a process for each program."""
+    with ExitStack() as stack:
+        yield {
+            name: stack.enter_context(ReaderProcess(chosen.annbatch if name == "annbatch" else sys.executable))
+            for name in chosen.programs
+        }
+
+
+def names_of(found: Comparison, processes: Mapping[str, ReaderProcess]) -> list[str]:
+    """Return the readers of a comparison; dense rows of CSR matrices are compared for the longest runs only."""
+    dense = found.layout == "annbatch" and found.task.run == 512
+    outputs = ("nothing", "rows", "dense", "genes") if dense else ("nothing", "rows")
+    return [name for name, kind in KINDS.items() if kind.program in processes and kind.output in outputs]
+
+
+def make_comparison(chosen: argparse.Namespace, layout: str, run: int) -> Comparison:
+    scale = stores.SCALES[chosen.scale]
+    sparse = layout != "dense"
+    request = scale.request // 2 if run == 1 else scale.request
+    task = Task(
+        store=stores.store_of(chosen.folder, chosen.scale, layout),
+        baseline=stores.store_of(chosen.folder, chosen.scale, "annbatch" if sparse else "dense"),
+        shape=(scale.rows, scale.cols if sparse else scale.dense_cols),
+        sparse=sparse,
+        run=run,
+        request=request,
+        batch=min(scale.batch, request),
+        genes=min(scale.genes, scale.cols if sparse else scale.dense_cols),
+        threads=chosen.threads,
+    )
+    runs = "single random rows" if run == 1 else f"runs of {run} rows"
+    title = f"{stores.LAYOUTS[layout]} ({stores.stored_bytes(task.store) / 1e6:.3g} MB), {runs}"
+    return Comparison(title=title, layout=layout, task=task, requests=chosen.requests)
+
+
+if __name__ == "__main__":
+    main()
