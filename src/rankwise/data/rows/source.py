@@ -14,6 +14,7 @@ import numpy as np
 from rankwise.data.contract import BatchBuffer, FieldSpec, IntArray, NDArray, ReadReport, Share
 from rankwise.data.feed import HostBuffer
 from rankwise.data.rows.datasets import Dataset, find_datasets
+from rankwise.data.rows.drawing import RowDraws, balanced_weights, checked_weights
 from rankwise.data.rows.failing import RowErrors
 from rankwise.data.rows.fields import RowField, open_fields, variable_names
 from rankwise.data.rows.obs import ObsColumn, read_column, read_groups
@@ -74,6 +75,7 @@ class RowSource:
         self._names = (*self._matrices, *self._columns)
         self._num_rows = sum(dataset.num_rows for dataset in self.datasets)
         self._rows: NDArray | None = None if rows is None else chosen_rows(rows, self._num_rows)
+        self._draws: RowDraws | None = None
         self._shelf: list[HostBuffer] = []
         if self._num_rows == 0:
             raise ConfigError(f"{self.datasets[0].place} has no rows")
@@ -90,7 +92,13 @@ class RowSource:
 
     @property
     def num_samples(self) -> int:
-        """Rows, of a subset those in it."""
+        """Rows, of a subset those in it; of drawn rows the draws of an epoch."""
+        if self._draws is not None:
+            return self._draws.num_samples
+        return self._num_chosen
+
+    @property
+    def _num_chosen(self) -> int:
         return self._num_rows if self._rows is None else len(self._rows)
 
     @property
@@ -119,11 +127,17 @@ class RowSource:
         facts = [[dataset.num_rows for dataset in self.datasets]]
         held = sorted((name, field.stack.fingerprint) for name, field in self._matrices.items())
         rows = None if self._rows is None else hashlib.sha256(self._rows.tobytes()).hexdigest()
-        return hashlib.sha256(repr((facts, held, rows)).encode()).hexdigest()[:16]
+        drawn = None if self._draws is None else self._draws.fingerprint
+        return hashlib.sha256(repr((facts, held, rows, drawn)).encode()).hexdigest()[:16]
 
     @property
     def chunk_samples(self) -> int:
         """Neighbouring samples that are stored together, on average: those of the longest chunk of all matrices."""
+        return self._chunk_rows if self._draws is None else self._draws.together
+
+    @property
+    def _chunk_rows(self) -> int:
+        """Rows of the subset that one chunk holds, on average."""
         chunk = min(self._num_rows, max((f.stack.chunk_rows for f in self._matrices.values()), default=1))
         if self._rows is None or chunk == 1:
             return chunk
@@ -155,10 +169,54 @@ class RowSource:
         """Return the bytes that so many neighbouring samples take in the cache, about."""
         return -(-num_samples // self.chunk_samples) * self.chunk_bytes
 
-    def row_numbers(self, ids: IntArray) -> IntArray:
-        """Return the rows over all stores, int64, that samples are; without a subset they are the same."""
-        found: IntArray = ids if self._rows is None else self._rows[ids].astype(np.int64)
+    def row_numbers(self, ids: IntArray, *, seed: int = 0, epoch: int = 0) -> IntArray:
+        """Return the rows over all stores, int64, that samples are; without a subset they are the same.
+
+        Args:
+            ids: int64, sample ids.
+            seed: seed of the order, which decides drawn rows; without meaning for others.
+            epoch: epoch, likewise.
+        """
+        chosen = ids if self._draws is None else self._draws.rows(ids, seed=seed, epoch=epoch)
+        found: IntArray = chosen if self._rows is None else self._rows[chosen].astype(np.int64)
         return found
+
+    def drawn(
+        self,
+        *,
+        balance: str | None = None,
+        weights: Any = None,
+        num_samples: int | None = None,
+        together: int = 1,
+    ) -> RowSource:
+        """Return a source whose samples are draws of these rows, with replacement, anew in each epoch.
+
+        Which row a draw is follows from (seed, epoch, sample) alone: the same at every world size and after a restart.
+
+        Args:
+            balance: an obs column (it need not be a field); each of its values is as likely, rows without one never.
+            weights: float[num_samples], how likely each row is, in any unit; instead of `balance`.
+            num_samples: draws of an epoch; None = as many as there are rows.
+            together: draws that come from one chunk of neighbouring rows: more of them need less decoding, and are
+                less independent of each other inside a window of the order.
+
+        Raises:
+            ConfigError: not one of `balance` and `weights` is given, or it makes no sense; or rows are drawn already.
+        """
+        if (balance is None) == (weights is None) or self._draws is not None:
+            raise ConfigError("drawn() wants rows that are not drawn yet, and one of balance= and weights=")
+        if balance is not None:
+            rows = self.row_numbers(np.arange(self.num_samples, dtype=np.int64))
+            chosen = balanced_weights(read_groups(self.datasets, balance).of(rows))
+        else:
+            chosen = checked_weights(weights, self.num_samples)
+        draws = RowDraws(
+            num_samples=self.num_samples if num_samples is None else num_samples,
+            bounds=np.cumsum(chosen),
+            together=together,
+            block_rows=self._chunk_rows,
+        )
+        return self._with(_draws=draws)
 
     def subset(self, rows: Any) -> RowSource:
         """Return a source of some of these samples, with the same reader and columns.
@@ -169,6 +227,8 @@ class RowSource:
         Raises:
             ConfigError: there are no such samples.
         """
+        if self._draws is not None:
+            raise ConfigError("drawn rows have no subsets: take the subset first, then draw from it")
         chosen = chosen_rows(rows, self.num_samples)
         return self._with(_rows=chosen if self._rows is None else self._rows[chosen])
 
@@ -204,6 +264,8 @@ class RowSource:
         Raises:
             ConfigError: there is no such column, rows have no value in it, or a part is empty.
         """
+        if self._draws is not None:
+            raise ConfigError("drawn rows cannot be split: split first, then draw from a part")
         named = isinstance(fractions, Mapping)
         names = [str(name) for name in fractions] if named else [f"part {number}" for number in range(len(fractions))]
         sizes = list(fractions.values()) if isinstance(fractions, Mapping) else list(fractions)
@@ -223,7 +285,7 @@ class RowSource:
         ids = np.asarray(share.ids, dtype=np.int64)
         if len(ids) and not (ids.min() >= 0 and ids.max() < self.num_samples):
             raise IndexError(f"a share asks for samples {ids.min()} to {ids.max()}: the source has {self.num_samples}")
-        rows = self.row_numbers(ids)
+        rows = self.row_numbers(ids, seed=share.step.resume.seed, epoch=share.step.epoch)
         plans = {name: field.stack.plan(rows, self.reader) for name, field in self._read_fields().items()}
         return RowPlan.of(share, rows, plans, self.reader)
 
