@@ -69,6 +69,7 @@ def add_rows(
             "names": _next_names(folder, len(edges) - 1),
             "old": [] if options.reshuffle else old,
             "dropped": old if options.reshuffle else [],
+            "bucket_rows": options.part_rows(joined, _BUCKET_SHARE),
             "entries": {},
         }
         journal = Journal(work_folder(folder), plan, fresh)
@@ -95,6 +96,7 @@ def settle(folder: Path, plan: str) -> bool:
 def plan_of(inputs: Sequence[Input], options: WriteOptions, seed: int | None) -> str:
     """Return a hash of what is asked for: inputs as far as the file system tells, parameters, seed."""
     facts = {
+        "rankwise": __version__,
         "inputs": [(held.label, held.stamp, held.num_rows, sorted(held.tables)) for held in inputs],
         "options": options.facts(),
         "seed": seed,
@@ -119,7 +121,7 @@ def _prepare(joined: Joined, options: WriteOptions, journal: Journal, edges: Int
         obs=joined.obs,
         groupby=options.groupby,
     )
-    cuts = bucket_edges(edges, options.part_rows(joined, _BUCKET_SHARE))
+    cuts = bucket_edges(edges, journal.facts["bucket_rows"])
     buckets = Buckets(work / "buckets", cuts, joined.fields)
     block_rows = options.part_rows(joined, _BLOCK_SHARE)
     spill_rows(joined, order, buckets, journal, block_rows=block_rows, shown=lambda rows: shown.step(spilled=rows))

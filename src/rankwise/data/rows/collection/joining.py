@@ -115,7 +115,7 @@ def _join_obs(inputs: Sequence[Input]) -> Any:
     import pandas as pd
 
     anndata = load_anndata()
-    labels = list(dict.fromkeys(held.label for held in inputs))
+    labels = list(dict.fromkeys(held.label for held in inputs if "src_path" not in held.obs))
     frames = []
     for held in inputs:
         frame = held.obs.copy()

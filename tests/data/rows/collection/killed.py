@@ -1,0 +1,76 @@
+"""Kills writings of collections at chosen places; run by test_kills.py: python killed.py FOLDER."""
+
+import os
+import shutil
+import signal
+import sys
+import warnings
+from pathlib import Path
+
+import anndata  # noqa: F401  (imported once for all the forks)
+
+from rankwise.data.rows import DatasetCollection
+from rankwise.data.rows.collection import adding, buckets, passes
+from rankwise.testing.small_rows import small_anndata
+
+# Where a kill falls: owner, name, which call, and whether before or after it.
+PLACES = {
+    "half-block": (buckets.Buckets, "_append_rows", 9, "before"),
+    "half-dataset": (passes.SparseWriter, "append_rows", 3, "before"),
+    "second-dataset": (adding, "array_checksums", 2, "before"),
+    "half-moved": (Path, "rename", 2, "before"),
+    "before-commit": (adding, "commit", 1, "before"),
+    "after-commit": (adding, "commit", 1, "after"),
+    "dropped": (adding, "_drop", 1, "after"),
+}
+CASES = [(name, name == "dropped") for name in PLACES] + [("after-commit", True)]
+
+
+def inputs():
+    return [small_anndata(20, 6, seed=seed) for seed in (1, 2)]
+
+
+def add(folder, *, reshuffle):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        DatasetCollection(folder).add_adatas(inputs(), rng=7, dataset_size=30, matrices=["X"], reshuffle=reshuffle)
+
+
+def arm(owner, name, count, moment):
+    """Let the `count`-th call of a function be the last thing that this process does."""
+    real, calls = getattr(owner, name), [0]
+
+    def deadly(*args, **kwargs):
+        calls[0] += 1
+        if calls[0] == count and moment == "before":
+            os.kill(os.getpid(), signal.SIGKILL)
+        result = real(*args, **kwargs)
+        if calls[0] == count:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+
+    setattr(owner, name, deadly)
+
+
+def main(base):
+    from rankwise.data.rows.collection.options import WriteOptions
+
+    WriteOptions.part_rows = lambda *_: 11  # several blocks and buckets
+    if os.fork() == 0:
+        DatasetCollection(base / "before.zarr").add_adatas([small_anndata(20, 6, seed=0)], rng=1, matrices=["X"])
+        os._exit(0)
+    assert os.wait()[1] == 0
+    for name, reshuffle in CASES:
+        folder = base / f"{name}-{reshuffle}.zarr"
+        shutil.copytree(base / "before.zarr", folder)
+        if os.fork() == 0:
+            arm(*PLACES[name])
+            add(folder, reshuffle=reshuffle)
+            os._exit(0)
+        status = os.wait()[1]
+        assert os.WIFSIGNALED(status), f"{name} was not reached"
+    print("killed")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
