@@ -14,7 +14,7 @@ from rankwise.data.contract import OrderState, Share, Step
 from rankwise.data.feed import HostBuffer
 from rankwise.data.feed.csr import scipy_csr
 from rankwise.data.order import Order
-from rankwise.data.rows import RowSource
+from rankwise.data.rows import DatasetCollection, RowSource
 from rankwise.errors import ConfigError, DataError
 from rankwise.testing.row_stores import NUM_COLS, make_stores
 
@@ -233,3 +233,16 @@ def test_what_does_not_fit_is_refused(one, tmp_path):
         RowSource(one.places).select(["y"])
     with pytest.raises(DataError, match="there is no"):
         RowSource(tmp_path / "nothing.zarr")
+
+
+def test_collections_are_read(one, tmp_path):
+    """A collection by its object or its path: every row of what was added, once."""
+    collection = DatasetCollection(tmp_path / "cells.zarr")
+    collection.add_adatas(one.places)
+    by_object, by_path = RowSource(collection, obs=("n",)), RowSource(tmp_path / "cells.zarr", obs=("n",))
+    assert by_object.fingerprint == by_path.fingerprint
+    fields, _ = read(by_object, np.arange(93))
+    numbers = one.obs["n"].to_numpy().astype(int)
+    rows = [int(np.flatnonzero(numbers == n)[0]) for n in fields["n"]]
+    assert sorted(rows) == list(range(93))
+    np.testing.assert_array_equal(fields["X"].toarray(), one.dense("X")[rows])

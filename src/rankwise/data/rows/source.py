@@ -13,6 +13,7 @@ import numpy as np
 
 from rankwise.data.contract import BatchBuffer, FieldSpec, IntArray, NDArray, ReadReport, Share
 from rankwise.data.feed import HostBuffer
+from rankwise.data.rows.collection import DatasetCollection
 from rankwise.data.rows.datasets import Dataset, find_datasets
 from rankwise.data.rows.drawing import RowDraws, balanced_weights, checked_weights
 from rankwise.data.rows.failing import RowErrors
@@ -36,7 +37,7 @@ class RowSource:
     Opening reads metadata, the chosen obs columns, and of several stores the names of their variables.
 
     Args:
-        uris: AnnData stores (Zarr groups) or collections of them: folders or URLs.
+        uris: AnnData stores (Zarr groups) or collections of them: folders or URLs, or a `DatasetCollection`.
         matrices: what to read of a row: "X", "layers/counts", "obsm/X_pca", ..., also the names of the fields.
         obs: columns of the tables of observations, which are fields too: numbers as they are, categories as int32 codes
             of one table over all stores (see `categories`), -1 where the value is missing.
@@ -55,7 +56,7 @@ class RowSource:
 
     def __init__(
         self,
-        uris: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        uris: str | os.PathLike[str] | DatasetCollection | Sequence[str | os.PathLike[str]],
         *,
         matrices: Sequence[str] = ("X",),
         obs: Sequence[str] = (),
@@ -69,7 +70,7 @@ class RowSource:
         _check_names(matrices=matrices, obs=obs)
         # a window order comes back to its chunks soon: each is kept at its first time
         self.reader = BoxReader(cache=cache, threads=threads, keep="all")
-        self.datasets = tuple(Dataset(place, self.reader) for place in find_datasets(uris))
+        self.datasets = tuple(Dataset(place, self.reader) for place in find_datasets(_places(uris)))
         self._matrices = open_fields(self.datasets, matrices, dense=dense, genes=genes, dtype=dtype)
         self._columns = {name: read_column(self.datasets, name) for name in obs}
         self._names = (*self._matrices, *self._columns)
@@ -308,7 +309,7 @@ class RowSource:
                 for error in report.errors:
                     errors.add(error)
             for name, field in fields.items():
-                outside = field.finish(room[name], into.arrays(name))
+                outside = field.finish(room[name], into.arrays(name), self.reader.run_tasks)
                 if outside is not None:
                     errors.add_outside(np.flatnonzero(outside), name, field.stack.spec.shape[0])
         for name, column in self._columns.items():
@@ -354,6 +355,12 @@ class RowSource:
             yield held
         finally:
             self._shelf.append(held)
+
+
+def _places(
+    uris: str | os.PathLike[str] | DatasetCollection | Sequence[str | os.PathLike[str]],
+) -> str | os.PathLike[str] | Sequence[str | os.PathLike[str]]:
+    return uris.path if isinstance(uris, DatasetCollection) else uris
 
 
 def _check_names(**lists: Sequence[str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, get_args
 
@@ -211,6 +211,13 @@ class BoxReader:
             )
         )
         return reports
+
+    def run_tasks(self, tasks: Iterable[Callable[[], None]]) -> None:
+        """Run tasks on the threads that read, the calling one among them; the first error ends them and is raised.
+
+        For work on what was read that lets the interpreter's lock go.
+        """
+        self._crew.run(tasks)
 
     def close(self) -> None:
         """Give threads, files and scratch memory back. Planning and reading again open and look at everything anew."""

@@ -1,5 +1,7 @@
 """CSR rows to dense rows, compiled and by NumPy."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -84,3 +86,21 @@ def test_no_rows_and_no_elements(way):
     spread_rows(none, none.astype("i4"), starts, num_cols=2, places=None, out=out)
     assert not out.any()
     assert len(spread_rows(none, none.astype("i4"), starts[:1], num_cols=2, places=None, out=out[:0])) == 0
+
+
+def test_threads_share_the_rows():
+    """Large batches are cut into pieces for the crew, which together are the whole; small ones are not."""
+    matrix = random_csr(3000, 400, seed=1, density=0.02)
+    out, counts = np.full(matrix.shape, 3, dtype="f4"), []
+
+    def crew(tasks):
+        tasks = list(tasks)
+        counts.append(len(tasks))
+        with ThreadPoolExecutor(3) as pool:
+            list(pool.map(lambda task: task(), tasks))
+
+    parts = matrix.data, matrix.indices, matrix.indptr
+    spread_rows(*parts, num_cols=400, places=None, out=out, crew=crew)
+    np.testing.assert_array_equal(out, matrix.toarray())
+    spread_rows(matrix.data, matrix.indices, matrix.indptr[:3], num_cols=400, places=None, out=out[:2], crew=crew)
+    assert counts == [4]

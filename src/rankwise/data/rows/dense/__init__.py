@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from rankwise.data.rows.dense.spreading import OUTSIDE, spread_rows
+from rankwise.data.rows.dense.spreading import OUTSIDE, Crew, spread_rows
 
-__all__ = ["OUTSIDE", "spread_rows"]
+__all__ = ["OUTSIDE", "Crew", "spread_rows"]

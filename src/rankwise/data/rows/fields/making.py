@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rankwise.data.contract import BoolArray, FieldSpec, IntArray, NDArray
-from rankwise.data.rows.dense import OUTSIDE, spread_rows
+from rankwise.data.rows.dense import OUTSIDE, Crew, spread_rows
 from rankwise.data.rows.fields.row_field import RowField
 from rankwise.data.rows.matrices import MatrixStack
 
@@ -39,7 +39,7 @@ class _Plain:
     def spec(self) -> FieldSpec:
         return self.stack.spec
 
-    def finish(self, _read: tuple[NDArray, ...], _out: tuple[NDArray, ...]) -> BoolArray | None:
+    def finish(self, _read: tuple[NDArray, ...], _out: tuple[NDArray, ...], _crew: Crew) -> BoolArray | None:
         return None
 
 
@@ -54,7 +54,7 @@ class _Sparse:
     def spec(self) -> FieldSpec:
         return self.stack.spec
 
-    def finish(self, _read: tuple[NDArray, ...], out: tuple[NDArray, ...]) -> BoolArray | None:
+    def finish(self, _read: tuple[NDArray, ...], out: tuple[NDArray, ...], _crew: Crew) -> BoolArray | None:
         """Only look: a column that there is not would let who multiplies by the rows read beyond his memory."""
         _, indices, indptr = out
         num_cols = self.spec.shape[0]
@@ -80,7 +80,7 @@ class _Taken:
         whole = self.stack.spec
         return replace(whole, shape=(len(self.columns), *whole.shape[1:]))
 
-    def finish(self, read: tuple[NDArray, ...], out: tuple[NDArray, ...]) -> BoolArray | None:
+    def finish(self, read: tuple[NDArray, ...], out: tuple[NDArray, ...], _crew: Crew) -> BoolArray | None:
         np.take(read[0], self.columns, axis=1, out=out[0], mode="clip")  # without a mode it would take a copy first
         return None
 
@@ -107,9 +107,9 @@ class _Spread:
     def spec(self) -> FieldSpec:
         return FieldSpec(shape=(self.width,), dtype=self.stack.spec.dtype)
 
-    def finish(self, read: tuple[NDArray, ...], out: tuple[NDArray, ...]) -> BoolArray | None:
+    def finish(self, read: tuple[NDArray, ...], out: tuple[NDArray, ...], crew: Crew) -> BoolArray | None:
         data, indices, indptr = read
         num_cols = self.stack.spec.shape[0]
-        states = spread_rows(data, indices, indptr, num_cols=num_cols, places=self.places, out=out[0])
+        states = spread_rows(data, indices, indptr, num_cols=num_cols, places=self.places, out=out[0], crew=crew)
         outside: BoolArray = (states & OUTSIDE).astype(np.bool_)
         return outside if outside.any() else None
