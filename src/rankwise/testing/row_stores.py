@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from rankwise.data.contract import NDArray
-from rankwise.testing.small_rows import random_csr, write_anndata
+from rankwise.testing.small_rows import random_csr, write_anndata, write_csr
 
 __all__ = ["NUM_COLS", "RowStores", "make_stores"]
 
@@ -67,8 +68,18 @@ def make_stores(
     zarr_format: int = 3,
     sharded: bool = False,
     dtype: str = "f4",
+    chunk: int | None = None,
 ) -> RowStores:
-    """Write AnnData stores of so many rows; return what they hold together."""
+    """Write AnnData stores of so many rows; return what they hold together.
+
+    Args:
+        folder: receives them.
+        sizes: rows of each.
+        zarr_format: 2 or 3.
+        sharded: let anndata shard its arrays.
+        dtype: of X.
+        chunk: write X (Zarr 3) anew in chunks of so many elements, four to a shard.
+    """
     import pandas as pd
     import scipy.sparse as sp
 
@@ -77,6 +88,9 @@ def make_stores(
         write_anndata(part, folder / f"{number}.zarr", zarr_format=zarr_format, sharded=sharded)
         for number, part in enumerate(parts)
     ]
+    for part, place in zip(parts, places, strict=True):
+        if chunk is not None:
+            _cut_anew(part.X, place, chunk)
     matrices = {
         "X": sp.vstack([part.X for part in parts]).tocsr(),
         "layers/counts": sp.vstack([part.layers["counts"] for part in parts]).tocsr(),
@@ -84,3 +98,19 @@ def make_stores(
         "obsm/pca": np.concatenate([part.obsm["pca"] for part in parts]),
     }
     return RowStores(places, matrices, pd.concat([part.obs.astype(object) for part in parts]))
+
+
+def _cut_anew(matrix: Any, place: str, chunk: int) -> None:
+    import zarr
+
+    group = zarr.open_group(place, mode="a", use_consolidated=False)
+    del group["X"]
+    write_csr(group, "X", matrix, chunk=chunk, shard=4 * chunk)
+    Path(place, "zarr.json").write_text(_without_consolidated(Path(place, "zarr.json").read_text()))
+
+
+def _without_consolidated(document: str) -> str:
+    """What anndata consolidated is old by now."""
+    found = json.loads(document)
+    found.pop("consolidated_metadata", None)
+    return json.dumps(found)

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankwise.data.contract import OrderState, Share, Step
-from rankwise.data.feed import HostBuffer
+from rankwise.data.feed import FeedLoader, HostBuffer
 from rankwise.data.feed.csr import scipy_csr
 from rankwise.data.order import Order
 from rankwise.data.rows import DatasetCollection, RowSource
@@ -189,8 +190,6 @@ def test_a_damaged_chunk_fails_its_rows_alone(tmp_path):
 
 def test_columns_that_are_not_there_are_damage(tmp_path):
     """Column numbers beyond the matrix never reach who multiplies by it."""
-    import zarr
-
     held = make_stores(tmp_path, sizes=(30,))
     indices = zarr.open_array(f"{held.places[0]}/X/indices", mode="a")
     bounds = held.matrices["X"].indptr
@@ -206,8 +205,6 @@ def test_columns_that_are_not_there_are_damage(tmp_path):
 def test_what_does_not_fit_is_refused(one, tmp_path):
     """Names, genes, stores that do not fit together: each says what there is."""
     other = make_stores(tmp_path, sizes=(20,))
-    import zarr
-
     names = zarr.open_array(f"{other.places[0]}/var/_index", mode="a")
     names[3] = "geneX"
     for options, said in (
@@ -246,3 +243,22 @@ def test_collections_are_read(one, tmp_path):
     rows = [int(np.flatnonzero(numbers == n)[0]) for n in fields["n"]]
     assert sorted(rows) == list(range(93))
     np.testing.assert_array_equal(fields["X"].toarray(), one.dense("X")[rows])
+
+
+def test_chunks_are_decoded_once_an_epoch(tmp_path):
+    """With the cache at its default an epoch decodes each chunk of a store in many chunks once."""
+    held = make_stores(tmp_path, (400,), chunk=40)
+    with RowSource(held.places, threads=1) as source:
+        assert source.chunk_samples == round(40 / held.matrices["X"].nnz * 400)
+        list(FeedLoader(source, Order(source, batch_size=16)))
+        num_chunks = -(-held.matrices["X"].nnz // 40)
+        assert source.stats.chunks_decoded == 2 * num_chunks + -(-401 // 40)  # data, indices, row pointers
+
+
+def test_damaged_row_pointers_are_told(tmp_path):
+    """Rows that would begin after they end are refused when they are planned, with the array."""
+    held = make_stores(tmp_path, (30,))
+    indptr = zarr.open_array(f"{held.places[0]}/X/indptr", mode="a")
+    indptr[7] = 10_000
+    with pytest.raises(DataError, match=r"row pointers .*0.zarr/X/indptr are damaged: row 7"):
+        read(RowSource(held.places), [3])

@@ -6,8 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from torch import nn
 
+from rankwise.data.feed import FeedLoader
 from rankwise.data.feed.csr import csr_parts, scipy_csr
 from rankwise.data.order import Order
 from rankwise.data.rows import OrderedLoader, RowSource
@@ -102,6 +105,33 @@ def test_it_continues_at_another_world_size(held):
         later.load_state_dict(state)
         rest += [(number + 4, *row) for number, *row in seen_by(later)]
     assert sorted(rest) == sorted(row for row in whole if row[0] >= 4)
+
+
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_stores_orders_and_worlds(tmp_path, data):
+    """Random sizes, dtypes, chunks, batches, worlds and epochs, sparse and dense: each row once, and itself."""
+    draw = data.draw
+    sizes = draw(st.lists(st.integers(1, 40), min_size=1, max_size=3))
+    folder = tmp_path / str(len(list(tmp_path.iterdir())))
+    dtype, chunk = draw(st.sampled_from(["f4", "f8", "i4", "u1"])), draw(st.integers(1, 60))
+    stores = make_stores(folder, sizes, dtype=dtype, chunk=chunk)
+    world_size, batch_size = draw(st.integers(1, 5)), draw(st.integers(1, 30))
+    source = RowSource(stores.places, obs=("n",), dense=draw(st.booleans()), threads=1, cache=2**12)
+    order = Order(source, batch_size=batch_size, seed=draw(st.integers(0, 9)), window=draw(st.integers(1, 4)))
+    assert source.chunk_samples <= max(1, sum(sizes))
+    seen = []
+    for rank in range(world_size):
+        loader = FeedLoader(source, order, rank=rank, world_size=world_size, micro_batch=draw(st.none() | st.just(3)))
+        loader.set_epoch(draw(st.integers(0, 3)) if world_size == 1 else 2)
+        for batches in loader:
+            for batch in batches:
+                rows = batch["X"].toarray() if hasattr(batch["X"], "toarray") else batch["X"]
+                np.testing.assert_array_equal(rows, stores.dense("X")[batch.ids])
+                assert rows.dtype == np.dtype(dtype)
+                assert batch["n"].tolist() == stores.obs["n"].to_numpy()[batch.ids].tolist()
+                seen += batch.ids.tolist()
+    assert sorted(seen) == list(range(sum(sizes)))
 
 
 @pytest.mark.parametrize("device", [None, "cpu"])
