@@ -9,6 +9,7 @@ import typer
 
 from rankwise._version import __version__
 from rankwise.cli.data_app import data_commands
+from rankwise.cli.rows_app import rows_commands
 from rankwise.cli.run import run_command
 from rankwise.errors import RankwiseError
 
@@ -50,6 +51,7 @@ app.command(
     epilog="Everything after the script belongs to the script. Options of torchrun are understood.",
 )(run_command)
 app.add_typer(data_commands, name="data")
+app.add_typer(rows_commands, name="rows")
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rankwise.data.rows.collection.checksums import array_checksums
 from rankwise.data.rows.collection.collection import DatasetCollection
 
-__all__ = ["DatasetCollection"]
+__all__ = ["DatasetCollection", "array_checksums"]

@@ -1,0 +1,71 @@
+"""`rankwise rows write`: a collection of shuffled rows out of h5ad files and Zarr stores."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+__all__ = ["EXAMPLES", "write_command"]
+
+EXAMPLES = (
+    "Examples:  rankwise rows write cells.zarr plate1.h5ad plate2.h5ad --seed 0  |  "
+    "rankwise rows write cells.zarr *.h5ad --layer counts --no-x --memory-budget 16GB"
+)
+
+
+def write_command(  # noqa: PLR0917  (typer's way: a parameter per option)
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The collection, made or added to; ends in .zarr.")],
+    inputs: Annotated[list[str], typer.Argument(metavar="IN...", help="h5ad files and AnnData Zarr stores.")],
+    layer: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="A layer to write; may come several times.")
+    ] = None,
+    obsm: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="A matrix of obsm to write; may come several times.")
+    ] = None,
+    x: Annotated[bool, typer.Option("--x/--no-x", help="Write X, where layers or obsm are chosen.")] = True,
+    genes: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="File of the variables to take, one a line.")
+    ] = None,
+    groupby: Annotated[list[str] | None, typer.Option(metavar="COLUMN", help="Sort each dataset by it.")] = None,
+    rows_per_chunk: Annotated[int, typer.Option(metavar="N", min=1, help="Rows of a chunk.")] = 64,
+    shard_size: Annotated[str, typer.Option(metavar="SIZE", help="Decoded bytes of a file, such as 1GB.")] = "1GB",
+    dataset_size: Annotated[str, typer.Option(metavar="SIZE", help="Decoded bytes of a dataset.")] = "20GB",
+    memory_budget: Annotated[str, typer.Option(metavar="SIZE", help="Memory for matrices while writing.")] = "2GB",
+    seed: Annotated[int | None, typer.Option(metavar="N", help="Of the shuffle; default: a fresh one, noted.")] = None,
+    shuffle: Annotated[bool, typer.Option("--shuffle/--no-shuffle", help="Put all rows into a random order.")] = True,
+    align_rows: Annotated[
+        bool, typer.Option("--align-rows/--no-align-rows", help="Let chunk edges fall on row edges.")
+    ] = True,
+    reshuffle: Annotated[
+        bool, typer.Option("--reshuffle", help="Rewrite what is there too, in one order with the new rows.")
+    ] = False,
+) -> None:
+    """Write a collection of shuffled rows, or add to one. Killed, it leaves what was there; called again, it goes on.
+
+    Without --layer and --obsm every matrix that all inputs have is written.
+    """
+    from rankwise.data.rows.collection import DatasetCollection
+
+    chosen = [f"layers/{name}" for name in layer or ()] + [f"obsm/{name}" for name in obsm or ()]
+    matrices = None if not chosen and x else ["X"] * x + chosen
+    collection = DatasetCollection(out)
+    before = set(collection.manifest["datasets"])
+    collection.add_adatas(
+        inputs,
+        matrices=matrices,
+        var_subset=None if genes is None else genes.read_text(encoding="utf-8").split(),
+        groupby=groupby or None,
+        n_obs_per_chunk=rows_per_chunk,
+        shard_size=shard_size,
+        dataset_size=dataset_size,
+        memory_budget=memory_budget,
+        rng=seed,
+        shuffle=shuffle,
+        align_rows=align_rows,
+        reshuffle=reshuffle,
+    )
+    made = {name: entry for name, entry in collection.manifest["datasets"].items() if name not in before}
+    rows = sum(entry["rows"] for entry in made.values())
+    print(f"{out}: {rows} rows written as {', '.join(made)}, seed {collection.manifest['writes'][-1]['seed']}")

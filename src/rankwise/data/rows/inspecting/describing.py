@@ -1,0 +1,112 @@
+"""What AnnData stores and collections hold, and what rows of them cost."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from rankwise.data.rows.datasets import MANIFEST, Dataset, find_datasets
+from rankwise.data.rows.inspecting.waste import decode_factor
+from rankwise.data.rows.matrices import StoredMatrix, StoredSparse
+from rankwise.data.store import BoxReader
+from rankwise.data.store.meta import STORES
+from rankwise.data.store.meta.documents import resolve_place
+from rankwise.errors import RankwiseError
+
+__all__ = ["describe_rows", "text_of_rows"]
+
+_RUNS = (1, 32, 64, 512)
+_WORTH = 1.5
+
+
+def describe_rows(uri: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return facts about the AnnData stores at a URI, from metadata only.
+
+    Raises:
+        DataError: there is neither an AnnData store nor a collection.
+    """
+    node = STORES.node(resolve_place(uri))
+    manifest = node.attributes.get(MANIFEST) if node is not None else None
+    with BoxReader(threads=1, cache=0) as reader:
+        datasets = [_dataset(place, reader) for place in find_datasets(uri)]
+    return {
+        "uri": os.fspath(uri),
+        "num_rows": sum(held["num_rows"] for held in datasets),
+        "datasets": datasets,
+        "writes": [] if manifest is None else manifest["writes"],
+    }
+
+
+def text_of_rows(facts: dict[str, Any]) -> str:
+    """Return the facts as text, with what a conversion would buy."""
+    lines = [f"{facts['uri']}: {facts['num_rows']} rows in {len(facts['datasets'])} datasets"]
+    for held in facts["datasets"]:
+        lines.append(f"{held['place']}: {held['num_rows']} rows, {held['num_vars']} variables")
+        lines += [f"  {name}: {_line(matrix)}" for name, matrix in held["matrices"].items()]
+    for write in facts["writes"]:
+        sources = ", ".join(f"{source['src_path']} ({source['rows']} rows)" for source in write["sources"])
+        lines.append(f"written with seed {write['seed']} from {sources} as {', '.join(write['datasets'])}")
+    return "\n".join([*lines, *_advice(facts)])
+
+
+def _dataset(place: str, reader: BoxReader) -> dict[str, Any]:
+    held = Dataset(place, reader)
+    matrices: dict[str, Any] = {}
+    for name in held.matrices:
+        try:
+            matrices[name] = _matrix(held.matrix(name))
+        except RankwiseError as error:
+            matrices[name] = {"unfit": str(error)}
+    return {
+        "place": place,
+        "num_rows": held.num_rows,
+        "num_vars": held.num_vars,
+        "obs": list(held.obs_columns),
+        "matrices": matrices,
+    }
+
+
+def _matrix(matrix: StoredMatrix) -> dict[str, Any]:
+    sparse = isinstance(matrix, StoredSparse)
+    array = matrix.data if isinstance(matrix, StoredSparse) else matrix.array
+    return {
+        "kind": "csr" if sparse else "dense",
+        "dtype": str(matrix.dtype),
+        "row_shape": list(matrix.row_shape),
+        "row_bytes": round(matrix.row_bytes, 1),
+        "chunk_rows": matrix.chunk_rows,
+        "aligned": not isinstance(matrix, StoredSparse) or matrix.rows_per_chunk is not None,
+        "sharded": array.sharded,
+        "decode_factors": {str(run): round(decode_factor(matrix, run), 2) for run in _RUNS},
+    }
+
+
+def _line(matrix: dict[str, Any]) -> str:
+    if "unfit" in matrix:
+        return str(matrix["unfit"])
+    factors = ", ".join(f"{factor:g} for {run}" for run, factor in matrix["decode_factors"].items())
+    edges = "on row edges" if matrix["aligned"] else "inside rows"
+    return (
+        f"{matrix['kind']} {matrix['dtype']}{matrix['row_shape']}, {matrix['row_bytes']:g} bytes per row, chunks of "
+        f"{matrix['chunk_rows']} rows with edges {edges}, {'sharded' if matrix['sharded'] else 'a file per chunk'}; "
+        f"times decoded, by rows of a run: {factors}"
+    )
+
+
+def _advice(facts: dict[str, Any]) -> list[str]:
+    """What `rankwise rows write` would change, if it is worth it."""
+    found = [
+        (held["place"], name, matrix)
+        for held in facts["datasets"]
+        for name, matrix in held["matrices"].items()
+        if "unfit" in matrix or matrix["decode_factors"]["64"] >= _WORTH
+    ]
+    if not found:
+        return ["runs of 64 rows are read without waste: a conversion would buy nothing but another order"]
+    words = [
+        f"  {place}/{name}: readable by row"
+        if "unfit" in matrix
+        else f"  {place}/{name}: {matrix['decode_factors']['64']:g} times less to decode for runs of 64 rows"
+        for place, name, matrix in found[:10]
+    ]
+    return ["`rankwise rows write` (shuffled, 64 rows per chunk, edges on row edges) would buy:", *words]

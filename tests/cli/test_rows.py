@@ -1,0 +1,78 @@
+"""`rankwise rows`."""
+
+import json
+import sys
+
+import pytest
+
+from rankwise.cli.app import main
+from rankwise.testing.small_rows import small_anndata, write_anndata
+
+
+@pytest.fixture
+def command(capsys, monkeypatch):
+    """Calls the command line in this process, which costs no imports; returns (exit code, stdout, stderr)."""
+
+    def call(*words):
+        monkeypatch.setattr(sys, "argv", ["rankwise", *map(str, words)])
+        code = 0
+        try:
+            main()
+        except SystemExit as done:
+            code = done.code or 0
+        return (code, *capsys.readouterr())
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("inputs")
+    small_anndata(90, 9, seed=0).write_h5ad(folder / "a.h5ad")
+    write_anndata(small_anndata(70, 9, seed=1), folder / "b.zarr")
+    return [folder / "a.h5ad", folder / "b.zarr"]
+
+
+def test_write_info_verify(tmp_path, inputs, command):
+    """A collection is written by names, described, and found whole; damage is named."""
+    out = tmp_path / "c.zarr"
+    code, said, _ = command("rows", "write", out, *inputs, "--layer", "counts", "--seed", 3, "--rows-per-chunk", 16)
+    assert (code, said) == (0, f"{out}: 160 rows written as dataset_0, seed 3\n")
+    code, said, _ = command("rows", "info", out)
+    assert code == 0
+    assert f"{out}: 160 rows in 1 datasets" in said
+    assert "chunks of 16 rows with edges on row edges, sharded" in said
+    assert f"written with seed 3 from {inputs[0]} (90 rows), {inputs[1]} (70 rows) as dataset_0" in said
+    facts = json.loads(command("rows", "info", out, "--json")[1])
+    assert list(facts["datasets"][0]["matrices"]) == ["X", "layers/counts"]
+    assert command("rows", "verify", out) == (0, f"{out} is what was written\n", "")
+    [first, *_] = sorted((out / "dataset_0" / "X" / "data").rglob("c/*"))
+    first.write_bytes(bytes(reversed(first.read_bytes())))
+    code, said, _ = command("rows", "verify", out)
+    assert (code, said) == (1, "dataset_0/X/data is not what was written: its checksum differs\n")
+
+
+def test_what_converting_would_buy(tmp_path, inputs, command):
+    """Of an ordinary AnnData store the waste is told, from its metadata."""
+    code, said, _ = command("rows", "info", inputs[1])
+    assert code == 0
+    assert "edges inside rows" in said
+    made = small_anndata(300, 20)
+    made.X, made.layers["counts"] = made.X.tocsc(), made.X
+    place = write_anndata(made, tmp_path / "d.zarr")
+    code, said, _ = command("rows", "info", place)
+    assert "stored column by column (CSC)" in said
+    assert f"{place}/X: readable by row" in said
+
+
+def test_wrong_usage_is_one_message(tmp_path, inputs, command):
+    """What is not there, or cannot be compared, is said without a traceback."""
+    code, _, said = command("rows", "write", tmp_path / "c.zarr", inputs[0], "--layer", "raw")
+    assert (code, said.count("\n")) == (2, 1)
+    assert "has no 'layers/raw'" in said
+    code, _, said = command("rows", "verify", tmp_path / "c.zarr")
+    assert code == 2
+    assert "has no manifest" in said
+    code, _, said = command("rows", "info", inputs[0])
+    assert code == 2
+    assert "write it to a Zarr collection first" in said

@@ -1,0 +1,54 @@
+"""Collections that are no longer what was written."""
+
+import json
+import shutil
+
+import pytest
+
+from rankwise.data.rows import DatasetCollection
+from rankwise.data.rows.inspecting import verify_rows
+from rankwise.testing.small_rows import small_anndata
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    place = tmp_path_factory.mktemp("whole") / "c.zarr"
+    inputs = [small_anndata(20, 5, seed=seed) for seed in (0, 1)]
+    DatasetCollection(place).add_adatas(inputs, rng=0, dataset_size=20, matrices=["X"])
+    return place
+
+
+@pytest.fixture
+def copy(tmp_path, whole):
+    return shutil.copytree(whole, tmp_path / "c.zarr")
+
+
+def test_a_copy_is_whole(copy):
+    """Copying a collection changes nothing that is checked, and every dataset is looked at."""
+    seen = []
+    assert verify_rows(copy, shown=seen.append) == []
+    assert [place.rpartition("/")[2] for place in seen] == ["dataset_0", "dataset_1"]
+
+
+def test_lost_and_added_arrays(copy):
+    """Arrays that are gone or new are named."""
+    shutil.move(copy / "dataset_0" / "obs" / "n", copy / "dataset_0" / "obs" / "m")
+    assert "dataset_0/obs/n is missing" in verify_rows(copy)
+    assert "dataset_0/obs/m was added later" in verify_rows(copy)
+
+
+def test_a_lost_dataset(copy):
+    """A dataset that is gone is named."""
+    shutil.rmtree(copy / "dataset_1")
+    assert "dataset_1 is missing" in verify_rows(copy)
+
+
+def test_rows_that_come_twice(copy):
+    """A dataset that was copied over another is noticed by where its rows come from, whatever the checksums say."""
+    shutil.rmtree(copy / "dataset_1")
+    shutil.copytree(copy / "dataset_0", copy / "dataset_1")
+    document = json.loads((copy / "zarr.json").read_bytes())
+    entries = document["attributes"]["rankwise"]["datasets"]
+    entries["dataset_1"] = entries["dataset_0"]
+    (copy / "zarr.json").write_text(json.dumps(document))
+    assert verify_rows(copy)[0] == "20 rows are there twice, by their src_path and src_row"
