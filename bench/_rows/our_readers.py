@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 
-from _rows.readers import Reader, shaped
+from _rows.readers import Reader
 from _rows.task import Task
+from rankwise.data.rows.fields import make_field
 from rankwise.data.rows.matrices import MatrixPlan, open_matrix, stack_matrices
 from rankwise.data.store import BoxPlan, BoxReader
 
 
 class Ours(Reader):
-    """Requests read as a whole into buffers that the next one takes again; batches are parts of them, not copied."""
+    """Requests read as a whole into buffers that the next one takes again; batches are parts of them, not copied.
+
+    Dense rows and chosen genes of a CSR matrix are spread batch by batch, into one buffer.
+    """
 
     def __init__(self, task: Task, output: str = "rows") -> None:
-        self._task, self._output = task, output
+        self._task = task
         self._reader = BoxReader(cache=0, threads=task.threads)
         self._stack = stack_matrices([open_matrix(f"{task.store}/X", self._reader)])
+        columns = task.columns() if output == "genes" else None
+        self._field = make_field(self._stack, dense=output == "dense", columns=columns)
         self._held: dict[str, np.ndarray] = {}
 
     def plan(self, number: int) -> MatrixPlan:
@@ -36,8 +43,7 @@ class Ours(Reader):
                 if not report.valid.all():
                     raise report.errors[0].error
             for cut in self._task.cuts():
-                batch = self._rows(arrays, cut) if self._task.sparse else arrays[0][cut]
-                yield shaped(batch, self._output, self._task)
+                yield self._batch(self._part(arrays, cut))
 
     def close(self) -> None:
         """Close files and threads."""
@@ -45,28 +51,42 @@ class Ours(Reader):
 
     def _arrays(self, plan: MatrixPlan) -> tuple[np.ndarray, ...]:
         spec = self._stack.spec
-        if not self._task.sparse:
-            return (self._buffer("rows", plan.num_rows * spec.shape[0], spec.dtype).reshape(-1, *spec.shape),)
+        if not spec.ragged:
+            return (self._buffer("rows", (plan.num_rows, *spec.shape), spec.dtype),)
         return (
-            self._buffer("data", plan.num_elements, spec.dtype),
-            self._buffer("indices", plan.num_elements, self._stack.index_dtype),
-            self._buffer("indptr", plan.num_rows + 1, np.dtype(np.int32)),
+            self._buffer("data", (plan.num_elements,), spec.dtype),
+            self._buffer("indices", (plan.num_elements,), self._stack.index_dtype),
+            self._buffer("indptr", (plan.num_rows + 1,), self._stack.index_dtype),
         )
 
-    def _buffer(self, name: str, size: int, dtype: np.dtype) -> np.ndarray:
+    def _buffer(self, name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        size = math.prod(shape)
         held = self._held.get(name)
         if held is None or len(held) < size:
             held = self._held[name] = np.empty(size + size // 10, dtype)
-        return held[:size]
+        return held[:size].reshape(shape)
 
-    def _rows(self, arrays: tuple[np.ndarray, ...], cut: slice) -> Any:
-        import scipy.sparse
-
+    def _part(self, arrays: tuple[np.ndarray, ...], cut: slice) -> tuple[np.ndarray, ...]:
+        if not self._stack.spec.ragged:
+            return (arrays[0][cut],)
         data, indices, indptr = arrays
         bounds = indptr[cut.start : cut.stop + 1]
         part = slice(bounds[0], bounds[-1])
-        shape = (cut.stop - cut.start, self._task.shape[1])
-        return scipy.sparse.csr_matrix((data[part], indices[part], bounds - bounds[0]), shape=shape)
+        return data[part], indices[part], bounds - bounds[0]
+
+    def _batch(self, read: tuple[np.ndarray, ...]) -> Any:
+        """Return a batch made of what was read, with the checks that a source of rows makes."""
+        spec, out = self._field.spec, read
+        num_rows = len(read[0]) if len(read) == 1 else len(read[2]) - 1
+        if not self._field.is_direct:
+            out = (self._buffer("dense", (num_rows, *spec.shape), spec.dtype),)
+        if self._field.finish(read, out, self._reader.run_tasks) is not None:
+            raise RuntimeError("rows name columns that there are not")
+        if len(out) == 1:
+            return out[0]
+        import scipy.sparse
+
+        return scipy.sparse.csr_matrix(out, shape=(num_rows, *spec.shape))
 
 
 class Floor(Reader):

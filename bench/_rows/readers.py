@@ -34,10 +34,10 @@ KINDS = {
     "ours": Kind(title="rankwise", program="ours"),
     "annbatch": Kind(title="annbatch + zarrs", program="annbatch"),
     "memory": Kind(title="whole matrix in memory, rows by SciPy or NumPy", program="memory"),
-    "ours-dense": Kind(title="rankwise, dense by SciPy", program="ours", output="dense"),
+    "ours-dense": Kind(title="rankwise, dense", program="ours", output="dense"),
     "annbatch-dense": Kind(title="annbatch + zarrs, dense", program="annbatch", output="dense"),
     "memory-dense": Kind(title="whole matrix in memory, dense by SciPy", program="memory", output="dense"),
-    "ours-genes": Kind(title="rankwise, chosen genes dense by SciPy", program="ours", output="genes"),
+    "ours-genes": Kind(title="rankwise, chosen genes dense", program="ours", output="genes"),
     "memory-genes": Kind(title="whole matrix in memory, chosen genes by SciPy", program="memory", output="genes"),
 }
 
