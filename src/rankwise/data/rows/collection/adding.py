@@ -7,6 +7,7 @@ import json
 import shutil
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -127,13 +128,20 @@ def _prepare(joined: Joined, options: WriteOptions, journal: Journal, edges: Int
     spill_rows(joined, order, buckets, journal, block_rows=block_rows, shown=lambda rows: shown.step(spilled=rows))
     for number, name in enumerate(journal.facts["names"]):
         rows = order[edges[number] : edges[number + 1]]
-        if name not in journal.facts["entries"]:
-            first, last = np.searchsorted(cuts, edges[number : number + 2]).tolist()
-            write_dataset(work / name, joined, rows, buckets, range(first, last), form=options.form)
-            entry = {"rows": len(rows), "arrays": array_checksums(work / name, sync=True)}
-            journal.keep(entries=journal.facts["entries"] | {name: entry})
-            buckets.drop(range(first, last))
-        shown.step(written=len(rows))
+        if name in journal.facts["entries"]:
+            shown.step(written=len(rows))
+            continue
+        first, last = np.searchsorted(cuts, edges[number : number + 2]).tolist()
+        numbers = range(first, last)
+        told = partial(_told, shown)
+        write_dataset(work / name, joined, rows, buckets, numbers, form=options.form, shown=told)
+        entry = {"rows": len(rows), "arrays": array_checksums(work / name, sync=True)}
+        journal.keep(entries=journal.facts["entries"] | {name: entry})
+        buckets.drop(numbers)
+
+
+def _told(shown: Progress, rows: float) -> None:
+    shown.step(written=rows)
 
 
 def _publish(folder: Path, joined: Joined, options: WriteOptions, journal: Journal) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,9 +19,7 @@ from rankwise.data.store import load_zarr
 
 __all__ = ["Shown", "bucket_edges", "spill_rows", "write_dataset"]
 
-Shown = Callable[[int], None]
-
-_EMPTY = ("layers", "obsm")
+Shown = Callable[[float], None]
 
 
 def bucket_edges(edges: IntArray, rows: int) -> IntArray:
@@ -64,6 +62,7 @@ def write_dataset(
     numbers: range,
     *,
     form: MatrixFormat,
+    shown: Shown,
 ) -> None:
     """Second pass: write one dataset out of its buckets.
 
@@ -74,6 +73,7 @@ def write_dataset(
         buckets: rows on their way.
         numbers: the buckets of this dataset.
         form: how matrices are stored.
+        shown: told how many rows more are written; a row whose matrices are half written counts half.
     """
     if place.exists():
         shutil.rmtree(place)
@@ -88,7 +88,9 @@ def write_dataset(
             del group["X"]
         for which, field in enumerate(joined.fields):
             parent, _, name = field.name.rpartition("/")
-            _write_field(group[parent] if parent else group, name, field, which, len(rows), buckets, numbers, form)
+            part = _Part(group[parent] if parent else group, name, field, which, len(rows), form)
+            for count in _write_field(part, buckets, numbers):
+                shown(count / len(joined.fields))
 
 
 def _plain(write: Any, store: Any, name: str, elem: Any, dataset_kwargs: Any = None, **facts: Any) -> None:
@@ -96,13 +98,26 @@ def _plain(write: Any, store: Any, name: str, elem: Any, dataset_kwargs: Any = N
     write(store, name, elem, dataset_kwargs=dict(dataset_kwargs or {}))
 
 
-def _write_field(  # noqa: PLR0917
-    group: Any, name: str, field: Field, which: int, num_rows: int, buckets: Buckets, numbers: range, form: MatrixFormat
-) -> None:
+class _Part(NamedTuple):
+    """One matrix of a dataset."""
+
+    group: Any
+    name: str
+    field: Field
+    which: int
+    num_rows: int
+    form: MatrixFormat
+
+
+def _write_field(part: _Part, buckets: Buckets, numbers: range) -> Iterator[int]:
+    """Write a matrix bucket by bucket; yields the rows of each."""
+    group, name, field, which, num_rows, form = part
     if not field.sparse:
         dense = DenseWriter(group, name, num_rows=num_rows, row_shape=field.row_shape, dtype=field.dtype, form=form)
         for number in numbers:
-            dense.append(buckets.rows(number, which))
+            values = buckets.rows(number, which)
+            dense.append(values)
+            yield len(values)
         dense.close()
         return
     lengths = np.concatenate([buckets.lengths(number, which) for number in numbers])
@@ -110,4 +125,5 @@ def _write_field(  # noqa: PLR0917
     for number in numbers:
         rows = buckets.rows(number, which)
         sparse.append_rows(rows.data, rows.indices, rows.shape[0])
+        yield rows.shape[0]
     sparse.close()

@@ -46,7 +46,7 @@ class Progress:
         if self._bars is not None:
             self._bars.stop()
 
-    def step(self, **rows: int) -> None:
+    def step(self, **rows: float) -> None:
         """Say that so many more rows were ``spilled`` or ``written``."""
         if self._bars is None:
             return
