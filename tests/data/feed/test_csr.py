@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from rankwise.data.feed.csr import copied_field, csr_parts, first_twice, scipy_csr, torch_csr
-from rankwise.errors import MissingExtraError
+from rankwise.errors import ConfigError, MissingExtraError
 
 ROWS = [[0.0, 2.0, 0.0, 3.0], [0.0, 0.0, 0.0, 0.0], [4.0, 0.0, 0.0, 0.0]]
 PARTS = np.array([2, 3, 4], "f4"), np.array([1, 3, 0], "i4"), np.array([0, 2, 2, 3], "i4")
@@ -50,3 +50,11 @@ def test_without_scipy_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "scipy.sparse", None)
     with pytest.raises(MissingExtraError, match=r"rankwise\[rows\]"):
         scipy_csr(PARTS, 4)
+
+
+def test_half_precision_is_torchs_alone():
+    """SciPy has no sparse halves: it is said, with the mend."""
+    halves = PARTS[0].astype("f2"), *PARTS[1:]
+    assert rows_of(made("torch", halves)) == ROWS
+    with pytest.raises(ConfigError, match=r"no sparse matrices of float16: give the source another dtype="):
+        made("scipy", halves)

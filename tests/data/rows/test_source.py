@@ -2,9 +2,11 @@
 
 import pickle
 import shutil
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import anndata
 import numpy as np
 import pytest
 import zarr
@@ -18,6 +20,7 @@ from rankwise.data.order import Order
 from rankwise.data.rows import DatasetCollection, RowSource
 from rankwise.errors import ConfigError, DataError
 from rankwise.testing.row_stores import NUM_COLS, make_stores
+from rankwise.testing.small_rows import random_csr, write_anndata, write_csr
 
 ALL = ("X", "layers/counts", "layers/full", "obsm/pca")
 OBS = ("kind", "n")
@@ -262,3 +265,24 @@ def test_damaged_row_pointers_are_told(tmp_path):
     indptr[7] = 10_000
     with pytest.raises(DataError, match=r"row pointers .*0.zarr/X/indptr are damaged: row 7"):
         read(RowSource(held.places), [3])
+
+
+@pytest.mark.parametrize("options", [{}, {"dense": True}, {"genes": range(0, 2000, 2)}])
+def test_memory_is_that_of_batches(tmp_path, options):
+    """An epoch of dense rows takes some batches and the cache, far from the whole matrix, dense or sparse."""
+    matrix = random_csr(2000, 2000, density=0.05)
+    write_anndata(anndata.AnnData(matrix), tmp_path / "a.zarr")
+    group = zarr.open_group(str(tmp_path / "a.zarr"), mode="a", use_consolidated=False)
+    del group["X"]
+    write_csr(group, "X", matrix, chunk=2000, shard=20_000)
+    source = RowSource(tmp_path / "a.zarr", threads=1, cache=2**18, **options)
+    loader = FeedLoader(source, Order(source, batch_size=50, lanes=2, window=1))
+    tracemalloc.start()
+    try:
+        for _ in loader:
+            pass
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    batch = 50 * 2000 * 4
+    assert peak < 2 * 2**18 + 5 * batch + 2**20  # three batches, the rows of one of them, plans; all rows: 40 batches

@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rankwise.data.contract import NDArray
-from rankwise.errors import MissingExtraError
+from rankwise.errors import ConfigError, MissingExtraError
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["copied_field", "csr_parts", "first_twice", "scipy_csr", "torch_csr"]
+__all__ = ["copied_field", "csr_parts", "first_twice", "quiet_csr", "scipy_csr", "torch_csr"]
 
 
 def torch_csr(parts: tuple[torch.Tensor, ...], num_cols: int) -> torch.Tensor:
     """Return a ``torch.sparse_csr`` tensor over data, indices and row pointers; nothing is copied or looked at."""
     import torch
 
-    _quiet()
+    quiet_csr()
     data, indices, indptr = parts
     size = (len(indptr) - 1, num_cols)
     return torch.sparse_csr_tensor(indptr, indices, data, size=size, check_invariants=False)
@@ -32,6 +32,7 @@ def scipy_csr(parts: tuple[NDArray, ...], num_cols: int) -> Any:
 
     Raises:
         MissingExtraError: SciPy is not installed.
+        ConfigError: SciPy has no sparse matrices of this dtype, such as half precision.
     """
     try:
         from scipy.sparse import csr_matrix
@@ -40,7 +41,13 @@ def scipy_csr(parts: tuple[NDArray, ...], num_cols: int) -> Any:
             "sparse rows without a device are SciPy matrices: pip install 'rankwise[rows]', or take a device or dense "
             "rows"
         ) from error
-    made = csr_matrix((len(parts[2]) - 1, num_cols), dtype=parts[0].dtype)
+    try:
+        made = csr_matrix((len(parts[2]) - 1, num_cols), dtype=parts[0].dtype)
+    except ValueError as error:
+        raise ConfigError(
+            f"SciPy has no sparse matrices of {parts[0].dtype}: give the source another dtype=, take dense rows, or a "
+            "device, on which they are torch's"
+        ) from error
     made.data, made.indices, made.indptr = parts  # its constructor copies what lies in a larger piece of memory
     return made
 
@@ -87,8 +94,11 @@ def _csr_twice(parts: tuple[Any, ...], num_cols: int, *, some: bool) -> Any:
 
 
 @functools.cache
-def _quiet() -> None:
-    """Hear once, in silence, what torch says about its first CSR tensor in each process: that they are in beta."""
+def quiet_csr() -> None:
+    """Hear once, in silence, what torch says about its first CSR tensor in each process: that they are in beta.
+
+    Called where loaders are made: changing the filters of warnings is not for threads.
+    """
     import torch
 
     with warnings.catch_warnings():

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from rankwise.data.contract import IntArray, NDArray
-from rankwise.data.feed.csr import csr_parts, scipy_csr, torch_csr
+from rankwise.data.feed.csr import csr_parts, quiet_csr, scipy_csr, torch_csr
 from rankwise.data.feed.done import Done
 from rankwise.errors import ConfigError, MissingExtraError
 
@@ -95,6 +95,7 @@ def make_placer(device: str | torch.device | None) -> Placer:
         where = torch.device(device)
     except RuntimeError as error:
         raise ConfigError(f"device={device!r} is not a device of torch: {error}") from error
+    quiet_csr()
     if where.type == "cuda":
         return _CudaPlacer(where)
     return _TensorPlacer() if where.type == "cpu" else _CopyPlacer(where)
