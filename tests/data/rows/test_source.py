@@ -286,3 +286,14 @@ def test_memory_is_that_of_batches(tmp_path, options):
         tracemalloc.stop()
     batch = 50 * 2000 * 4
     assert peak < 2 * 2**18 + 5 * batch + 2**20  # three batches, the rows of one of them, plans; all rows: 40 batches
+
+
+def test_obs_alone(one):
+    """Columns without any matrix are a source too: nothing is read from disk for a batch."""
+    source = RowSource(one.places, matrices=(), obs=OBS, rows=range(5, 60))
+    assert (source.fields.keys(), source.chunk_samples) == ({"kind", "n"}, 1)
+    fields, report = read(source, np.arange(55))
+    check(fields, one, np.arange(5, 60), source)
+    assert report.valid.all()
+    assert source.stats.boxes == 0
+    assert sorted(i for (b,) in FeedLoader(source, Order(source, batch_size=20)) for i in b.ids) == list(range(55))
