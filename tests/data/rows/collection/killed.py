@@ -21,7 +21,7 @@ PLACES = {
     "half-moved": (Path, "rename", 2, "before"),
     "before-commit": (adding, "commit", 1, "before"),
     "after-commit": (adding, "commit", 1, "after"),
-    "dropped": (adding, "_drop", 1, "after"),
+    "dropped": (adding, "_drop", 2, "after"),
 }
 CASES = [(name, name == "dropped") for name in PLACES] + [("after-commit", True)]
 
@@ -55,7 +55,7 @@ def arm(owner, name, count, moment):
 def main(base):
     from rankwise.data.rows.collection.options import WriteOptions
 
-    WriteOptions.part_rows = lambda *_: 11  # several blocks and buckets
+    WriteOptions.part_rows = lambda *_: 15  # several blocks and buckets
     if os.fork() == 0:
         DatasetCollection(base / "before.zarr").add_adatas([small_anndata(20, 6, seed=0)], rng=1, matrices=["X"])
         os._exit(0)

@@ -10,9 +10,11 @@ from shutil import copytree
 import pytest
 
 from rankwise.data.rows import DatasetCollection
+from rankwise.data.rows.collection import journal
 from rankwise.data.rows.collection.checksums import array_checksums
 from rankwise.data.rows.datasets import find_datasets
 
+BOOT = journal._boot()
 SCRIPT = Path(__file__).with_name("killed.py")
 _spec = importlib.util.spec_from_file_location("killed", SCRIPT)
 killed = importlib.util.module_from_spec(_spec)
@@ -64,10 +66,26 @@ def test_other_work_throws_the_unfinished_away(base):
     copytree(base / "before.zarr", folder)
     work = folder.with_name(f"{folder.name}.writing")
     (work / "buckets").mkdir(parents=True)
-    (work / "journal.json").write_text(json.dumps({"plan": "another", "names": ["dataset_9"], "dropped": []}))
+    (work / "journal.json").write_text(
+        json.dumps({"plan": "another", "boot": BOOT, "names": ["dataset_9"], "dropped": []})
+    )
     with (
         pytest.warns(UserWarning, match="unfinished writing of other inputs"),
         pytest.warns(UserWarning, match="new rows are shuffled among themselves"),
     ):
         DatasetCollection(folder).add_adatas(killed.inputs()[:1], rng=0)
     assert len(find_datasets(folder)) == 2
+
+
+def test_work_from_before_a_power_cut_is_begun_again(base, undisturbed):
+    """Files of an earlier run of the machine may lack what was never on the disk: nothing of them is used."""
+    folder = base / "power.zarr"
+    copytree(base / "before.zarr", folder)
+    work = folder.with_name(f"{folder.name}.writing")
+    work.mkdir()
+    (work / "journal.json").write_text(
+        json.dumps({"plan": "any", "boot": "earlier", "names": ["dataset_1"], "dropped": []})
+    )
+    (work / "rest").mkdir()
+    killed.add(folder, reshuffle=False)
+    assert members(folder) == undisturbed[False]

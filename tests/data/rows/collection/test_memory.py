@@ -21,15 +21,15 @@ def cells(num_rows, per_row=150, num_cols=450):
 
 
 def test_matrices_stay_below_the_budget(tmp_path):
-    """With a budget of 3 MB, 10 MB of matrix are written with at most 3 MB in memory, the tables of rows included."""
+    """With a budget of 2 MB, 6 MB of matrix are written with at most 2 MB in memory, the tables of rows included."""
     DatasetCollection(tmp_path / "warm.zarr").add_adatas([cells(50)])  # everything is imported, the codecs are ready
-    made = cells(9_000)
-    assert made.X.data.nbytes + made.X.indices.nbytes > 10 * 2**20
+    made = cells(5_000)
+    assert made.X.data.nbytes + made.X.indices.nbytes >= 5 * 2**20
     collection = DatasetCollection(tmp_path / "c.zarr")
     tracemalloc.start()
     try:
-        collection.add_adatas([made], rng=0, memory_budget="3MB")
+        collection.add_adatas([made], rng=0, memory_budget="2MB")
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert peak < 3 * 2**20
+    assert peak < 2 * 2**20

@@ -1,10 +1,13 @@
 """A collection that annbatch wrote."""
 
 import importlib.util
+import shutil
 from pathlib import Path
 
+import anndata
 import numpy as np
 import pytest
+import scipy.sparse as sp
 
 from rankwise.data.rows import DatasetCollection
 from rankwise.data.rows.datasets import Dataset, find_datasets
@@ -58,3 +61,27 @@ def test_as_a_collection():
     assert [group["X"].attrs["shape"][1] for group in held] == [7, 7]
     assert sorted(held.obs(["n"])["n"]) == list(range(NUM_ROWS))
     assert held.manifest["datasets"] == {}
+
+
+def test_adding_to_it_is_all_or_nothing(tmp_path, monkeypatch):
+    """It gets its manifest before datasets move in, so that a failure between two of them shows none."""
+    place = shutil.copytree(FOLDER / "collection.zarr", tmp_path / "c.zarr")
+    more = anndata.AnnData(X=sp.eye(20, 7, format="csr", dtype="f4"))
+    more.var_names = [f"g{k}" for k in range(7)]
+    real, calls = Path.rename, []
+
+    def failing(self, target):
+        if self.name.startswith("dataset_"):
+            calls.append(self)
+            if len(calls) == 2:
+                raise OSError("out of order")
+        return real(self, target)
+
+    monkeypatch.setattr(Path, "rename", failing)
+    with pytest.raises(OSError, match="out of order"):
+        DatasetCollection(place).add_adatas([more], rng=0, dataset_size=10, matrices=["X"])
+    assert (place / "dataset_2").exists()
+    assert len(find_datasets(place)) == len(list(DatasetCollection(place, mode="r"))) == 2
+    DatasetCollection(place).add_adatas([more], rng=0, dataset_size=10, matrices=["X"])
+    assert len(find_datasets(place)) == 4
+    assert len(DatasetCollection(place, mode="r").obs(["src_path"])) == NUM_ROWS + 20

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 import warnings
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ from rankwise.data.rows.collection.checksums import array_checksums
 from rankwise.data.rows.collection.inputs import Input
 from rankwise.data.rows.collection.joining import Joined
 from rankwise.data.rows.collection.journal import Journal, locked, work_folder
-from rankwise.data.rows.collection.manifest import commit, listed_names, on_disk, read_manifest
+from rankwise.data.rows.collection.manifest import commit, has_manifest, listed_names, on_disk, read_manifest
 from rankwise.data.rows.collection.options import WriteOptions
 from rankwise.data.rows.collection.passes import bucket_edges, spill_rows, write_dataset
 from rankwise.data.rows.collection.progress import Progress
@@ -63,6 +64,8 @@ def add_rows(
     edges = cut_datasets(len(joined.obs), options.dataset_rows(joined))
     with locked(work_folder(folder)):
         old = listed_names(folder)
+        stale = Journal.stale(work_folder(folder), plan)
+        _drop(folder, [] if stale is None else [name for name in stale["names"] if name not in old])
         fresh = {
             "spilled": 0,
             "sizes": {},
@@ -135,7 +138,7 @@ def _prepare(joined: Joined, options: WriteOptions, journal: Journal, edges: Int
         numbers = range(first, last)
         told = partial(_told, shown)
         write_dataset(work / name, joined, rows, buckets, numbers, form=options.form, shown=told)
-        entry = {"rows": len(rows), "arrays": array_checksums(work / name, sync=True)}
+        entry = {"rows": len(rows), "arrays": array_checksums(work / name)}
         journal.keep(entries=journal.facts["entries"] | {name: entry})
         buckets.drop(numbers)
 
@@ -146,6 +149,10 @@ def _told(shown: Progress, rows: float) -> None:
 
 def _publish(folder: Path, joined: Joined, options: WriteOptions, journal: Journal) -> None:
     """Move the datasets in and replace the metadata; repeated after a kill it does what is left."""
+    if not has_manifest(folder):  # readers would take folders that have moved in for members
+        held = _known(folder, {}, [*journal.facts["old"], *journal.facts["dropped"]])
+        commit(folder, {**read_manifest(folder), "datasets": held})
+    os.sync()  # what the metadata will name is on the disk before they are
     for name in journal.facts["names"]:
         if (journal.folder / name).exists():
             (journal.folder / name).rename(folder / name)

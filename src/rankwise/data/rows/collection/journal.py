@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rankwise._files import write_whole
 from rankwise.errors import DataError
 
 __all__ = ["Journal", "locked", "work_folder"]
@@ -34,15 +33,15 @@ class Journal:
     def __init__(self, folder: Path, plan: str, facts: dict[str, Any]) -> None:
         self.folder = folder
         self._path = folder / "journal.json"
-        held = self.peek(folder)
-        if held is not None and held["plan"] != plan:
+        stale, held = self.stale(folder, plan), self.peek(folder)
+        if stale is not None and stale["boot"] == _boot():
             warnings.warn(
                 f"{folder} holds the unfinished writing of other inputs or parameters; it is thrown away", stacklevel=5
             )
-            held = None
+        held = held if stale is None else None
         if held is None:
             self._clear()
-        self.facts: dict[str, Any] = {"plan": plan, **facts} if held is None else held
+        self.facts: dict[str, Any] = {"plan": plan, "boot": _boot(), **facts} if held is None else held
         (folder / "buckets").mkdir(exist_ok=True)
         self.keep()
 
@@ -53,10 +52,22 @@ class Journal:
         facts: dict[str, Any] | None = json.loads(path.read_bytes()) if path.exists() else None
         return facts
 
+    @classmethod
+    def stale(cls, folder: Path, plan: str) -> dict[str, Any] | None:
+        """Return the facts of an unfinished writing that cannot be continued.
+
+        Either it is another one, or the machine was started anew since: then files that were not on the disk yet may
+        have been lost with the power.
+        """
+        held = cls.peek(folder)
+        return held if held is not None and (held["plan"] != plan or held["boot"] != _boot()) else None
+
     def keep(self, **facts: Any) -> None:
-        """Change facts, on disk too."""
+        """Change facts, in the file too, which a kill leaves whole."""
         self.facts |= facts
-        write_whole(self._path, json.dumps(self.facts).encode())
+        beside = self._path.with_suffix(".new")
+        beside.write_text(json.dumps(self.facts))
+        beside.replace(self._path)
 
     def _clear(self) -> None:
         for path in self.folder.iterdir():
@@ -64,6 +75,12 @@ class Journal:
                 shutil.rmtree(path)
             elif path.name != "lock":
                 path.unlink()
+
+
+def _boot() -> str:
+    """Which run of the machine this is; "" where it cannot be told."""
+    path = Path("/proc/sys/kernel/random/boot_id")
+    return path.read_text().strip() if path.exists() else ""
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from rankwise._files import write_whole
 from rankwise.data.rows.datasets import COLLECTION_TYPE, MANIFEST
 from rankwise.errors import DataError
 
-__all__ = ["commit", "listed_names", "on_disk", "read_manifest"]
+__all__ = ["commit", "has_manifest", "listed_names", "on_disk", "read_manifest"]
 
 _VERSION = 1
 
@@ -43,10 +43,15 @@ def on_disk(folder: Path) -> list[str]:
 
 def listed_names(folder: Path) -> list[str]:
     """Return the names of the datasets of a collection: those of its manifest, else all folders named so."""
-    if MANIFEST in _document(folder).get("attributes", {}):
+    if has_manifest(folder):
         held = read_manifest(folder)["datasets"]
         return [name for name in on_disk(folder) if name in held]
     return on_disk(folder)
+
+
+def has_manifest(folder: Path) -> bool:
+    """Whether a collection has a manifest: rankwise wrote or added to it."""
+    return MANIFEST in _document(folder).get("attributes", {})
 
 
 def commit(folder: Path, manifest: dict[str, Any]) -> None:
