@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 
 from rankwise.data.contract import IntArray, NDArray
 from rankwise.data.rows.loader.blocks import RowBlock
+from rankwise.data.rows.loader.memory_pool import MemoryPool
 from rankwise.data.rows.matrices import (
     MatrixPlan,
     RowPointers,
@@ -62,6 +64,7 @@ class StoredRows:
     def __init__(self, matrices: Sequence[StoredMatrix], reader: BoxReader) -> None:
         self._stack = stack_matrices(matrices)
         self._reader = reader
+        self._pool = MemoryPool()
 
     def read(self, rows: IntArray) -> RowBlock:
         """Read and decode rows straight into their order; what fails is told row by row.
@@ -84,14 +87,15 @@ class StoredRows:
         return RowBlock(arrays=arrays, num_cols=num_cols, errors=errors)
 
     def _arrays(self, plan: MatrixPlan) -> tuple[NDArray, ...]:
-        """New memory for each request: batches are views of it, and may be kept."""
+        """Memory for one request: batches are views of it, and may be kept."""
         spec = self._stack.spec
         if plan.lengths is None:
-            return (np.empty((plan.num_rows, *spec.shape), dtype=spec.dtype),)
+            shape = (plan.num_rows, *spec.shape)
+            return (self._pool.take(math.prod(shape), spec.dtype).reshape(shape),)
         count = plan.num_elements
         return (
-            np.empty(count, dtype=spec.dtype),
-            np.empty(count, dtype=self._stack.index_dtype),
+            self._pool.take(count, spec.dtype),
+            self._pool.take(count, self._stack.index_dtype),
             np.zeros(plan.num_rows + 1, dtype=np.int64),
         )
 

@@ -1,0 +1,44 @@
+"""Memory of load requests, used again."""
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+
+from rankwise.data.rows.loader.memory_pool import MemoryPool
+
+
+def address(array):
+    return array.__array_interface__["data"][0]
+
+
+def test_memory_that_nobody_looks_at_is_used_again():
+    """The same memory for the next array that fits; new memory for a larger one."""
+    pool = MemoryPool()
+    first = pool.take(1000, np.dtype("f4"))
+    where = address(first)
+    del first
+    again = pool.take(2050, np.dtype("u2"))
+    assert (address(again), again.dtype, again.shape) == (where, np.dtype("u2"), (2050,))
+    assert address(pool.take(10, np.dtype("f8"))) != where
+    assert pool.num_pieces == 2
+
+
+def test_what_is_kept_is_never_touched():
+    """Views, CSR matrices and tensors keep their memory, however many requests come after."""
+    pool = MemoryPool(capacity=2)
+    kept = []
+    for number in range(12):
+        array = pool.take(100, np.dtype("i4"))
+        array[:] = number
+        view = array[10:20]
+        pointers = np.arange(0, 11, 5, dtype="i4")
+        kept.append(
+            [view, sp.csr_matrix((view, np.zeros(10, "i4"), pointers), shape=(2, 3)), torch.from_numpy(view)][
+                number % 3
+            ]
+        )
+        del array, view
+        pool.take(100, np.dtype("i4"))[:] = -1
+    for number, held in enumerate(kept):
+        values = held.data if sp.issparse(held) else np.asarray(held)
+        assert np.asarray(values).tolist() == [number] * 10
