@@ -61,7 +61,6 @@ def test_set_epoch_makes_workers_follow_the_seed(store):
     assert sorted(epoch(batches, whole)) == sorted(alone)
 
 
-@pytest.mark.slow
 def test_spawned_workers_that_stay(store):
     """The loader travels to them; their second epoch is another order, and complete too."""
     place, whole = store

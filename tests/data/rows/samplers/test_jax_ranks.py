@@ -1,0 +1,38 @@
+"""Ranks that JAX knows about, as real processes."""
+
+import json
+import socket
+import subprocess
+import sys
+
+import pytest
+
+SCRIPT = """
+import json, sys
+import jax
+import numpy as np
+jax.distributed.initialize(f"localhost:{sys.argv[1]}", num_processes=2, process_id=int(sys.argv[2]))
+from rankwise.data.rows.samplers import DistributedSampler, RandomSampler
+sampler = DistributedSampler(RandomSampler(8, 4, 16, rng=0), dist_info="jax")
+rows = []
+for _ in range(2):
+    for request in sampler.sample(1001):
+        listed = np.concatenate([np.arange(run.start, run.stop) for run in request["requests"]])
+        rows += listed[np.concatenate(request["splits"])].tolist()
+print(json.dumps(rows))
+"""
+
+
+def test_two_processes_of_jax():
+    """They share the rows, and after two epochs have seen all of them."""
+    pytest.importorskip("jax")
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = str(free.getsockname()[1])
+    started = [
+        subprocess.Popen([sys.executable, "-c", SCRIPT, port, str(rank)], stdout=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
+    first, second = (set(json.loads(process.communicate(timeout=120)[0].splitlines()[-1])) for process in started)
+    assert not first & second
+    assert first | second == set(range(1001))
