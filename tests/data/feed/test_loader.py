@@ -294,7 +294,7 @@ def test_the_interpreter_exits_with_an_open_iterator(tmp_path, ending):
         f"source = ArraySource({{'x': {str(tmp_path / 'a')!r}}}, cache=0)\n"
         "steps = iter(FeedLoader(source, Order(source, batch_size=100)))\nnext(steps)\n" + ending
     )
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=150, check=False)
     wanted = {"": 0, "raise SystemExit(3)": 3}.get(ending, -signal.SIGINT)
     assert done.returncode == wanted, done.stderr
     assert "reader" not in done.stderr

@@ -59,8 +59,8 @@ class Layout:
         size = sizes[:, -1] * itemsize
         owner = np.repeat(np.arange(len(chunk_shape)), np.diff(bounds))
         of_targets = strides[owner]
-        first = (src_start * of_targets).sum(axis=1) * itemsize
-        end = ((src_start + extent - 1) * of_targets).sum(axis=1) * itemsize + itemsize
+        first = np.einsum("ij,ij->i", src_start, of_targets) * itemsize
+        end = first + (np.einsum("ij,ij->i", extent - 1, of_targets) + 1) * itemsize
         low, high = _per_chunk(first, end, bounds)
         axes, extents = _merged(extent, of_targets, dst_strides)
         return cls(

@@ -39,9 +39,13 @@ def expand(low: IntArray, high: IntArray, chunk: IntArray) -> Pieces:
         chunk: int64[n, ndim], shape of the chunks of each box's array.
     """
     first = low // chunk
-    touched = np.logical_and.reduce(high > low, axis=1, keepdims=True)
-    counts = np.where(touched, (high - 1) // chunk - first + 1, 0)
-    sizes = counts.prod(axis=1)
+    counts = np.where(high > low, (high - 1) // chunk - first + 1, 0)
+    sizes = counts[:, 0].copy()
+    for axis in range(1, counts.shape[1]):  # column by column: NumPy is slow along short rows
+        sizes *= counts[:, axis]
+    if (sizes == 1).all():  # rows often are: each in one chunk
+        box = np.arange(len(low), dtype=np.int64)
+        return Pieces(box=box, coords=first, src_start=low - first * chunk, extent=high - low, begin=low)
     ends = np.cumsum(sizes)
     total = int(ends[-1]) if len(ends) else 0
     box = np.repeat(np.arange(len(low), dtype=np.int64), sizes)

@@ -8,17 +8,19 @@ from dataclasses import replace
 
 import numpy as np
 
-from rankwise.data.contract import BoolArray, IntArray, NDArray
+from rankwise.data.contract import IntArray, NDArray
 from rankwise.data.store.boxes import BoxError, BoxRequest
 from rankwise.data.store.files import FileBook
 from rankwise.data.store.meta import ArrayMeta
 from rankwise.data.store.plan.expansion import Pieces, expand
-from rankwise.data.store.plan.grids import different, grid_of, ravel
+from rankwise.data.store.plan.grids import any_axis, different, grid_of, ravel
 from rankwise.data.store.plan.lookup import Located, locate
 from rankwise.data.store.plan.tables import BoxPlan, ChunkTable, OddBox, TargetTable
 from rankwise.data.store.shard import MISSING
 
 __all__ = ["make_plan"]
+
+_COUNTED = 2**16
 
 
 def make_plan(request: BoxRequest, book: FileBook, serial: Callable[[ArrayMeta], int]) -> BoxPlan:
@@ -31,7 +33,7 @@ def make_plan(request: BoxRequest, book: FileBook, serial: Callable[[ArrayMeta],
     """
     shapes = _by_box(request, "shape")
     high = request.starts + request.extents
-    outside: BoolArray = np.logical_or.reduce((request.starts < 0) | (high > shapes), axis=1)
+    outside = any_axis((request.starts < 0) | (high > shapes))
     odd = outside if request.pad in ("edge", "reflect") else np.zeros(len(request), dtype=np.bool_)
     low = np.clip(request.starts, 0, shapes)
     high = np.clip(high, 0, shapes)
@@ -81,7 +83,8 @@ def _tables(
 
 
 def _targets(request: BoxRequest, pieces: Pieces, chunk: IntArray, num_chunks: int) -> TargetTable:
-    by_chunk = np.argsort(chunk, kind="stable")
+    # NumPy sorts 16 bits by counting
+    by_chunk = np.argsort(chunk.astype(np.uint16) if num_chunks <= _COUNTED else chunk, kind="stable")
     strides = np.cumprod((1, *request.shape[:0:-1]), dtype=np.int64)[::-1]
     at = (pieces.begin - request.starts[pieces.box]) @ strides + request.firsts[pieces.box]
     bounds = np.zeros(num_chunks + 1, dtype=np.int64)
