@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from rankwise.data.contract import IntArray, NDArray
+from rankwise.data.feed.csr import scipy_csr
 from rankwise.errors import DataError
 
 __all__ = ["RowBlock"]
@@ -41,13 +42,9 @@ class RowBlock:
                 raise self.errors[place]
         if self.num_cols is None:
             return self.arrays[0][first:last]
-        import scipy.sparse
-
         data, indices, indptr = self.arrays
         begin, end = int(indptr[first]), int(indptr[last])
         pointers: IntArray = indptr[first : last + 1] - begin
         if end - begin <= _MOST_INT32 and indices.dtype == np.int32:
             pointers = pointers.astype(np.int32)  # both of one dtype, as scipy and torch want it
-        return scipy.sparse.csr_matrix(
-            (data[begin:end], indices[begin:end], pointers), shape=(last - first, self.num_cols)
-        )
+        return scipy_csr((data[begin:end], indices[begin:end], pointers), self.num_cols)
