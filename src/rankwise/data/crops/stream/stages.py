@@ -62,13 +62,7 @@ class Stages:
             remote=config.remote_options,
         )
         if place.rank == 0:
-            in_flight = budget.num_slots * config.samples_per_batch * len(config.all_fields)
-            say_few_handles(
-                wanted=in_flight,  # one file each at least; which arrays there will be is not known yet
-                capacity=self.engine.max_open_files,
-                local_ranks=place.local_ranks,
-                system_limit=system_file_limit(),
-            )
+            self._say_few_handles(config, place, budget)
         self._ring = Ring(budget.num_slots, pinned=placer.pinned, limit_bytes=budget.slot_limit_bytes)
         seed, rank = config.seed, place.rank
         puller = Puller(self.flow, config, self.openings, self.meters)
@@ -88,6 +82,15 @@ class Stages:
         )
         self._lock = threading.Lock()
         self._started = self._closed = False
+
+    def _say_few_handles(self, config: Config, place: RankPlace, budget: Budget) -> None:
+        in_flight = budget.num_slots * config.samples_per_batch * len(config.all_fields)
+        say_few_handles(
+            wanted=in_flight,  # one file each at least; which arrays there will be is not known yet
+            capacity=self.engine.max_open_files,
+            local_ranks=place.local_ranks,
+            system_limit=system_file_limit(),
+        )
 
     def push(self, samples: Any) -> bool:
         """Add samples; False if closed."""
