@@ -72,3 +72,12 @@ def test_a_changed_document_is_read_again(array):
     document = json.loads((array / "zarr.json").read_text())
     (array / "zarr.json").write_text(json.dumps(document | {"shape": [16, 6]}))
     assert (first.shape, read_meta(array).shape) == ((8, 6), (16, 6))
+
+
+def test_a_fill_value_is_one_element(tmp_path):
+    """zarr-python takes a list for a truth value; no chunk could be filled with it."""
+    zarr.create_array(tmp_path / "a", shape=(8,), chunks=(2,), dtype="bool")
+    document = tmp_path / "a" / "zarr.json"
+    document.write_text(json.dumps({**json.loads(document.read_text()), "fill_value": [-0.0, -0.0]}))
+    with pytest.raises(DataError, match=r"its fill value \[False, False\] is not one element of bool"):
+        read_meta(tmp_path / "a")

@@ -73,15 +73,21 @@ def _facts(array: Any, zarr_format: int) -> Vetted:
             "store numbers (or codes and a list of categories)"
         )
     dtype = stored.newbyteorder("=")
-    fill = array.fill_value
     return Vetted(
         shape=tuple(array.shape),
         chunks=tuple(array.chunks),
         files=tuple(array.shards or array.chunks),
         dtype=dtype,
-        fill_value=np.zeros((), dtype)[()] if fill is None else np.asarray(fill).astype(dtype)[()],
+        fill_value=_fill(array.fill_value, dtype),
         keys=_keys(array.metadata, zarr_format),
     )
+
+
+def _fill(value: Any, dtype: DType) -> Any:
+    one = np.zeros((), dtype) if value is None else np.asarray(value)
+    if one.ndim:  # zarr-python takes a list for truth values
+        raise UnreadableError(f"its fill value {one.tolist()} is not one element of {dtype}")
+    return one.astype(dtype)[()]
 
 
 def _keys(metadata: Any, zarr_format: int) -> KeyEncoding:
