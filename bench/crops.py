@@ -23,14 +23,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from _common.machine import cores, describe, load
+from _common.printing import print_machine
+from _common.statistics_of import ratios
+from _common.verdicts import Verdict, at_most
 from _crops import datasets, targets
 from _crops.comparing import compare
 from _crops.fresh import first_batches
-from _crops.machine import cores, describe, load
-from _crops.printing import print_comparison, print_machine
+from _crops.printing import print_comparison
 from _crops.process import ReaderProcess
 from _crops.readers import TITLES, missing
-from _crops.statistics_of import ratios
 from _crops.steady import growth
 from _crops.task import Task
 from _crops.waiting import waits
@@ -81,13 +83,11 @@ def main() -> None:
             found[part] = run(chosen, task, found["verdicts"])
     print("\nGoals:", *found["verdicts"], f"load at the end: {load():.1f}", sep="\n")
     if chosen.json:
-        found["verdicts"] = [
-            {"goal": verdict.goal, "seen": verdict.seen, "met": verdict.met} for verdict in found["verdicts"]
-        ]
+        found["verdicts"] = [verdict.facts() for verdict in found["verdicts"]]
         chosen.json.write_text(json.dumps(found, indent=1))
 
 
-def compare_all(chosen: argparse.Namespace, names: list[str], verdicts: list[targets.Verdict]) -> list[object]:
+def compare_all(chosen: argparse.Namespace, names: list[str], verdicts: list[Verdict]) -> list[object]:
     done = []
     for values, codec, crop, where in itertools.product(chosen.values, chosen.codecs, chosen.crops, chosen.where):
         task = make_task(chosen, values, codec, crop, where)
@@ -121,7 +121,7 @@ def make_task(chosen: argparse.Namespace, values: str, codec: str, crop: tuple[i
     )
 
 
-def sharing(chosen: argparse.Namespace, task: Task, verdicts: list[targets.Verdict]) -> dict[str, object]:
+def sharing(chosen: argparse.Namespace, task: Task, verdicts: list[Verdict]) -> dict[str, object]:
     """Our reader on crops of one neighbourhood, on crops from anywhere and on aligned ones, round by round."""
     spent: dict[str, list[float]] = {"anywhere": [], "neighbourhood": [], "aligned": []}
     with ExitStack() as stack:
@@ -138,7 +138,7 @@ def sharing(chosen: argparse.Namespace, task: Task, verdicts: list[targets.Verdi
     return {"cpu_s": spent, "batches_per_round": chosen.batches}
 
 
-def fresh(chosen: argparse.Namespace, task: Task, verdicts: list[targets.Verdict]) -> dict[str, object]:
+def fresh(chosen: argparse.Namespace, task: Task, verdicts: list[Verdict]) -> dict[str, object]:
     found = first_batches(task, repeats=1 if chosen.quick else 3)
     print("\nfirst batch of a fresh process, beyond imports (wall s / CPU s; the batch after it, wall s):")
     for kind, bound in (("cold", 1.5), ("warm", 0.3)):
@@ -146,24 +146,24 @@ def fresh(chosen: argparse.Namespace, task: Task, verdicts: list[targets.Verdict
             statistics.median(run[key] for run in found[kind]) for key in ("wall_s", "cpu_s", "next_wall_s")
         )
         print(f"  {kind} cache of compiled code: {walls:.2f} / {cpus:.2f}; {after:.3f}")
-        verdicts.append(targets.at_most(f"first batch, {kind} cache", walls, bound, lambda s: f"{s:.2g} s"))
+        verdicts.append(at_most(f"first batch, {kind} cache", walls, bound, lambda s: f"{s:.2g} s"))
     return found
 
 
-def steady(chosen: argparse.Namespace, task: Task, verdicts: list[targets.Verdict]) -> dict[str, float]:
+def steady(chosen: argparse.Namespace, task: Task, verdicts: list[Verdict]) -> dict[str, float]:
     found = growth(task, batches=2 if chosen.quick else 20)
     resident, python = found["resident_bytes_per_batch"], found["python_bytes_per_batch"]
     print(f"\nover {found['batches']} batches memory grows by {resident / 1e3:.1f} kB per batch (resident), ", end="")
     print(f"{python:.0f} bytes per batch (Python); Python's peak is {found['python_peak_bytes'] / _MIB:.2f} MiB")
-    verdicts.append(targets.at_most("Python memory kept per batch", python, 512, lambda b: f"{b:.0f} bytes"))
+    verdicts.append(at_most("Python memory kept per batch", python, 512, lambda b: f"{b:.0f} bytes"))
     return found
 
 
-def wait(chosen: argparse.Namespace, task: Task, verdicts: list[targets.Verdict]) -> dict[str, float]:
+def wait(chosen: argparse.Namespace, task: Task, verdicts: list[Verdict]) -> dict[str, float]:
     found = waits(task, batches=5 if chosen.quick else 30)
     share = found["wait_share"]
     print(f"\na consumer that takes as long as a batch ({found['batch_s'] * 1e3:.0f} ms) waits {share:.1%} of the time")
-    verdicts.append(targets.at_most("data wait of such a consumer", share, 0.05, lambda part: f"{part:.1%}"))
+    verdicts.append(at_most("data wait of such a consumer", share, 0.05, lambda part: f"{part:.1%}"))
     return found
 
 

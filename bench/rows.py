@@ -5,36 +5,37 @@
 The stores (200,000 x 8,000 with 504 elements per row, and 200,000 x 512 dense, Blosc with lz4) are made in `--folder`
 when they are not there yet, and kept. annbatch needs Python >= 3.12, so it runs in the interpreter that `--annbatch`
 names; without one it is left out. Each program runs in a process of its own; the rounds of all readers are interleaved
-in random order, over the same requests: runs of neighbouring rows from anywhere, mixed. Before that all readers must
-return the same rows as the whole matrix in memory gives. annbatch reads its own layout; with the layout "aligned" we
-read the same matrix in ours. CPU time counts all threads of a reader. Ratios are taken round by round; every number is
-a median with its quartiles. The floor decodes every chunk that is touched once, out of memory, on one thread.
+in random order. Before that all readers must return the same rows as the whole matrix in memory gives. annbatch reads
+its own layout; with the layout "aligned" we read the same matrix in ours. CPU time counts all threads of a reader.
+Ratios are taken round by round; every number is a median with its quartiles.
+
+Parts: "requests" reads the same runs of neighbouring rows from anywhere, mixed, with all readers, the floor (every
+chunk that is touched decoded once, out of memory, on one thread) and a process of ours in which zarrs cannot be
+imported; "loaders" reads whole epochs through the public loaders, with the same arguments of samplers; "beside" does
+so beside a step that takes as long as a batch took to load. That step sleeps, as one that waits for its device.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from _crops.machine import cores, describe, load
-from _crops.printing import print_machine
-from _crops.targets import Verdict
-from _rows import goals, stores
+from _common.machine import cores, describe, load
+from _common.printing import print_machine
+from _common.verdicts import Verdict
+from _rows import parts, stores
 from _rows.annbatch_reader import versions
-from _rows.comparing import Comparison, compare
-from _rows.printing import print_comparison
 from _rows.process import ReaderProcess
-from _rows.readers import KINDS
-from _rows.task import Task
 
-PROGRAMS = ("ours", "floor", "annbatch", "memory")
+PROGRAMS = ("ours", "unaided", "floor", "annbatch", "memory")
+PARTS = ("requests", "loaders", "beside")
 
 
 def options() -> argparse.Namespace:
@@ -44,6 +45,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--layouts", nargs="+", choices=stores.LAYOUTS, default=list(stores.LAYOUTS))
     parser.add_argument("--runs", nargs="+", type=int, default=[1, 32, 64, 256, 512], help="rows drawn together")
     parser.add_argument("--programs", nargs="+", choices=PROGRAMS, default=list(PROGRAMS))
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--annbatch", metavar="PYTHON", help="interpreter that has annbatch and zarrs")
     parser.add_argument("--threads", type=int, default=cores())
     parser.add_argument("--rounds", type=int, default=9)
@@ -63,19 +65,20 @@ def main() -> None:
     chosen = options()
     print_machine()
     theirs = annbatch_versions(chosen)
-    found: dict[str, Any] = {"machine": describe(), "annbatch": theirs, "scale": chosen.scale, "compare": []}
+    found: dict[str, Any] = {"machine": describe(), "annbatch": theirs, "scale": chosen.scale}
     verdicts: list[Verdict] = []
+    measures = {
+        "requests": partial(parts.requests, torch="torch" in theirs),
+        "loaders": parts.loaders,
+        "beside": parts.beside,
+    }
     with programs(chosen) as processes:
-        for layout, run in itertools.product(chosen.layouts, chosen.runs):
-            comparison = make_comparison(chosen, layout, run)
-            compare(comparison, names_of(comparison, processes), processes, chosen.rounds)
-            print_comparison(comparison)
-            found["compare"].append(comparison.facts())
-            verdicts += goals.of_comparison(comparison, torch="torch" in theirs, full=chosen.scale == "full")
-    verdicts.append(goals.NOT_MEASURED)
+        for name in chosen.parts:
+            found[name], seen = measures[name](chosen, processes)
+            verdicts += seen
     print("\nGoals:", *verdicts, f"load at the end: {load():.1f}", sep="\n")
     if chosen.json:
-        found["verdicts"] = [{"goal": each.goal, "seen": each.seen, "met": each.met} for each in verdicts]
+        found["verdicts"] = [verdict.facts() for verdict in verdicts]
         chosen.json.write_text(json.dumps(found, indent=1))
 
 
@@ -87,6 +90,8 @@ def annbatch_versions(chosen: argparse.Namespace) -> dict[str, str]:
     lacking = [name for name in ("annbatch", "zarrs") if name not in found]
     if not lacking:
         print("annbatch's interpreter:", ", ".join(f"{name} {version}" for name, version in found.items()), flush=True)
+        if "torch" not in found:
+            print("it has no torch: annbatch's dense rows are made by SciPy's toarray instead of to_dense")
         return found
     why = f"{chosen.annbatch} has no {' and no '.join(lacking)}" if found else f"{chosen.annbatch} cannot be run"
     print("annbatch is left out:", why if chosen.annbatch else "--annbatch names no interpreter that has it")
@@ -99,36 +104,9 @@ def programs(chosen: argparse.Namespace) -> Iterator[Mapping[str, ReaderProcess]
     """Start a process for each program."""
     with ExitStack() as stack:
         yield {
-            name: stack.enter_context(ReaderProcess(chosen.annbatch if name == "annbatch" else sys.executable))
+            name: stack.enter_context(ReaderProcess(name, chosen.annbatch if name == "annbatch" else sys.executable))
             for name in chosen.programs
         }
-
-
-def names_of(found: Comparison, processes: Mapping[str, ReaderProcess]) -> list[str]:
-    """Return the readers of a comparison; dense rows of CSR matrices are compared for the longest runs only."""
-    dense = found.layout == "annbatch" and found.task.run == 512
-    outputs = ("nothing", "rows", "dense", "genes") if dense else ("nothing", "rows")
-    return [name for name, kind in KINDS.items() if kind.program in processes and kind.output in outputs]
-
-
-def make_comparison(chosen: argparse.Namespace, layout: str, run: int) -> Comparison:
-    scale = stores.SCALES[chosen.scale]
-    sparse = layout != "dense"
-    request = scale.request // 2 if run == 1 else scale.request
-    task = Task(
-        store=stores.store_of(chosen.folder, chosen.scale, layout),
-        baseline=stores.store_of(chosen.folder, chosen.scale, "annbatch" if sparse else "dense"),
-        shape=(scale.rows, scale.cols if sparse else scale.dense_cols),
-        sparse=sparse,
-        run=run,
-        request=request,
-        batch=min(scale.batch, request),
-        genes=min(scale.genes, scale.cols if sparse else scale.dense_cols),
-        threads=chosen.threads,
-    )
-    runs = "single random rows" if run == 1 else f"runs of {run} rows"
-    title = f"{stores.LAYOUTS[layout]} ({stores.stored_bytes(task.store) / 1e6:.3g} MB), {runs}"
-    return Comparison(title=title, layout=layout, task=task, requests=chosen.requests)
 
 
 if __name__ == "__main__":

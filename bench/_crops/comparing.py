@@ -8,10 +8,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 import numpy as np
+from _common.machine import load
+from _common.statistics_of import Spread, ratios, spread
 
-from _crops.machine import load
 from _crops.process import ReaderProcess
-from _crops.statistics_of import Spread, ratios, spread
 from _crops.task import Task
 
 _CHECKED = 2  # batches whose contents are compared; they also warm every reader up

@@ -12,7 +12,8 @@ import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from _crops.machine import resident_bytes
+from _common.machine import resident_bytes
+
 from _crops.task import Task
 
 _WARM_UP = 10

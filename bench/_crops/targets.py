@@ -2,32 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from _common.statistics_of import Spread
+from _common.verdicts import Verdict, at_least
 
 from _crops.comparing import Comparison
-from _crops.statistics_of import Spread
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """One goal and what was seen.
-
-    Attributes:
-        goal: in words.
-        seen: the number, with its spread.
-        met: whether the median meets it; None if it says nothing here (a wall time on a busy machine).
-        note: why it says nothing.
-    """
-
-    goal: str
-    seen: str
-    met: bool | None
-    note: str = ""
-
-    def __str__(self) -> str:
-        word = {True: "met", False: "MISSED", None: "open"}[self.met]
-        return f"  {word:7}{self.goal}: {self.seen}{f' ({self.note})' if self.note else ''}"
 
 
 def of_comparison(found: Comparison, codec: str) -> list[Verdict]:
@@ -46,22 +24,12 @@ def of_comparison(found: Comparison, codec: str) -> list[Verdict]:
         ("faster than zarrs, wall", found.wall_ratio("zarrs", "ours"), 1.6, wall_note),
         ("faster than tensorstore, wall", found.wall_ratio("tensorstore", "ours"), 1.2, wall_note),
     ]
-    return [_at_least(f"{found.title}: {goal}", seen, bound, note) for goal, seen, bound, note in rows if seen]
-
-
-def at_most(goal: str, seen: float, bound: float, shown: Callable[[float], str]) -> Verdict:
-    """Return the verdict on a number that must not be larger than a bound."""
-    return Verdict(goal=f"{goal} <= {shown(bound)}", seen=shown(seen), met=seen <= bound)
+    return [at_least(f"{found.title}: {goal}", seen, bound, note) for goal, seen, bound, note in rows if seen]
 
 
 def sharing(anywhere: Spread) -> Verdict:
     """Return the verdict on crops of one neighbourhood."""
-    return _at_least("crops of one neighbourhood against independent ones, CPU", anywhere, 2.0, "")
-
-
-def _at_least(goal: str, seen: Spread, bound: float, note: str) -> Verdict:
-    met = seen.median >= bound
-    return Verdict(goal=f"{goal} >= {bound:g}", seen=str(seen), met=None if note and not met else met, note=note)
+    return at_least("crops of one neighbourhood against independent ones, CPU", anywhere, 2.0)
 
 
 def _inverse(spread: Spread | None) -> Spread | None:

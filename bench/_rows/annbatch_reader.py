@@ -40,10 +40,7 @@ class Annbatch(Reader):
     """Its `Loader` on the zarrs pipeline; dense rows by torch's `to_dense` where torch is there, else by SciPy."""
 
     def __init__(self, task: Task, output: str) -> None:
-        import zarr
-
-        warnings.simplefilter("ignore")  # of its dependencies, about coming defaults
-        zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline", "threading.max_workers": task.threads})
+        _set_up(task)
         from annbatch import Loader
 
         self._output = output
@@ -63,6 +60,30 @@ class Annbatch(Reader):
                 yield rows.to_dense().numpy()
             else:
                 yield rows.toarray()
+
+
+class AnnbatchLoader(Reader):
+    """Its `Loader` with its own `RandomSampler`: epochs as its users read them."""
+
+    def __init__(self, task: Task) -> None:
+        _set_up(task)
+        from annbatch import Loader
+
+        self._loader = Loader(**task.sampler_arguments(), rng=np.random.default_rng(0), preload_to_gpu=False, to=None)
+        self._loader.add_dataset(_matrix(task))
+
+    def batches(self, numbers: Iterable[int]) -> Iterator[Any]:
+        """Yield batches."""
+        for _ in numbers:
+            for batch in self._loader:
+                yield batch["X"]
+
+
+def _set_up(task: Task) -> None:
+    import zarr
+
+    warnings.simplefilter("ignore")  # of its dependencies, about coming defaults
+    zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline", "threading.max_workers": task.threads})
 
 
 def _matrix(task: Task) -> Any:

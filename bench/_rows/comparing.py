@@ -1,4 +1,4 @@
-"""One comparison: several readers, the same requests, interleaved rounds."""
+"""One comparison: several readers, the same rows, interleaved rounds."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from _crops.machine import load
-from _crops.statistics_of import Spread, ratios, spread
+from _common.machine import load
+from _common.statistics_of import Spread, ratios, spread
 
 from _rows.process import ReaderProcess
 from _rows.readers import KINDS
 from _rows.task import Task
 
-_CHECKED = 1  # requests whose contents are compared; they also warm every reader up
+_CHECKED = 1  # requests or epochs whose contents are compared; they also warm every reader up
 
 
 @dataclass(kw_only=True)
@@ -25,24 +25,25 @@ class Comparison:
         title: which data and requests.
         layout: of the store that we read.
         task: what was read.
-        requests: requests per round.
+        count: requests, or epochs, per round.
+        num_rows: rows per round.
+        base: the reader of ours that others are compared with.
         cpu_s: for each reader, CPU seconds of each round, all threads.
         wall_s: the same in wall time.
         loads: load average before each round.
+        imported_zarrs: readers in whose process zarrs was loaded.
     """
 
     title: str
     layout: str
     task: Task
-    requests: int
+    count: int
+    num_rows: int
+    base: str = "ours"
     cpu_s: dict[str, list[float]] = field(default_factory=dict)
     wall_s: dict[str, list[float]] = field(default_factory=dict)
     loads: list[float] = field(default_factory=list)
-
-    @property
-    def num_rows(self) -> int:
-        """Rows of a round."""
-        return self.requests * (self.task.request // self.task.run * self.task.run)
+    imported_zarrs: set[str] = field(default_factory=set)
 
     def cpu_us(self, name: str) -> Spread:
         """CPU microseconds per row."""
@@ -55,6 +56,10 @@ class Comparison:
     def cpu_ratio(self, above: str, below: str) -> Spread | None:
         """CPU time of one reader as a multiple of another's, round by round; None if one of them did not run."""
         return ratios(self.cpu_s[above], self.cpu_s[below]) if {above, below} <= set(self.cpu_s) else None
+
+    def wall_ratio(self, above: str, below: str) -> Spread | None:
+        """The same in wall time."""
+        return ratios(self.wall_s[above], self.wall_s[below]) if {above, below} <= set(self.wall_s) else None
 
     def facts(self) -> dict[str, object]:
         """Everything that was measured, for JSON."""
@@ -70,16 +75,17 @@ class Comparison:
 
 
 def compare(found: Comparison, names: list[str], processes: Mapping[str, ReaderProcess], rounds: int) -> None:
-    """Let readers read the same requests in turn; refuses to time readers that return different rows."""
+    """Let readers read the same rows in turn; refuses to time readers that return different ones."""
     check_equal(found, names, processes)
     shuffle = random.Random(0)
     for number in range(rounds):
         found.loads.append(load())
         for name in shuffle.sample(names, len(names)):
-            first = _CHECKED + number * found.requests
-            cost = processes[KINDS[name].program].round(name, found.task, first, found.requests)
+            first = _CHECKED + number * found.count
+            cost = processes[KINDS[name].program].round(name, found.task, first, found.count)
             found.cpu_s.setdefault(name, []).append(cost["cpu_s"])
             found.wall_s.setdefault(name, []).append(cost["wall_s"])
+            found.imported_zarrs |= {name} if cost["imported"] else set()
 
 
 def check_equal(found: Comparison, names: list[str], processes: Mapping[str, ReaderProcess]) -> None:

@@ -1,78 +1,88 @@
-"""One process for each program that is compared, which reads requests when told to and says what they cost."""
+"""One process for each program that is compared, which reads when told to and says what that cost."""
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
-import subprocess
 import sys
 import time
 import zlib
-from pathlib import Path
-from typing import Any, Self
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
-from _crops.machine import cpu_s
+from _common.worker import Worker, serve, timed
 
 from _rows.readers import KINDS, Reader, open_reader
 from _rows.task import Task
 
+BLOCKED = "RANKWISE_BENCH_BLOCKED"  # a package that a process is to be without
+UNAIDED = "zarrs"
 
-class ReaderProcess:
-    """Starts the process of a program; a context manager. Only one of them is given work at a time.
+
+class ReaderProcess(Worker):
+    """Starts the process of a program; a context manager.
 
     Args:
+        program: its name.
         python: the interpreter.
     """
 
-    def __init__(self, python: str) -> None:
-        # another interpreter must not find the packages of this one
-        kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH" or python == sys.executable}
-        self._process = subprocess.Popen(
-            [python, "-m", "_rows.process"],
-            cwd=Path(__file__).parents[1],
-            env=kept,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+    def __init__(self, program: str, python: str) -> None:
+        environment = {BLOCKED: UNAIDED} if program == "unaided" else None
+        super().__init__(program, "_rows.process", python=python, environment=environment)
 
-    def round(self, name: str, task: Task, first: int, count: int, *, digest: bool = False) -> dict[str, Any]:
-        """Read requests ``first .. first + count - 1``; return CPU and wall seconds, or their digest."""
-        order = {"name": name, "task": task.to_json(), "first": first, "count": count, "digest": digest}
-        with contextlib.suppress(BrokenPipeError):  # the missing answer tells
-            self._process.stdin.write(json.dumps(order) + "\n")
-            self._process.stdin.flush()
-        answer = self._process.stdout.readline()
-        if not answer:
-            raise RuntimeError(f"the process of {KINDS[name].title} ended with {self._process.wait()}")
-        return json.loads(answer)
+    def round(
+        self, name: str, task: Task, first: int, count: int, *, digest: bool = False, step_s: float = 0.0
+    ) -> dict[str, Any]:
+        """Read requests, or epochs, ``first .. first + count - 1`` with a step of `step_s` after each batch.
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.close()
-        self._process.wait()
-        self._process.stdout.close()
+        Returns:
+            What they cost, and how long the steps took together; or their digest.
+        """
+        return self.ask(name=name, task=task.to_json(), first=first, count=count, digest=digest, step_s=step_s)
 
 
-def serve() -> None:
-    """Answer one line for each line of standard input."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print must not get between the answers
+def main() -> None:
+    """Read what is asked for until nothing more is."""
+    if BLOCKED in os.environ:
+        sys.modules[os.environ[BLOCKED]] = None  # type: ignore[assignment]  # importing it is now an ImportError
     opened = _Opened()
-    for line in sys.stdin:
-        order = json.loads(line)
-        numbers = range(order["first"], order["first"] + order["count"])
-        reader = opened.reader(order["name"], order["task"])
+
+    def answer(*, name: str, task: str, first: int, count: int, digest: bool, step_s: float) -> dict[str, Any]:
+        numbers, reader = range(first, first + count), opened.reader(name, task)
         reader.prepare(numbers)
-        done = digest(reader, numbers) if order["digest"] else timed(reader, numbers)
-        answers.write(json.dumps(done) + "\n")
-        answers.flush()
+        if digest:
+            found = whole_digest if KINDS[name].is_epoch else batch_digests
+            return {"digest": found(reader, numbers)}
+        steps = _Steps(step_s)
+        cost = timed(steps.beside(reader.batches(numbers)))
+        return {**cost, "steps_s": steps.taken_s, "num_batches": steps.num_batches, "imported": imported(UNAIDED)}
+
+    serve(answer)
     opened.close()
+
+
+def imported(package: str) -> bool:
+    """Whether this process has a package loaded."""
+    return sys.modules.get(package) is not None
+
+
+class _Steps:
+    """Steps that need no processor, as those of a device do: they sleep."""
+
+    def __init__(self, step_s: float) -> None:
+        self._step_s = step_s
+        self.taken_s, self.num_batches = 0.0, 0
+
+    def beside(self, batches: Iterator[Any]) -> Iterator[None]:
+        for _ in batches:
+            begun = time.perf_counter()
+            if self._step_s:
+                time.sleep(self._step_s)
+            self.taken_s += time.perf_counter() - begun
+            self.num_batches += 1
+            yield
 
 
 class _Opened:
@@ -95,9 +105,30 @@ class _Opened:
         self._readers.clear()
 
 
-def digest(reader: Reader, numbers: range) -> dict[str, Any]:
-    """Checksums of batches, for comparing readers."""
-    return {"digest": [checksum(batch) for batch in reader.batches(numbers)]}
+def batch_digests(reader: Reader, numbers: range) -> list[int]:
+    """Checksums of batches, for comparing readers that read the same rows."""
+    return [checksum(batch) for batch in reader.batches(numbers)]
+
+
+def whole_digest(reader: Reader, numbers: range) -> list[int]:
+    """Number of rows, and sum of their checksums, in whatever order they come: of epochs, for comparing loaders."""
+    num_rows = total = 0
+    for batch in reader.batches(numbers):
+        num_rows += batch.shape[0]
+        total += sum(row_checksums(batch))
+    return [num_rows, total]
+
+
+def row_checksums(batch: Any) -> Iterator[int]:
+    """Checksum of each row, whatever dtypes a reader uses for places of elements."""
+    if isinstance(batch, np.ndarray):
+        for row in np.ascontiguousarray(batch, dtype=np.float32):
+            yield zlib.crc32(row.data)
+        return
+    indices, data = batch.indices.astype(np.int64), np.ascontiguousarray(batch.data, dtype=np.float32)
+    bounds = batch.indptr.tolist()
+    for start, stop in pairwise(bounds):
+        yield zlib.crc32(data[start:stop].data, zlib.crc32(indices[start:stop].data))
 
 
 def checksum(batch: Any) -> int:
@@ -113,13 +144,5 @@ def checksum(batch: Any) -> int:
     return found
 
 
-def timed(reader: Reader, numbers: range) -> dict[str, float]:
-    """CPU and wall seconds of a round, all threads."""
-    begun, spent = time.perf_counter(), cpu_s()
-    for _ in reader.batches(numbers):
-        pass
-    return {"cpu_s": cpu_s() - spent, "wall_s": time.perf_counter() - begun}
-
-
 if __name__ == "__main__":
-    serve()
+    main()

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from _rows.task import Task
 
 
@@ -22,16 +24,19 @@ class Kind:
         program: which process runs it.
         output: "rows" as they are stored, "dense" rows of a CSR matrix, or "genes": dense rows of chosen columns;
             "nothing" of the floor.
+        is_epoch: whether it is a loader, which reads whole epochs in an order of its own instead of given requests.
     """
 
     title: str
     program: str
     output: str = "rows"
+    is_epoch: bool = False
 
 
 KINDS = {
     "floor": Kind(title="floor: decode only", program="floor", output="nothing"),
     "ours": Kind(title="rankwise", program="ours"),
+    "ours-unaided": Kind(title="rankwise, zarrs cannot be imported", program="unaided"),
     "annbatch": Kind(title="annbatch + zarrs", program="annbatch"),
     "memory": Kind(title="whole matrix in memory, rows by SciPy or NumPy", program="memory"),
     "ours-dense": Kind(title="rankwise, dense", program="ours", output="dense"),
@@ -39,6 +44,10 @@ KINDS = {
     "memory-dense": Kind(title="whole matrix in memory, dense by SciPy", program="memory", output="dense"),
     "ours-genes": Kind(title="rankwise, chosen genes dense", program="ours", output="genes"),
     "memory-genes": Kind(title="whole matrix in memory, chosen genes by SciPy", program="memory", output="genes"),
+    "loader": Kind(title="rankwise Loader", program="ours", is_epoch=True),
+    "ordered": Kind(title="rankwise OrderedLoader", program="ours", is_epoch=True),
+    "annbatch-loader": Kind(title="annbatch Loader + zarrs", program="annbatch", is_epoch=True),
+    "memory-loader": Kind(title="whole matrix in memory, shuffled rows", program="memory", is_epoch=True),
 }
 
 
@@ -80,6 +89,17 @@ class Memory(Reader):
                 yield shaped(self._matrix[rows[cut]], self._output, self._task)
 
 
+class MemoryLoader(Memory):
+    """Epochs of the whole matrix in memory, rows in any order."""
+
+    def batches(self, numbers: Iterable[int]) -> Iterator[Any]:
+        """Yield batches."""
+        for number in numbers:
+            rows = np.random.default_rng(number).permutation(self._task.shape[0])
+            for first in range(0, len(rows), self._task.batch):
+                yield self._matrix[rows[first : first + self._task.batch]]
+
+
 def shaped(batch: Any, output: str, task: Task) -> Any:
     """Return a batch as a reader is asked for it."""
     if output == "genes":
@@ -91,11 +111,15 @@ def open_reader(name: str, task: Task) -> Reader:
     """Return the reader of a name."""
     kind = KINDS[name]
     if kind.program == "memory":
-        return Memory(task, kind.output)
+        return MemoryLoader(task, kind.output) if kind.is_epoch else Memory(task, kind.output)
     if kind.program == "annbatch":
-        from _rows.annbatch_reader import Annbatch
+        from _rows.annbatch_reader import Annbatch, AnnbatchLoader
 
-        return Annbatch(task, kind.output)
+        return AnnbatchLoader(task) if kind.is_epoch else Annbatch(task, kind.output)
+    if kind.is_epoch:
+        from _rows.our_loaders import Ordered, Requests
+
+        return Ordered(task) if name == "ordered" else Requests(task)
     from _rows.our_readers import Floor, Ours
 
     return Floor(task) if kind.program == "floor" else Ours(task, kind.output)

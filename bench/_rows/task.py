@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 
@@ -53,6 +54,15 @@ class Task:
         """Return where the batches of a request lie in it."""
         total = self.request // self.run * self.run
         return [slice(first, min(first + self.batch, total)) for first in range(0, total, self.batch)]
+
+    def sampler_arguments(self) -> dict[str, Any]:
+        """Return what a loader is given for requests of this kind, ours and annbatch's alike."""
+        return {
+            "chunk_size": self.run,
+            "preload_nchunks": self.request // self.run,
+            "batch_size": self.batch,
+            "shuffle": True,
+        }
 
     def columns(self) -> np.ndarray:
         """Return the chosen columns, int64[genes], sorted."""

@@ -1,0 +1,60 @@
+"""Our loaders, as users call them: whole epochs."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from _rows.readers import Reader
+from _rows.task import Task
+
+
+class Requests(Reader):
+    """`Loader`, with the arguments that annbatch's gets."""
+
+    def __init__(self, task: Task) -> None:
+        import anndata
+        import zarr
+
+        from rankwise.data.rows import Loader
+
+        warnings.simplefilter("ignore")  # of anndata, about coming defaults
+        group = zarr.open_group(task.store, mode="r")
+        self._loader = Loader(**task.sampler_arguments(), rng=0, to=None)
+        self._loader.add_dataset(anndata.io.sparse_dataset(group["X"]) if task.sparse else group["X"])
+
+    def batches(self, numbers: Iterable[int]) -> Iterator[Any]:
+        """Yield batches."""
+        for number in numbers:
+            self._loader.set_epoch(number)
+            for batch in self._loader:
+                yield batch["X"]
+
+
+class Ordered(Reader):
+    """`OrderedLoader` over an `Order` with the same batch size; chunks that an epoch left in the cache go before it."""
+
+    def __init__(self, task: Task) -> None:
+        from rankwise.data.order import Order
+        from rankwise.data.rows import OrderedLoader, RowSource
+
+        self._rows = RowSource(task.store, threads=task.threads)
+        self._loader = OrderedLoader(self._rows, order=Order(self._rows, batch_size=task.batch), device=None)
+
+    def prepare(self, numbers: Iterable[int]) -> None:
+        """Empty the cache: this store is small enough that an epoch would find much of the last one in it."""
+        del numbers
+        self._rows.cache.renew()
+
+    def batches(self, numbers: Iterable[int]) -> Iterator[Any]:
+        """Yield batches."""
+        for number in numbers:
+            self._loader.set_epoch(number)
+            for micro_batches in self._loader:
+                for batch in micro_batches:
+                    yield batch["X"]
+
+    def close(self) -> None:
+        """Close files and threads."""
+        self._loader.close()
