@@ -1,11 +1,12 @@
 """Which sample, at which step, on which rank: pure arithmetic, no I/O, no torch.
 
 `Order` maps (seed, epoch, position) to samples; `BatchSampler` hands a rank's part of it to torch's ``DataLoader``;
-`shard` cuts an explicit list among ranks.
+`shard` cuts an explicit list among ranks; `part_at` and `place_of_group` split data into parts by hashes.
 """
 
 from rankwise.data.order.ordering import Order
 from rankwise.data.order.sampler import BatchSampler
 from rankwise.data.order.sharding import shard
+from rankwise.data.order.splitting import part_at, place_of_group, place_of_samples
 
-__all__ = ["BatchSampler", "Order", "shard"]
+__all__ = ["BatchSampler", "Order", "part_at", "place_of_group", "place_of_samples", "shard"]

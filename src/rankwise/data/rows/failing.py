@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from rankwise.data.contract import IntArray, ReadReport
 from rankwise.data.rows.datasets import Dataset
-from rankwise.data.store import BoxError, BoxReport
+from rankwise.data.store import BoxError, BoxReport, sum_reports
 from rankwise.errors import DataError, SampleError
 
 __all__ = ["RowErrors"]
@@ -47,18 +45,7 @@ class RowErrors:
 
     def summed(self, reports: Sequence[BoxReport]) -> ReadReport:
         """Return the report of the share."""
-        valid = np.ones(len(self._ids), dtype=np.bool_)
-        valid[list(self._found)] = False
-        first: dict[int, SampleError] = {}
-        for _, error in sorted(self._found.items()):
-            first.setdefault(error.sample, error)
-        return ReadReport(
-            valid=valid,
-            fill_chunks=sum(report.fill_chunks for report in reports),
-            fast_chunks=sum(report.fast_chunks for report in reports),
-            slow_chunks=sum(report.slow_chunks for report in reports),
-            errors=tuple(first.values()),
-        )
+        return sum_reports(len(self._ids), self._found, reports)
 
     def _made(self, place: int, error: DataError, where: str, *, damage: bool) -> SampleError:
         dataset, row = self._where(place)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import warnings
 from collections.abc import Sequence
@@ -10,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from rankwise.data.contract import FloatArray, IntArray, NDArray, sample_keys
+from rankwise.data.contract import IntArray, NDArray
+from rankwise.data.order import part_at, place_of_group, place_of_samples
 from rankwise.data.rows.obs import RowGroups
 from rankwise.errors import ConfigError
 
 __all__ = ["chosen_rows", "part_of_groups", "part_of_rows", "say_split"]
 
 _LOG = logging.getLogger("rankwise.rows")
-_SUM_TOLERANCE = 1e-9
 
 
 def chosen_rows(rows: Any, num_rows: int) -> NDArray:
@@ -62,14 +61,13 @@ def part_of_groups(groups: RowGroups, fractions: Sequence[float], *, seed: int) 
             f"{int((groups.codes < 0).sum())} rows have no value in the column to split by: leave them out with rows= "
             "first, or fill it"
         )
-    places = np.array([_place_of(label, seed) for label in groups.labels])
-    return _parts(places, fractions)[groups.codes]
+    places = np.array([place_of_group(label, seed) for label in groups.labels])
+    return part_at(places, fractions)[groups.codes]
 
 
 def part_of_rows(rows: IntArray, fractions: Sequence[float], *, seed: int) -> IntArray:
     """Return the part of each row by a hash of its number, int64[N]; see `part_of_groups`."""
-    words = sample_keys(seed, 0, rows).view(np.uint64) >> np.uint64(11)
-    return _parts(words.astype(np.float64) * 2.0**-53, fractions)
+    return part_at(place_of_samples(rows, seed), fractions)
 
 
 def say_split(sizes: Sequence[int], names: Sequence[str], fractions: Sequence[float], total: int, by: str) -> None:
@@ -92,17 +90,3 @@ def say_split(sizes: Sequence[int], names: Sequence[str], fractions: Sequence[fl
     wrong = [abs(size / total - fraction) > fraction / 2 for size, fraction in zip(sizes, fractions, strict=True)]
     if any(wrong):
         warnings.warn(f"the split by {by!r} is far from what was asked for: {text}", stacklevel=4)
-
-
-def _place_of(label: str, seed: int) -> float:
-    digest = hashlib.blake2b(f"{int(seed)}\n{label}".encode(), digest_size=8, person=b"rankwise-split").digest()
-    return (int.from_bytes(digest, "little") >> 11) * 2.0**-53
-
-
-def _parts(places: FloatArray, fractions: Sequence[float]) -> IntArray:
-    if not fractions or not all(fraction > 0 for fraction in fractions) or sum(fractions) > 1 + _SUM_TOLERANCE:
-        raise ConfigError(f"fractions are above 0 and at most 1 together, got {list(fractions)}")
-    bounds = np.cumsum(fractions)
-    if abs(bounds[-1] - 1) <= _SUM_TOLERANCE:
-        bounds[-1] = 1.0  # rounding of the sum must not leave a gap at the end
-    return np.searchsorted(bounds, places, side="right").astype(np.int64)

@@ -15,7 +15,7 @@ from rankwise.data.contract import BatchBuffer, FieldSpec, IntArray, NDArray, Re
 from rankwise.data.samples.column import Column, MemoryColumn
 from rankwise.data.samples.opening import GroupArrays, make_column
 from rankwise.data.samples.stored import StoredColumn
-from rankwise.data.store import DEFAULT_CACHE_BYTES, BoxPlan, BoxReader, BoxReport, ChunkCache, ReaderStats
+from rankwise.data.store import DEFAULT_CACHE_BYTES, BoxPlan, BoxReader, ChunkCache, ReaderStats, sum_reports
 from rankwise.errors import ConfigError, DataError, SampleError
 
 __all__ = ["ArrayPlan", "ArraySource"]
@@ -265,22 +265,7 @@ class ArraySource:
         for (name, plan), report in zip(boxes.items(), reports, strict=True):
             for place, error in self._stored[name].errors(ids, plan, report).items():
                 errors.setdefault(place, error)
-        return _summed(len(ids), errors, reports)
-
-
-def _summed(num_samples: int, errors: Mapping[int, SampleError], reports: Sequence[BoxReport]) -> ReadReport:
-    valid = np.ones(num_samples, dtype=np.bool_)
-    valid[list(errors)] = False
-    first: dict[int, SampleError] = {}
-    for _, error in sorted(errors.items()):
-        first.setdefault(error.sample, error)
-    return ReadReport(
-        valid=valid,
-        fill_chunks=sum(report.fill_chunks for report in reports),
-        fast_chunks=sum(report.fast_chunks for report in reports),
-        slow_chunks=sum(report.slow_chunks for report in reports),
-        errors=tuple(first.values()),
-    )
+        return sum_reports(len(ids), errors, reports)
 
 
 def _fingerprint(columns: Mapping[str, Column]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankwise.data.store.boxes import BoxError, BoxReport, BoxRequest, Pad, Runs
+from rankwise.data.store.boxes import BoxError, BoxReport, BoxRequest, Pad, Runs, sum_reports
 from rankwise.data.store.cache import DEFAULT_CACHE_BYTES, ChunkCache
 from rankwise.data.store.extras import load_zarr, require_codecs
 from rankwise.data.store.meta import (
@@ -44,5 +44,6 @@ __all__ = [
     "open_plate",
     "read_meta",
     "require_codecs",
+    "sum_reports",
     "understands_url",
 ]

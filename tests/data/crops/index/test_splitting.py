@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankwise.data.crops.index import CropIndex
-from rankwise.data.crops.index.splitting import place_of_group, split_images
+from rankwise.data.crops.index.splitting import split_images
+from rankwise.data.order import place_of_group
 from rankwise.errors import ConfigError
 
 pytestmark = pytest.mark.filterwarnings("ignore:the split is far from what was asked for")
@@ -63,13 +64,6 @@ def test_parts_are_as_large_as_asked_for():
     for part, fraction in enumerate((0.5, 0.3, 0.2)):
         assert abs(found.count(part) / len(images) - fraction) < 0.015
     assert abs(len(where(images, "array", fractions=(0.1, 0.2))) / len(images) - 0.3) < 0.015
-
-
-def test_the_hash_is_what_it_was():
-    """Where a group falls is fixed for ever: a split of old must come out again."""
-    assert [place_of_group("plate1", seed) for seed in (0, 1)] == [0.5387270505024315, 0.07219172492463799]
-    assert place_of_group("plate1", 0) != place_of_group("plate1", 1)
-    assert place_of_group("plate1", 0) != place_of_group("plate2", 0)
 
 
 def test_what_came_out_is_said(caplog):

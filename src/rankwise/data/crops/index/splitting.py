@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import warnings
 from collections import Counter
@@ -12,14 +11,14 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from rankwise.data.crops.index.image import CropImage
+from rankwise.data.order import part_at, place_of_group
 from rankwise.errors import ConfigError
 
-__all__ = ["By", "Fractions", "place_of_group", "split_images"]
+__all__ = ["By", "Fractions", "split_images"]
 
 By: TypeAlias = Literal["plate", "well", "array"] | Callable[[CropImage], str]
 Fractions: TypeAlias = Mapping[str, float] | Sequence[float]
 _LOG = logging.getLogger("rankwise.crops")
-_SUM_TOLERANCE = 1e-9
 
 
 def split_images(
@@ -40,33 +39,13 @@ def split_images(
     Raises:
         ConfigError: fractions are out of range, a group has no identity, or a part is empty.
     """
-    bounds = np.cumsum(_checked(fractions))
     groups = [_group(image, by) for image in images]
     if by == "array":
         _refuse_same_names(groups)
-    place = {group: place_of_group(group, seed) for group in set(groups)}
-    parts: list[list[int]] = [[] for _ in fractions]
-    for number, group in enumerate(groups):
-        part = int(np.searchsorted(bounds, place[group], side="right"))
-        if part < len(parts):
-            parts[part].append(number)
+    part = part_at(np.array([place_of_group(group, seed) for group in groups]), fractions)
+    parts = [np.flatnonzero(part == number).tolist() for number in range(len(fractions))]
     _say(groups, parts, fractions, names, by)
     return parts
-
-
-def place_of_group(group: str, seed: int) -> float:
-    """Return where a group falls in [0, 1): a keyed hash of its identity."""
-    digest = hashlib.blake2b(f"{int(seed)}\n{group}".encode(), digest_size=8, person=b"rankwise-split").digest()
-    return (int.from_bytes(digest, "little") >> 11) * 2.0**-53
-
-
-def _checked(fractions: Sequence[float]) -> Sequence[float]:
-    if not fractions or not all(fraction > 0 for fraction in fractions) or sum(fractions) > 1 + _SUM_TOLERANCE:
-        raise ConfigError(f"fractions are above 0 and at most 1 together, got {list(fractions)}")
-    if abs(sum(fractions) - 1) <= _SUM_TOLERANCE:
-        # rounding of the sum must not leave a gap at the end
-        return [*fractions[:-1], fractions[-1] + 1.0]
-    return fractions
 
 
 def _group(image: CropImage, by: By) -> str:

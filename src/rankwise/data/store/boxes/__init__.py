@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rankwise.data.store.boxes.request import BoxError, BoxReport, BoxRequest, Pad
 from rankwise.data.store.boxes.runs import Runs
+from rankwise.data.store.boxes.summing import sum_reports
 from rankwise.data.store.boxes.values import check_conversion, converted
 
-__all__ = ["BoxError", "BoxReport", "BoxRequest", "Pad", "Runs", "check_conversion", "converted"]
+__all__ = ["BoxError", "BoxReport", "BoxRequest", "Pad", "Runs", "check_conversion", "converted", "sum_reports"]
