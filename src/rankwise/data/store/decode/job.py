@@ -12,7 +12,7 @@ _NAMES = (
     *TASK_FIELDS, *LAYOUT_FIELDS,
     # set before each run
     "first", "last", "axes", "dst_unit", "col_unit", "out", "plane", "fill_rows", "fill_step",
-    "read_buffer", "read_bytes", "decode_buffer", "context", "compressors",
+    "read_buffer", "read_bytes", "decode_buffer", "context", "compressors", "stage", "stream",
     # written and read by the loop, chunk by chunk
     "source", "strided", "blosc_bytes",
 )  # fmt: skip

@@ -24,6 +24,8 @@ __all__ = ["KernelDecoder"]
 
 _FIRST_SLOT = SLOTS["first"] // 8
 _SLACK = 2**16
+_LARGE_BYTES = 2**22  # an output that is not in the caches any more when somebody looks at it
+_LONG_BYTES, _LONGEST_BYTES = 2**10, 2**16  # of a row that is worth streaming, and that is cast in the caches
 
 
 class KernelDecoder:
@@ -66,9 +68,8 @@ class KernelDecoder:
         check_run(tasks, first, last, out)
         if first == last:
             return
-        key = (stored, out.dtype, tasks.scaled)
         self._write_job(tasks, first, last, out, scratch)
-        scratch.job[SLOTS["plane"] // 8] = self._planes.get(key) or self._add_plane(key)
+        self._write_planes(tasks, first, last, out, scratch)
         self._run(address_of(scratch.job))
 
     def _write_job(self, tasks: ChunkTasks, first: int, last: int, out: NDArray, scratch: Scratch) -> None:
@@ -86,6 +87,30 @@ class KernelDecoder:
         settings = (first, last, *place, *fills, *buffers, scratch.context, self._compressors)
         scratch.job[:_FIRST_SLOT] = tasks.addresses
         scratch.job[_FIRST_SLOT : _FIRST_SLOT + len(settings)] = settings
+
+    def _write_planes(self, tasks: ChunkTasks, first: int, last: int, out: NDArray, scratch: Scratch) -> None:
+        """Choose the loops: rows of outputs that are larger than caches are written past them."""
+        key = (tasks.fill.dtype, out.dtype, tasks.scaled)
+        plane, stream = self._planes.get(key) or self._add_plane(key), 0
+        longest = _streamed_bytes(tasks, first, last, out)
+        if longest:
+            stream = self._stream()
+            if copies(tasks.fill.dtype, out.dtype, scaled=tasks.scaled):
+                plane, stream = stream, 0
+            elif longest <= _LONGEST_BYTES:
+                scratch.reserve_stage(longest)
+            else:
+                stream = 0
+        for slot, value in (("plane", plane), ("stream", stream), ("stage", address_of(scratch.stage))):
+            scratch.job[SLOTS[slot] // 8] = value
+
+    def _stream(self) -> int:
+        with self._lock:
+            if "streamed" not in self._addresses:
+                from rankwise.data.store.decode.planes import PLANE_SIGNATURE, streamed_plane
+
+                self._addresses["streamed"] = self._compiled(streamed_plane(), "plane_streamed", PLANE_SIGNATURE)
+            return self._addresses["streamed"]
 
     def _add_plane(self, key: tuple[DType, DType, bool]) -> int:
         stored, wanted, scaled = key
@@ -115,6 +140,16 @@ class KernelDecoder:
         self.num_loaded += was_on_disk
         self.num_compiled += not was_on_disk
         return address
+
+
+def _streamed_bytes(tasks: ChunkTasks, first: int, last: int, out: NDArray) -> int:
+    """Return the bytes of the longest row of some targets, 0 where they are not worth writing past the caches."""
+    if out.nbytes < _LARGE_BYTES:
+        return 0
+    cols = tasks.layout.extents[int(tasks.bounds[first]) : int(tasks.bounds[last]), -1]
+    if int(cols.sum()) * out.itemsize < _LONG_BYTES * len(cols):
+        return 0
+    return int(cols.max(initial=0)) * out.itemsize
 
 
 def _fill_rows(tasks: ChunkTasks, first: int, last: int, scratch: Scratch) -> tuple[int, int]:

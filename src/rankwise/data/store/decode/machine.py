@@ -31,6 +31,8 @@ __all__ = [
     "put8",
     "put32",
     "real_entry",
+    "stream64",
+    "streamed",
     "types",
 ]
 
@@ -40,6 +42,7 @@ types: Any = numba.types
 _Function = TypeVar("_Function", bound=Callable[..., int])
 _Emit = Callable[[Any, Any], Any]
 _I8, _I32, _I64 = (ir.IntType(bits) for bits in (8, 32, 64))
+_LINE = ir.VectorType(_I8, 64)
 _long = types.int64
 
 
@@ -58,6 +61,7 @@ def external(name: str, result: Any, *arguments: Any) -> Callable[..., Any]:
 
 # numba counts the parameters of what it asks for the types of a call
 _WITH_PARAMETERS: dict[int, Callable[[Any], Any]] = {
+    0: lambda answer: lambda _typing: answer,
     1: lambda answer: lambda _typing, _1: answer,
     2: lambda answer: lambda _typing, _1, _2: answer,
     3: lambda answer: lambda _typing, _1, _2, _3: answer,
@@ -115,6 +119,12 @@ def _load32(builder: Any, values: Any) -> Any:
     return builder.sext(builder.load(builder.inttoptr(values[0], _I32.as_pointer()), align=1), _I64)
 
 
+def _stream(builder: Any, values: Any) -> None:
+    line = builder.load(builder.inttoptr(values[1], _LINE.as_pointer()), align=1)
+    stored = builder.store(line, builder.inttoptr(values[0], _LINE.as_pointer()), align=64)
+    stored.set_metadata("nontemporal", builder.module.add_metadata([ir.Constant(_I32, 1)]))
+
+
 def _elements(_typing: Any, _address: Any, element: Any) -> Any:
     result = types.CPointer(element.dtype)
 
@@ -150,6 +160,9 @@ ended: Callable[[int, int, int, int], int] = _emitted(_long, (_long,) * 4, _end)
 # Memory at addresses
 peek32: Callable[[int], int] = _emitted(_long, (_long,), _load32)
 elements: Callable[[int, Any], Any] = numba.extending.intrinsic(_elements)
+# Writes 64 bytes to an aligned address past the caches: (to, from); `streamed` makes them seen before what follows
+stream64: Callable[[int, int], None] = _emitted(types.void, (_long,) * 2, _stream)
+streamed: Callable[[], None] = _emitted(types.void, (), lambda builder, _values: builder.fence("seq_cst"))
 call_plane: Callable[..., int] = _emitted(_long, (_long,) * 7 + (types.float64,) * 2, _call)
 
 # Floats of 16 bits

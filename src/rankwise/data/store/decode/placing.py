@@ -8,7 +8,7 @@ from __future__ import annotations
 from rankwise.data.store.decode import status as codes
 from rankwise.data.store.decode.fetching import fetch
 from rankwise.data.store.decode.job import SLOTS
-from rankwise.data.store.decode.machine import call_plane, entry, get, inlined, put8, put32, real_entry
+from rankwise.data.store.decode.machine import call_plane, entry, get, inlined, put8, put32, real_entry, streamed
 
 __all__ = ["run_chunks"]
 
@@ -18,6 +18,7 @@ _BOUNDS, _UNFIT, _SOURCE, _STRIDED = SLOTS["bounds"], SLOTS["unfit"], SLOTS["sou
 _SRC_FIRST, _EXTENTS, _SRC_STRIDES = SLOTS["src_first"], SLOTS["extents"], SLOTS["src_strides"]
 _DST_START, _STRIDES, _OUT, _PLANE = SLOTS["dst_start"], SLOTS["strides"], SLOTS["out"], SLOTS["plane"]
 _SCALE, _OFFSET, _DST_UNIT, _COL_UNIT = SLOTS["scale"], SLOTS["offset_"], SLOTS["dst_unit"], SLOTS["col_unit"]
+_STAGE, _STREAM = SLOTS["stage"], SLOTS["stream"]
 
 
 def run_chunks(job: int) -> int:
@@ -30,6 +31,7 @@ def run_chunks(job: int) -> int:
                     put8(job, _UNFIT, target, 1)
                     status = _OUT_OF_RANGE
         put32(job, _STATUS, chunk, status)
+    streamed()
     return 0
 
 
@@ -59,5 +61,20 @@ def _place(job: int, chunk: int, target: int) -> int:
             src_at += at * strided * entry(job, _SRC_STRIDES, mine - axis)
             dst_at += at * unit * entry(job, _STRIDES, axes - 1 - axis)
             rest //= extent
-        unfit |= call_plane(get(job, _PLANE), src_at, dst_at, rows, cols, src_step, dst_step, scale, offset)
+        if get(job, _STREAM) == 0:
+            unfit |= call_plane(get(job, _PLANE), src_at, dst_at, rows, cols, src_step, dst_step, scale, offset)
+        else:
+            unfit |= _staged(job, src_at, dst_at, rows, cols, src_step, dst_step, scale, offset)
+    return unfit
+
+
+@inlined
+def _staged(  # noqa: PLR0917
+    job: int, src: int, dst: int, rows: int, cols: int, src_step: int, dst_step: int, scale: float, offset: float
+) -> int:
+    """Cast row by row into memory that stays in the caches, and write from there past them."""
+    stage, unit, unfit = get(job, _STAGE), get(job, _DST_UNIT), 0
+    for row in range(rows):
+        unfit |= call_plane(get(job, _PLANE), src + row * src_step, stage, 1, cols, 0, 0, scale, offset)
+        call_plane(get(job, _STREAM), stage, dst + row * dst_step, 1, cols * unit, 0, 0, 1.0, 0.0)
     return unfit

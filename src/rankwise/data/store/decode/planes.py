@@ -20,12 +20,13 @@ from rankwise.data.store.decode.machine import (
     float_from_half_bits,
     half_bits,
     half_bits_of_double,
+    stream64,
     types,
 )
 from rankwise.data.store.decode.symbols import PREFIX
 
 __all__ = ["BFLOAT16", "BOOLEAN", "HALF", "NUMBER", "PLANE_SIGNATURE", "PlaneLoop", "checked_plane", "copied_plane"]
-__all__ += ["cast_plane"]
+__all__ += ["cast_plane", "streamed_plane"]
 
 # Returns whether a value does not fit; strides are in bytes, columns in elements (in bytes where they are copied).
 PlaneLoop = Callable[[int, int, int, int, int, int, float, float], int]
@@ -45,6 +46,29 @@ def copied_plane() -> PlaneLoop:
     ) -> int:
         for row in range(rows):
             _memcpy(dst + row * dst_stride, src + row * src_stride, cols)
+        return 0
+
+    return plane
+
+
+def streamed_plane() -> PlaneLoop:
+    """Return the loop for outputs of the stored dtype that are larger than caches: whole lines are written past them.
+
+    A store that goes through the caches reads the line first that it then overwrites: twice the traffic.
+    """
+
+    def plane(  # noqa: PLR0917
+        src: int, dst: int, rows: int, cols: int, src_stride: int, dst_stride: int, _scale: float, _offset: float
+    ) -> int:
+        for row in range(rows):
+            source, target, rest = src + row * src_stride, dst + row * dst_stride, cols
+            head = min(-target & 63, rest)
+            _memcpy(target, source, head)
+            source, target, rest = source + head, target + head, rest - head
+            lines = rest >> 6
+            for line in range(lines):
+                stream64(target + 64 * line, source + 64 * line)
+            _memcpy(target + 64 * lines, source + 64 * lines, rest & 63)
         return 0
 
     return plane

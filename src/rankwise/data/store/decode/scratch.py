@@ -27,6 +27,7 @@ class Scratch:
         read: uint8 buffer for encoded bytes.
         decode: uint8 buffer for one decoded chunk, small enough for the second-level cache if chunks are.
         job: int64 table through which Python and the compiled loop talk.
+        stage: uint8 buffer for a row of the output.
         rows: rows of fill values, of any dtype.
         context: address of a decoder's own memory (of zstd), 0 until one is needed.
     """
@@ -34,6 +35,7 @@ class Scratch:
     def __init__(self) -> None:
         self.read: NDArray = _aligned(0)
         self.decode: NDArray = _aligned(0)
+        self.stage: NDArray = _aligned(0)
         self.job: IntArray = np.zeros(0, dtype=np.int64)
         self.rows: NDArray = _aligned(0)
         self.context = 0
@@ -47,6 +49,11 @@ class Scratch:
             self.decode = _aligned(decode_bytes)
         if len(self.job) < job_slots:
             self.job = np.zeros(job_slots, dtype=np.int64)
+
+    def reserve_stage(self, num_bytes: int) -> None:
+        """Make room for a row of the output."""
+        if len(self.stage) < num_bytes:
+            self.stage = _aligned(num_bytes)
 
     def ensure_context(self, make: Callable[[], int], free: Callable[[int], object]) -> None:
         """Create the decoder's context if there is none yet.
@@ -67,7 +74,7 @@ class Scratch:
         if self._free is not None:
             self._free()
         self.context, self._free = 0, None
-        self.read, self.decode, self.rows = _aligned(0), _aligned(0), _aligned(0)
+        self.read, self.decode, self.stage, self.rows = (_aligned(0) for _ in range(4))
         self.job = np.zeros(0, dtype=np.int64)
 
     def __enter__(self) -> Self:
