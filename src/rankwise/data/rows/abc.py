@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,6 +19,9 @@ __all__ = ["Sampler"]
 
 class Sampler(ABC):
     """Decides which rows are read together and which of them form a batch; inherit from it to write an own one.
+
+    Only `_sample` must be written. `batch_size` and `shuffle` are None until a class or an instance sets them;
+    `validate` accepts everything, and `n_batches` counts, unless they are written too.
 
     Every pass has a number, its epoch: 0, 1, 2, ... as passes are begun, or what `set_epoch` says. At the beginning of
     a pass `rng` becomes the generator of that epoch, a function of the seed (drawn once from the generator that was
@@ -70,26 +75,29 @@ class Sampler(ABC):
             raise ConfigError(f"an epoch is a whole number of at least 0, got {epoch!r}")
         self._epoch, self._epoch_is_set = int(epoch), True
 
-    @property
-    @abstractmethod
-    def batch_size(self) -> int | None:
-        """Rows of a batch; needed where load requests come without splits."""
+    if TYPE_CHECKING:
 
-    @property
-    @abstractmethod
-    def shuffle(self) -> bool | None:
-        """Whether rows of load requests without splits are shuffled; needed where there are such."""
+        @property
+        def batch_size(self) -> int | None:
+            """Rows of a batch; needed where load requests come without splits."""
 
-    @abstractmethod
+        @property
+        def shuffle(self) -> bool | None:
+            """Whether rows of load requests without splits are shuffled; needed where there are such."""
+
+    else:  # a class may make them properties, an instance may just set them
+        batch_size = None
+        shuffle = None
+
     def n_batches(self, n_obs: int) -> int:
-        """Return the number of batches of a pass.
+        """Return the number of batches of a pass: here by planning one, so write it where it is known.
 
         Args:
             n_obs: rows of the loader.
         """
+        return sum(len(request["splits"]) for request in copy.deepcopy(self).sample(n_obs))
 
-    @abstractmethod
-    def validate(self, n_obs: int) -> None:
+    def validate(self, n_obs: int) -> None:  # noqa: B027  (it may be left out)
         """Refuse a configuration that does not suit the data; called at the beginning of each pass.
 
         Args:

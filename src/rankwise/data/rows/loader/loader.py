@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from itertools import pairwise
@@ -75,6 +76,7 @@ class Loader:
         drop_last: bool | None = None,
         to: Library | None = None,
         rng: Rng = None,
+        order: None = None,  # noqa: ARG002  (with an order, __new__ makes another object; here for the signature)
     ) -> None:
         arguments = {
             "chunk_size": chunk_size, "preload_nchunks": preload_nchunks, "batch_size": batch_size,
@@ -88,6 +90,9 @@ class Loader:
         self._num_open, self._has_collection = 0, False
         if collection is not None:
             self.use_collection(collection)
+
+    # what users see is what they may pass: not the arguments of __new__
+    __signature__ = inspect.Signature(list(inspect.signature(__init__).parameters.values())[1:])
 
     def __len__(self) -> int:
         """Batches of a pass."""
