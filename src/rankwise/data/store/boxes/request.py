@@ -37,6 +37,7 @@ class BoxRequest:
         offset: float64[len(arrays)] or None; given exactly when `scale` is.
         runs: for boxes of unequal length along the first axis, their lengths and places in an output of the shape
             [runs.num_rows, *shape[1:]]; `shape` is then that of one row, [1, ...], and `pad` is None.
+        keep: False reads past the reader's cache: what is decoded is not put there, nor looked for by our decoders.
 
     Raises:
         ConfigError: tables do not fit together, a box sticks out without `pad`, or there is nothing to pad with.
@@ -51,6 +52,7 @@ class BoxRequest:
     scale: FloatArray | None = None
     offset: FloatArray | None = None
     runs: Runs | None = None
+    keep: bool = True
 
     def __post_init__(self) -> None:
         self._check_tables()

@@ -161,7 +161,7 @@ class FastChunks:
         """Addresses of chunks that are decoded already, else 0; decides which of the others are worth keeping."""
         decoded = np.zeros(len(offset), dtype=np.int64)
         cache, admission = self._tools.cache, self._tools.admission
-        if cache.capacity_bytes == 0:
+        if cache.capacity_bytes == 0 or not self._plan.request.keep:
             return decoded
         numbers, room = self._plan.chunks.number[self._chosen], cache.capacity_bytes
         for which in np.unique(array).tolist():

@@ -81,7 +81,7 @@ class SlowChunks:
         coords = tuple(table.coords[chunk].tolist())
         values = self._persistently(lambda: self._tools.slow.chunk(serial, meta, coords))
         self._refuse_changed(chunk)
-        if self._tools.cache.capacity_bytes:  # decoding these is dear: each is kept at once
+        if self._tools.cache.capacity_bytes and self._plan.request.keep:  # decoding these is dear: each is kept at once
             values = np.ascontiguousarray(values)
             self._tools.cache.put(key, values)
         return values, False

@@ -1,0 +1,113 @@
+"""Long arrays of whole numbers in pages."""
+
+import pickle
+import tracemalloc
+
+import numpy as np
+import pytest
+import zarr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rankwise.data.rows.matrices import paging
+from rankwise.data.rows.matrices.paging import PagedNumbers
+from rankwise.data.store import BoxReader, read_meta
+from rankwise.errors import DataError
+
+
+@pytest.fixture
+def reader():
+    with BoxReader(threads=1) as reader:
+        yield reader
+
+
+def allow(_page, _first):
+    pass
+
+
+def make(folder, values, reader, *, chunk=64, capacity_bytes=2**20, check=allow):
+    zarr.create_array(str(folder / "numbers"), data=np.asarray(values), chunks=(chunk,), overwrite=True)
+    return PagedNumbers(read_meta(folder / "numbers"), reader, check, capacity_bytes=capacity_bytes)
+
+
+@given(
+    num=st.integers(1, 400),
+    chunk=st.integers(1, 90),
+    step=st.sampled_from([0, 3, 600, 5_000, 10**6, 10**12]),
+    seed=st.integers(0, 99),
+)
+@settings(max_examples=40, deadline=None)
+def test_numbers_are_those_of_the_array(tmp_path_factory, num, chunk, step, seed):
+    """Any places, in any order and several times, of arrays with any chunks and steps, with room for few pages."""
+    rng = np.random.default_rng(seed)
+    slots = rng.integers(1, 6)
+    values = np.cumsum(rng.integers(0, step + 1, num))
+    with BoxReader(threads=1, cache=0) as reader, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(paging, "_LEAST_PAGE", 40)
+        held = make(tmp_path_factory.mktemp("numbers"), values, reader, chunk=chunk, capacity_bytes=slots * 130)
+        for _ in range(3):
+            places = rng.integers(0, num, 50)
+            np.testing.assert_array_equal(held.take(places), values[places])
+        assert held.take(np.empty(0, dtype=np.int64)).shape == (0,)
+
+
+def test_the_pages_used_last_are_kept(tmp_path, reader, monkeypatch):
+    """With room for two pages of three, going back and forth between two reads no third time."""
+    monkeypatch.setattr(paging, "_LEAST_PAGE", 64)
+    held = make(tmp_path, np.arange(192), reader, capacity_bytes=2 * (4 * 8 + 64 * 2))
+    for place in (5, 70, 5, 70, 130, 130, 70):
+        assert held.take(np.array([place])).tolist() == [place]
+    assert held.num_pages_read == 3
+    held.take(np.array([5]))
+    assert held.num_pages_read == 4
+
+
+def test_chunks_are_decoded_once_and_kept_nowhere_else(tmp_path, reader):
+    """All pages of a request come in one read of their chunks, and take no room in the cache of the reader."""
+    values = np.cumsum(np.random.default_rng(0).integers(400, 600, 100_000))
+    held = make(tmp_path, values, reader, chunk=9_000)
+    places = np.random.default_rng(1).permutation(100_000)
+    for _ in range(2):
+        np.testing.assert_array_equal(held.take(places), values[places])
+    assert held.num_pages_read == reader.stats.fast_chunks == 12
+    assert reader.stats.decoded_bytes == 12 * 9_000 * 8
+    assert len(reader.cache) == 0
+
+
+def test_bytes_of_a_number(tmp_path, reader):
+    """A number of an array that grows by less than 65,536 in 16 places takes 2.5 bytes, and reading it little more."""
+    num = 1_000_000
+    held = make(tmp_path, np.arange(num) * 4_000, reader, chunk=8_192, capacity_bytes=2**30)
+    assert held.capacity_bytes < 2.6 * num
+    held.take(np.array([0]))
+    tracemalloc.start()
+    held.take(np.arange(0, num, 8_192))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert held.num_pages_read == 123
+    assert peak < 40 * 2**20  # 8 MiB of pages as they are read, some times over; not 2**30
+
+
+def test_a_page_that_is_refused_is_not_held(tmp_path, reader):
+    """What the check says is raised each time, and other pages can still be read."""
+
+    def refuse(page, first):
+        if page[0] < 0:
+            raise DataError(f"damaged from {first} on")
+
+    values = np.arange(3 * 8_192)
+    values[8_192] = -1
+    held = make(tmp_path, values, reader, chunk=8_192, check=refuse)
+    for _ in range(2):
+        with pytest.raises(DataError, match="damaged from 8192 on"):
+            held.take(np.array([8_200]))
+    assert held.take(np.array([3, 20_000])).tolist() == [3, 20_000]
+
+
+def test_it_travels_without_its_pages(tmp_path, reader):
+    """In another process pages are read anew."""
+    held = make(tmp_path, np.arange(100), reader)
+    assert held.take(np.array([7])).tolist() == [7]
+    there = pickle.loads(pickle.dumps(held))
+    assert there.num_pages_read == 0
+    assert there.take(np.array([7, 99])).tolist() == [7, 99]
