@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rankwise.data.contract import IntArray
-from rankwise.data.rows.passes import PassDraws, check_mask, current_worker, fresh_seed, make_generator
+from rankwise.data.rows.passes import EpochMark, PassDraws, check_mask, current_worker, fresh_seed, make_generator
 from rankwise.data.rows.types import LoadRequest
 from rankwise.errors import ConfigError
 
@@ -27,7 +28,15 @@ class Sampler(ABC):
     a pass `rng` becomes the generator of that epoch, a function of the seed (drawn once from the generator that was
     assigned) and of the number: an own sampler that draws from ``self.rng`` in `_sample` can be set to any epoch
     without replaying those before, and one that was left early does not change those after.
+
+    Several workers of a torch `DataLoader` each run `_sample`, and read every so-many-th of its requests: all must draw
+    the same, from ``self.rng``. Where `rng` is None that is not known, and one worker reads everything.
+
+    Attributes:
+        handles_workers: True in a class whose `_sample` yields the requests of the worker that it runs in alone.
     """
+
+    handles_workers: bool = False
 
     _mask: slice = slice(0, None)
     _rng: np.random.Generator | None = None
@@ -37,6 +46,8 @@ class Sampler(ABC):
     _seeded: np.random.Generator | None = None  # what `_seed` was drawn from, or what was made of it
     _has_seed: bool = False
     _draws: PassDraws = PassDraws(seed=0, epoch=0)
+    _mark: EpochMark | None = None
+    _num_marked: int = 0  # choices of the mark that this sampler knows of
 
     @property
     def mask(self) -> slice:
@@ -66,7 +77,8 @@ class Sampler(ABC):
         """Choose the number of the next pass; the ones after it count on.
 
         Workers of a torch `DataLoader` that are started anew for each epoch never see the passes of one another: call
-        it before each epoch to make their order a function of the seed. Otherwise torch's own seed is mixed in.
+        it before each epoch to make their order a function of the seed. Otherwise torch's own seed is mixed in. Workers
+        that stay see it too.
 
         Raises:
             ConfigError: it is below 0, or no whole number.
@@ -74,6 +86,8 @@ class Sampler(ABC):
         if isinstance(epoch, bool) or not isinstance(epoch, (int, np.integer)) or epoch < 0:
             raise ConfigError(f"an epoch is a whole number of at least 0, got {epoch!r}")
         self._epoch, self._epoch_is_set = int(epoch), True
+        if self._mark is not None:
+            self._num_marked = self._mark.choose(self._epoch)
 
     if TYPE_CHECKING:
 
@@ -125,10 +139,13 @@ class Sampler(ABC):
             ValueError: the configuration does not suit the data, or a request without splits cannot be cut.
         """
         self.validate(n_obs)
+        self._look_at_mark()
         draws = self._draws = self._begin_pass()
         requests = self._sample(n_obs)
         try:
             for number, request in enumerate(requests):
+                if not self._reads(number):
+                    continue
                 if request.get("splits") is None:
                     yield {"requests": request["requests"], "splits": self._cut(request, draws.request(number))}
                 else:
@@ -143,7 +160,26 @@ class Sampler(ABC):
 
     def follow(self, draws: PassDraws) -> None:
         """Make the next pass that of another sampler, which wraps this one."""
-        self._epoch, self._epoch_is_set = draws.epoch, draws.is_set
+        self._epoch, self._epoch_is_set = draws.epoch, draws.is_set and not draws.salt
+
+    def share_epoch(self) -> None:
+        """Let processes that are started from here later see the epochs that are chosen; a loader calls it."""
+        if self._mark is None:
+            with contextlib.suppress(OSError):  # no memory to share: only workers that stay would look at it
+                self._mark = EpochMark()
+
+    def _look_at_mark(self) -> None:
+        if self._mark is None or current_worker() is None:
+            return
+        choices, epoch = self._mark.read()
+        if choices != self._num_marked:
+            self._epoch, self._epoch_is_set, self._num_marked = epoch, True, choices
+
+    def _reads(self, number: int) -> bool:
+        worker = current_worker()
+        if worker is None or self.handles_workers:
+            return True
+        return worker.number == 0 if self.rng is None else worker.owns(number)
 
     def _begin_pass(self) -> PassDraws:
         epoch, assigned = self._epoch, self.rng
@@ -157,9 +193,14 @@ class Sampler(ABC):
         return draws
 
     def _next_draws(self, seed: int) -> PassDraws:
+        return PassDraws(seed=seed, epoch=self._epoch, salt=self._salt(), is_set=self._epoch_is_set)
+
+    def _salt(self) -> int:
+        """0 where the number of the pass tells it apart from all others of this sampler."""
         worker = current_worker()
-        salt = 0 if worker is None or self._epoch_is_set else worker.salt
-        return PassDraws(seed=seed, epoch=self._epoch, salt=salt, is_set=self._epoch_is_set)
+        if worker is None or (self._epoch_is_set and (self._mark is None or self._mark.is_first_use(worker.salt))):
+            return 0
+        return worker.salt
 
     def _cut(self, request: LoadRequest, rng: np.random.Generator) -> list[IntArray]:
         for name in ("batch_size", "shuffle"):

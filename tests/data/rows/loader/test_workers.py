@@ -1,15 +1,22 @@
 """Loaders inside torch's DataLoader."""
 
+import logging
+import os
+import signal
 from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+import zarr
 from torch.utils.data import DataLoader
 
 from rankwise.data.rows import Loader
+from rankwise.data.rows.abc import Sampler
+from rankwise.data.rows.loader import defaults
 from rankwise.data.rows.samplers import ClassSampler, DistributedSampler, RandomSampler, SequentialSampler
+from rankwise.errors import SampleError
 from rankwise.testing.small_rows import small_anndata, write_anndata
 
 pytestmark = [
@@ -61,19 +68,150 @@ def test_set_epoch_makes_workers_follow_the_seed(store):
     assert sorted(epoch(batches, whole)) == sorted(alone)
 
 
-def test_spawned_workers_that_stay(store):
-    """The loader travels to them; their second epoch is another order, and complete too."""
+def once(shown, rows):
+    return sorted(row for batch in shown for row in batch) == list(rows)
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_workers_that_stay_see_the_epoch(store, method):
+    """The loader travels to them; epochs chosen later arrive, others are counted; each row of the rank once in each."""
     place, whole = store
-    loader = make(place, DistributedSampler(RandomSampler(3, 4, 6, rng=0), dist_info=lambda: (1, 2)))
+
+    def one():
+        sampler = RandomSampler(3, 4, 6, rng=0)
+        return make(place, DistributedSampler(sampler, dist_info=lambda: (1, 2), enforce_equal_batches=False))
+
+    loader, alone = one(), one()
     batches = DataLoader(
-        loader, batch_size=None, num_workers=1, multiprocessing_context="spawn", persistent_workers=True
+        loader, batch_size=None, num_workers=2, multiprocessing_context=method, persistent_workers=True
     )
-    first, second = epoch(batches, whole), epoch(batches, whole)
-    assert first != second
-    for shown in (first, second):
-        assert {len(rows) for rows in shown} == {6}
-        assert len({row for rows in shown for row in rows}) == 48
-    assert {row for shown in (first, second) for rows in shown for row in rows} == set(range(50, 100))
+    counted = [epoch(batches, whole) for _ in range(2)]
+    assert counted[0] != counted[1]
+    for chosen in (7, None, 0):  # None: the one after
+        if chosen is not None:
+            loader.set_epoch(chosen)
+            alone.set_epoch(chosen)
+        counted.append(epoch(batches, whole))
+        assert sorted(counted[-1]) == sorted(epoch(alone, whole))
+    assert all(once(shown, range(50, 100)) for shown in counted)
+
+
+def forked(loader, num_workers=2, **options):
+    return DataLoader(loader, batch_size=None, num_workers=num_workers, multiprocessing_context="fork", **options)
+
+
+def test_an_epoch_that_was_chosen_once_is_not_shown_twice(store):
+    """The first pass is that epoch; where it is not chosen anew, workers that begin anew take another order."""
+    place, whole = store
+    loader = make(place, RandomSampler(3, 4, 6, rng=0))
+    loader.set_epoch(3)
+    alone = make(place, RandomSampler(3, 4, 6, rng=0))
+    alone.set_epoch(3)
+    shown = [epoch(forked(loader), whole) for _ in range(3)]
+    assert sorted(shown[0]) == sorted(epoch(alone, whole))
+    assert len({str(sorted(batches)) for batches in shown}) == 3
+    assert all(once(batches, range(100)) for batches in shown)
+    loader.set_epoch(3)
+    assert sorted(epoch(forked(loader), whole)) == sorted(shown[0])
+
+
+@pytest.mark.parametrize("halfway", [False, True])
+def test_forked_behind_a_pass(store, halfway):
+    """A process that read, or reads just now, has threads and locks that workers have not: they read all the same."""
+    place, whole = store
+    loader = make(place, RandomSampler(3, 4, 6, rng=0))
+    passing = iter(loader)
+    next(passing)
+    if not halfway:
+        list(passing)
+    assert once(epoch(forked(loader), whole), range(100))
+    passing.close()
+
+
+class Own(Sampler):
+    """Ten rows to a request, in random order if there is a generator."""
+
+    def __init__(self, rng):
+        self.rng, self.batch_size, self.shuffle = rng, 4, True
+
+    def _sample(self, n_obs):
+        rng = np.random.default_rng() if self.rng is None else self.rng
+        for first in rng.permutation(range(0, n_obs, 10)).tolist():
+            yield {"requests": [slice(first, first + 10)]}
+
+
+class Sharing(Own):
+    """One that knows about workers."""
+
+    handles_workers = True
+
+    def _sample(self, n_obs):
+        worker = torch.utils.data.get_worker_info() or SimpleNamespace(id=0, num_workers=1)
+        yield from list(super()._sample(n_obs))[worker.id :: worker.num_workers]
+
+
+def with_worker(batch):
+    return {**batch, "worker": torch.utils.data.get_worker_info().id}
+
+
+@pytest.mark.parametrize(
+    ("make_sampler", "workers"),
+    [
+        (lambda: Own(0), {0, 1}),
+        (lambda: Sharing(0), {0, 1}),
+        (lambda: DistributedSampler(Own(0), dist_info=lambda: (0, 1), enforce_equal_batches=False), {0, 1}),
+        (lambda: Own(None), {0}),
+    ],
+)
+def test_own_samplers_in_several_workers(store, make_sampler, workers):
+    """Each row once over all workers: requests are dealt out, unless workers may draw differently; then one reads."""
+    place, whole = store
+    loader = make(place, make_sampler())
+    for _ in range(2):
+        batches = list(forked(loader, 2, collate_fn=with_worker))
+        assert once(epoch(batches, whole), range(100))
+        assert {batch["worker"] for batch in batches} == workers
+
+
+def test_idle_workers_are_explained(store, monkeypatch, caplog):
+    """By the one that reads everything, once; not where one reads alone, or the sampler can be dealt out."""
+    place, _ = store
+    monkeypatch.setattr(defaults, "_said", set())
+    for count, number, rng, said in [(1, 0, None, 0), (2, 0, 5, 0), (2, 1, None, 0), (2, 0, None, 1), (2, 0, None, 1)]:
+        told = SimpleNamespace(id=number, num_workers=count, seed=7)
+        monkeypatch.setattr(torch.utils.data, "get_worker_info", lambda told=told: told)
+        with caplog.at_level(logging.WARNING, logger="rankwise.rows"):
+            list(make(place, Own(rng)))
+        assert caplog.text.count("one of 2 workers reads everything: Own has no rng") == said
+
+
+def test_what_fails_in_a_worker_fails_here(tmp_path):
+    """Damage is the error that it is without workers, with its row."""
+    made = small_anndata(100)
+    place = write_anndata(made, tmp_path / "a.zarr")
+    zarr.open_array(f"{place}/X/indices", mode="a")[made.X.indptr[60]] = 99
+    row = int(np.flatnonzero(np.diff(made.X.indptr[60:]))[0]) + 60
+    with pytest.raises(SampleError, match=f"row {row} names a column outside of 0 to 5"):
+        list(forked(make(place, SequentialSampler(5, 2, 10)), 1))
+
+
+class Killed(Own):
+    """Kills the worker behind the first request."""
+
+    def n_batches(self, n_obs):
+        return 2
+
+    def _sample(self, n_obs):
+        yield {"requests": [slice(0, 10)]}
+        os.kill(os.getpid(), signal.SIGKILL)
+        yield {"requests": [slice(10, n_obs)]}
+
+
+def test_a_worker_that_is_killed_ends_the_epoch(store):
+    """No pass goes on without its rows."""
+    place, _ = store
+    with pytest.raises(RuntimeError, match=r"DataLoader worker .*(killed by signal|exited unexpectedly)"):
+        list(forked(make(place, Killed(0)), 1))
 
 
 def test_classes_in_workers(store):

@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from rankwise.data.rows.abc import Sampler
+from rankwise.data.rows.passes import current_worker
 from rankwise.data.rows.samplers import RandomSampler, SequentialSampler
 from rankwise.errors import ConfigError, WorldError
 from rankwise.world.place import find_place
 
-__all__ = ["choose_sampler", "say_once"]
+__all__ = ["choose_sampler", "say_idle_workers", "say_once"]
 
 _LOG = logging.getLogger("rankwise.rows")
 _DEFAULTS = {"chunk_size": 512, "preload_nchunks": 32, "batch_size": 1, "drop_last": False}
@@ -46,6 +47,17 @@ def choose_sampler(sampler: Sampler | None, arguments: Mapping[str, Any]) -> Sam
             "rows come in their stored order: pass shuffle=True (or shuffle=False, which says that it is meant so)"
         )
     return SequentialSampler(**sizes)
+
+
+def say_idle_workers(sampler: Sampler) -> None:
+    """Say in the one worker of a DataLoader that reads everything why the others do not."""
+    worker = current_worker()
+    if worker is None or worker.number or worker.count == 1 or sampler.handles_workers or sampler.rng is not None:
+        return
+    say_once(
+        f"one of {worker.count} workers reads everything: {type(sampler).__name__} has no rng, so that the workers may "
+        "draw differently; assign one and draw from self.rng, or take num_workers=1"
+    )
 
 
 def say_once(text: str) -> None:

@@ -12,7 +12,7 @@ from rankwise.data.rows.abc import Sampler
 from rankwise.data.rows.loader.ahead import read_ahead
 from rankwise.data.rows.loader.blocks import RowBlock
 from rankwise.data.rows.loader.converting import Library, check_library, convert
-from rankwise.data.rows.loader.defaults import choose_sampler, say_once
+from rankwise.data.rows.loader.defaults import choose_sampler, say_idle_workers, say_once
 from rankwise.data.rows.loader.gpu import check_gpu
 from rankwise.data.rows.loader.holding import HeldDatasets
 from rankwise.data.rows.loader.iterable import iterable_class, rebuild
@@ -85,6 +85,7 @@ class Loader:
         check_library(to)
         check_gpu(to, wanted=preload_to_gpu)
         self._batch_sampler = choose_sampler(batch_sampler, arguments)
+        self._batch_sampler.share_epoch()
         self._return_index, self._to, self._on_gpu = return_index, to, preload_to_gpu
         self._datasets = HeldDatasets(BoxReader(cache=0))
         self._num_open, self._has_collection = 0, False
@@ -239,6 +240,7 @@ class Loader:
         n_obs = self.n_obs
         if not n_obs:
             raise ConfigError("the loader has no rows: call use_collection, add_adatas or add_datasets first")
+        say_idle_workers(self._batch_sampler)
         rows, obs = self._datasets.rows(), self._datasets.obs()
 
         def read(order: RowOrder) -> tuple[RowOrder, RowBlock, Any]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from rankwise.data.rows.passes.draws import PassDraws, fresh_seed, make_generator
+from rankwise.data.rows.passes.marks import EpochMark
 from rankwise.data.rows.passes.ranges import check_mask, circle, mask_bounds
 from rankwise.data.rows.passes.sizes import RequestSizes
 from rankwise.data.rows.passes.workers import LoaderWorker, current_worker
 
 __all__ = [
+    "EpochMark",
     "LoaderWorker",
     "PassDraws",
     "RequestSizes",

@@ -22,6 +22,8 @@ __all__ = ["RandomSampler", "SequentialSampler"]
 class _ChunkSampler(Sampler):
     """Cuts the range into chunks of neighbouring rows and takes several of them in each load request."""
 
+    handles_workers = True
+
     def __init__(self, sizes: RequestSizes, *, drop_last: bool, mask: slice | None) -> None:
         self._sizes = sizes
         self._drop_last = drop_last

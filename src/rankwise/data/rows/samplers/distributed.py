@@ -33,6 +33,8 @@ class DistributedSampler(Sampler):
         WorldError: the framework is not initialized.
     """
 
+    handles_workers = True
+
     def __init__(self, sampler: Sampler, *, dist_info: DistInfo, enforce_equal_batches: bool = True) -> None:
         self._rank, self._world_size = find_rank(dist_info)
         self._equal = enforce_equal_batches

@@ -44,6 +44,8 @@ class ClassSampler(Sampler):
         TypeError: `classes`, `class_weights` or `rng` are of another kind.
     """
 
+    handles_workers = True
+
     def __init__(
         self,
         chunk_size: int,
