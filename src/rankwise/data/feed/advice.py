@@ -28,7 +28,8 @@ def warn_small_cache(source: Source, order: Order, *, rank: int, world_size: int
     if getattr(order, "kind", None) == "sequential":
         return
     chunks = -(-grid.lanes // world_size) * grid.window
-    needed = min(decoded_bytes(chunks * source.chunk_samples), decoded_bytes(source.num_samples))
+    samples = chunks * max(source.chunk_samples, grid.chunk_samples)  # the order may be made for other fields
+    needed = min(decoded_bytes(samples), decoded_bytes(source.num_samples))
     if needed > cache.capacity_bytes:
         warnings.warn(
             f"the order draws from {chunks} chunks at a time on each rank ({_mib(needed)} decoded), the cache keeps "

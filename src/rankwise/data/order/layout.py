@@ -47,6 +47,8 @@ class Facts:
         fingerprint: hash of the content's metadata.
         layout: batch size -> (lanes, window) that suit the samples, each None where they have no wish. From metadata
             alone, like everything here.
+        kind: the kind of order that suits the samples; "sequential" where they are in random order already.
+        draw: how the samples were drawn, for whoever has to draw them again; without meaning here.
     """
 
     num_samples: int
@@ -54,6 +56,8 @@ class Facts:
     chunk_bytes: int | None = None
     fingerprint: str | None = None
     layout: Callable[[int], tuple[int | None, int | None]] | None = None
+    kind: str | None = None
+    draw: Any = None
 
     @classmethod
     def of(cls, samples: Any) -> Facts:
@@ -73,6 +77,8 @@ class Facts:
                 chunk_bytes=told or _decoded_bytes(getattr(samples, "fields", {}), chunk),
                 fingerprint=getattr(samples, "fingerprint", None),
                 layout=getattr(samples, "order_layout", None),
+                kind=getattr(samples, "order_kind", None),
+                draw=getattr(samples, "draw_options", None),
             )
         if hasattr(samples, "__len__"):
             return cls(num_samples=whole("len(samples)", len(samples)))

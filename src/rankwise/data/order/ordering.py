@@ -13,6 +13,7 @@ import numpy.typing as npt
 from rankwise.data.contract import IntArray, OrderState, Step
 from rankwise.data.order.lanes import Grid
 from rankwise.data.order.layout import MAX_LANES, Facts, choose_lanes, choose_window, whole
+from rankwise.data.order.opening import opened_samples
 from rankwise.data.order.positions import run_of_samples, samples_at
 from rankwise.data.order.recipe import Recipe
 from rankwise.errors import ConfigError
@@ -23,18 +24,23 @@ Kind = Literal["shuffle", "sequential"]
 Remainder = Literal["split", "drop", "pad"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, init=False)
 class Order:
     """Which samples form which global batch; the same on every rank, at every world size and after every restart.
 
     An epoch shows each sample once. It costs no memory and starts in milliseconds, however many samples there are.
     Implements the contract's `Order`; hashable, comparable and cheap to pickle (`samples` is kept as a number).
 
+    Samples of a collection of rows may also be drawn, anew in each epoch: which row a sample is then follows from
+    (seed, epoch, sample) alone. Loaders draw as their order says.
+
     Args:
-        samples: number of samples, a `Source` (its grid, fields and fingerprint are used), or anything with ``len()``.
+        samples: number of samples, a `Source` (its grid, fields and fingerprint are used), or anything with ``len()``;
+            with `rankwise.data.rows` also a collection, the place of one, or a list of them.
         batch_size: samples of a *global* batch, over all ranks. May change at any time, in mid-epoch too.
         seed: any int. Another seed, another order.
-        kind: "shuffle", or "sequential" (sample p at position p; one lane, so ranks take contiguous runs of a batch).
+        kind: "shuffle", or "sequential" (sample p at position p; one lane, so ranks take contiguous runs of a batch);
+            default what the source wishes for, else "shuffle".
         remainder: what becomes of the last samples of an epoch when they do not fill a batch: "split" shares them out
             as a smaller step, "drop" does not show them, "pad" fills the batch up with repeats of weight 0.
         lanes: parallel runs of the data, 1 to min(4096, samples); default min(64, batch_size, chunks), or what the
@@ -44,41 +50,75 @@ class Order:
         chunk_samples: neighbouring samples that are stored together; default the source's, else 1.
         chunk_bytes: decoded bytes of a chunk; default from the source's fields.
         fingerprint: identity of the data; default the source's. Without one the number of samples stands for it.
+        balance: draw rows so that each value of this column is as likely.
+        weights: draw rows as often as these numbers say, one for each.
+        mix: share of each of several collections, in their order or by their places.
+        num_samples: draws of an epoch; default as many as there are rows.
+        together: draws that come from one chunk.
 
     Attributes:
         grid: the numbers that decide the order: samples, samples per chunk, lanes, window.
+        draw: how samples are drawn, for loaders; None = they are the rows themselves.
 
     Raises:
-        ConfigError: an argument is out of range, or nothing would be left to show.
+        ConfigError: an argument is out of range, nothing would be left to show, or the samples cannot be drawn so.
     """
 
     samples: Any
-    batch_size: int = field(kw_only=True)
-    seed: int = field(default=1889, kw_only=True)
-    kind: Kind = field(default="shuffle", kw_only=True)
-    remainder: Remainder = field(default="split", kw_only=True)
-    lanes: int | None = field(default=None, kw_only=True)
-    window: int | None = field(default=None, kw_only=True)
-    chunk_samples: int | None = field(default=None, kw_only=True)
-    chunk_bytes: int | None = field(default=None, kw_only=True)
-    fingerprint: str | None = field(default=None, kw_only=True)
-    grid: Grid = field(init=False, repr=False)
-    recipe: str = field(init=False, repr=False)
+    batch_size: int
+    seed: int
+    kind: Kind
+    remainder: Remainder
+    lanes: int | None
+    window: int | None
+    chunk_samples: int | None
+    chunk_bytes: int | None
+    fingerprint: str | None
+    draw: Any = field(repr=False, compare=False)  # the fingerprint speaks for it
+    grid: Grid = field(repr=False)
+    recipe: str = field(repr=False)
     """What decides the order, readable, ending in a hash; see `OrderState.recipe`."""
 
-    def __post_init__(self) -> None:
-        facts = Facts.of(self.samples)
-        self._set(samples=facts.num_samples)
-        self._set(batch_size=whole("batch_size (the global batch)", self.batch_size))
-        self._set(seed=_any_whole("seed", self.seed))
-        for name in ("chunk_samples", "chunk_bytes"):
-            given = getattr(self, name)
-            self._set(**{name: getattr(facts, name) if given is None else whole(name, given)})
-        if self.fingerprint is None:
-            self._set(fingerprint=facts.fingerprint)
-        self._check_choices()
+    def __init__(
+        self,
+        samples: Any,
+        *,
+        batch_size: int,
+        seed: int = 1889,
+        kind: Kind | None = None,
+        remainder: Remainder = "split",
+        lanes: int | None = None,
+        window: int | None = None,
+        chunk_samples: int | None = None,
+        chunk_bytes: int | None = None,
+        fingerprint: str | None = None,
+        balance: str | None = None,
+        weights: Any = None,
+        mix: Any = None,
+        num_samples: int | None = None,
+        together: int | None = None,
+    ) -> None:
+        asked = {"balance": balance, "weights": weights, "mix": mix, "num_samples": num_samples, "together": together}
+        facts = Facts.of(opened_samples(samples, {name: value for name, value in asked.items() if value is not None}))
+        self._set(
+            samples=facts.num_samples,
+            batch_size=whole("batch_size (the global batch)", batch_size),
+            seed=_any_whole("seed", seed),
+            kind=kind or facts.kind or "shuffle",
+            remainder=remainder,
+            lanes=lanes,
+            window=window,
+            chunk_samples=facts.chunk_samples if chunk_samples is None else whole("chunk_samples", chunk_samples),
+            chunk_bytes=facts.chunk_bytes if chunk_bytes is None else whole("chunk_bytes", chunk_bytes),
+            fingerprint=facts.fingerprint if fingerprint is None else fingerprint,
+            draw=facts.draw,
+        )
+        self._check_choices(facts)
         wish = (None, None) if facts.layout is None else facts.layout(self.batch_size)
-        self._settle(self._sequential_grid() if self.kind == "sequential" else self._shuffled_grid(*wish))
+        if self.kind == "shuffle":
+            self._settle(self._shuffled_grid(*wish))
+        else:
+            self._settle(self._sequential_grid(wish[0] if facts.kind == "sequential" else None))
 
     def _set(self, **values: Any) -> None:
         for name, value in values.items():
@@ -87,21 +127,23 @@ class Order:
     def _settle(self, grid: Grid) -> None:
         self._set(grid=grid, recipe=str(Recipe.of(grid, kind=self.kind, fingerprint=self.fingerprint)))
 
-    def _check_choices(self) -> None:
+    def _check_choices(self, facts: Facts) -> None:
         for name, choices in (("kind", get_args(Kind)), ("remainder", get_args(Remainder))):
             if getattr(self, name) not in choices:
                 raise ConfigError(f"Order wants {name} to be one of {', '.join(choices)}; got {getattr(self, name)!r}")
+        if facts.kind not in (None, self.kind):
+            raise ConfigError(f"these samples are in an order of their own: leave kind={self.kind!r} out")
         if self.remainder == "drop" and self.samples < self.batch_size:
             raise ConfigError(
                 f'remainder="drop" leaves nothing: {self.samples} samples do not fill one batch of {self.batch_size}. '
                 'Take a smaller batch_size, or remainder="split"'
             )
 
-    def _sequential_grid(self) -> Grid:
+    def _sequential_grid(self, wished_lanes: int | None) -> Grid:
         for name in ("lanes", "window"):
             if getattr(self, name) is not None:
                 raise ConfigError(f'kind="sequential" has no {name}: leave {name} out, or take kind="shuffle"')
-        return Grid(num_samples=self.samples, chunk_samples=1, lanes=1, window=1)
+        return Grid(num_samples=self.samples, chunk_samples=1, lanes=min(wished_lanes or 1, self.samples), window=1)
 
     def _shuffled_grid(self, wished_lanes: int | None, wished_window: int | None) -> Grid:
         chunk = min(self.chunk_samples or 1, self.samples)

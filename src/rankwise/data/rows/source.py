@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import cached_property
 from types import MappingProxyType, TracebackType
 from typing import Any, Self, overload
 
 import numpy as np
 
-from rankwise.data.contract import BatchBuffer, FieldSpec, IntArray, NDArray, ReadReport, Share
+from rankwise.data.contract import BatchBuffer, FieldSpec, IntArray, ReadReport, Share
 from rankwise.data.feed import HostBuffer
-from rankwise.data.rows.collection import DatasetCollection
-from rankwise.data.rows.datasets import Dataset, find_datasets
-from rankwise.data.rows.drawing import RowDraws, balanced_weights, checked_weights
+from rankwise.data.rows.chosen import ChosenRows
+from rankwise.data.rows.datasets import Dataset
+from rankwise.data.rows.drawing import DrawOptions, settled_options
 from rankwise.data.rows.failing import RowErrors
-from rankwise.data.rows.fields import RowField, open_fields, variable_names
-from rankwise.data.rows.obs import ObsColumn, read_column, read_groups
+from rankwise.data.rows.fields import FieldChoice, RowField, open_fields
+from rankwise.data.rows.obs import ObsColumn, read_column
+from rankwise.data.rows.places import NamedRows, find_rows
 from rankwise.data.rows.plans import RowPlan
-from rankwise.data.rows.subsets import chosen_rows, part_of_groups, part_of_rows, say_split
 from rankwise.data.store import DEFAULT_CACHE_BYTES, BoxReader, ChunkCache, ReaderStats
 from rankwise.errors import ConfigError
 
@@ -29,6 +29,7 @@ __all__ = ["RowSource"]
 # What the chunks that an order mixes may take, decoded; the same number as the order's own.
 _WINDOW_BYTES = 128 << 20
 _LEAST_LANES, _MOST_LANES = 4, 64
+_CHOICES = ("matrices", "obs", "dense", "genes", "dtype", "rows")
 
 
 class RowSource:
@@ -37,12 +38,15 @@ class RowSource:
     Opening reads metadata, the chosen obs columns, and of several stores the names of their variables.
 
     Args:
-        uris: AnnData stores (Zarr groups) or collections of them: folders or URLs, or a `DatasetCollection`.
-        matrices: what to read of a row: "X", "layers/counts", "obsm/X_pca", ..., also the names of the fields.
+        uris: AnnData stores (Zarr groups) or collections of them: folders or URLs, a `DatasetCollection`, another
+            `RowSource` (a part of a split, say), or a list of these.
+        matrices: what to read of a row: "X", "layers/counts", "obsm/X_pca", "mod/protein/X", ..., also the names of the
+            fields.
         obs: columns of the tables of observations, which are fields too: numbers as they are, categories as int32 codes
             of one table over all stores (see `categories`), -1 where the value is missing.
         dense: whether CSR rows come out as dense ones.
-        genes: variables by name or number; of X and the layers only these come out, dense, in this order.
+        genes: variables by name or number; of X and the layers only these come out, dense, in this order. Of several
+            matrices, modalities say, ``{matrix: variables}``. Stores whose variables differ want names.
         rows: only these rows: bool[rows of all stores], or row numbers, whose order is without meaning.
         dtype: dtype of the elements, one for all matrices or ``{matrix: dtype}``; None = as stored.
         cache: bytes of decoded chunks kept in memory (0 = none), or a `ChunkCache` that several sources share.
@@ -56,30 +60,26 @@ class RowSource:
 
     def __init__(
         self,
-        uris: str | os.PathLike[str] | DatasetCollection | Sequence[str | os.PathLike[str]],
+        uris: Any,
         *,
         matrices: Sequence[str] = ("X",),
         obs: Sequence[str] = (),
         dense: bool = False,
-        genes: Sequence[Any] | None = None,
+        genes: Any = None,
         rows: Any = None,
         dtype: Any = None,
         cache: ChunkCache | int = DEFAULT_CACHE_BYTES,
         threads: int | None = None,
     ) -> None:
-        _check_names(matrices=matrices, obs=obs)
+        choice = FieldChoice(matrices=matrices, obs=obs, dense=dense, genes=genes, dtype=dtype)
+        named = find_rows(uris)
         # a window order comes back to its chunks soon: each is kept at its first time
         self.reader = BoxReader(cache=cache, threads=threads, keep="all")
-        self.datasets = tuple(Dataset(place, self.reader) for place in find_datasets(_places(uris)))
-        self._matrices = open_fields(self.datasets, matrices, dense=dense, genes=genes, dtype=dtype)
-        self._columns = {name: read_column(self.datasets, name) for name in obs}
-        self._names = (*self._matrices, *self._columns)
-        self._num_rows = sum(dataset.num_rows for dataset in self.datasets)
-        self._rows: NDArray | None = None if rows is None else chosen_rows(rows, self._num_rows)
-        self._draws: RowDraws | None = None
+        self.datasets = tuple(Dataset(place, self.reader) for one in named for place in one.places)
+        self._chosen = ChosenRows.of(named, self.datasets, rows)
+        self._columns: dict[str, ObsColumn] = {}
+        self._open(choice)
         self._shelf: list[HostBuffer] = []
-        if self._num_rows == 0:
-            raise ConfigError(f"{self.datasets[0].place} has no rows")
 
     def __repr__(self) -> str:
         fields = ", ".join(f"{name}: {spec.dtype}{list(spec.shape)}" for name, spec in self.fields.items())
@@ -94,13 +94,7 @@ class RowSource:
     @property
     def num_samples(self) -> int:
         """Rows, of a subset those in it; of drawn rows the draws of an epoch."""
-        if self._draws is not None:
-            return self._draws.num_samples
-        return self._num_chosen
-
-    @property
-    def _num_chosen(self) -> int:
-        return self._num_rows if self._rows is None else len(self._rows)
+        return self._chosen.num_samples
 
     @property
     def fields(self) -> Mapping[str, FieldSpec]:
@@ -117,44 +111,68 @@ class RowSource:
     @property
     def var_names(self) -> tuple[str, ...]:
         """Names of all variables; read each time."""
-        return variable_names(self.datasets[0])
+        return self.datasets[0].var_names()
 
     @property
     def fingerprint(self) -> str:
-        """Hash of the metadata of the matrices and of which rows are taken: equal for a copy elsewhere.
+        """Hash of which rows are taken, and how they are drawn: equal for a copy elsewhere.
 
-        Obs columns, dense output, genes and dtypes are not in it: they change no order.
+        The fields are not in it, nor dense output, genes and dtypes: any of them can be read in one order.
         """
-        facts = [[dataset.num_rows for dataset in self.datasets]]
-        held = sorted((name, field.stack.fingerprint) for name, field in self._matrices.items())
-        rows = None if self._rows is None else hashlib.sha256(self._rows.tobytes()).hexdigest()
-        drawn = None if self._draws is None else self._draws.fingerprint
-        return hashlib.sha256(repr((facts, held, rows, drawn)).encode()).hexdigest()[:16]
+        return self._chosen.fingerprint
+
+    @property
+    def draw_options(self) -> DrawOptions | None:
+        """How rows are drawn; None = they are not."""
+        return self._chosen.options
+
+    @property
+    def stored_rows(self) -> NamedRows:
+        """What is read from, to be opened with others: ``RowSource([part_of_a, part_of_b])``.
+
+        Raises:
+            ConfigError: rows are drawn.
+        """
+        return self._chosen.stored
 
     @property
     def chunk_samples(self) -> int:
         """Neighbouring samples that are stored together, on average: those of the longest chunk of all matrices."""
-        return self._chunk_rows if self._draws is None else self._draws.together
+        return self._chunk_rows if self._chosen.draws is None else self._chosen.draws.together
 
-    @property
+    @cached_property
     def _chunk_rows(self) -> int:
         """Rows of the subset that one chunk holds, on average."""
-        chunk = min(self._num_rows, max((f.stack.chunk_rows for f in self._matrices.values()), default=1))
-        if self._rows is None or chunk == 1:
+        rows, chunk = self._chosen.rows, self._longest_chunk
+        if rows is None or chunk == 1:
             return chunk
-        touched = 1 + np.count_nonzero(np.diff(self._rows // chunk))
-        return max(1, round(len(self._rows) / touched))
+        touched = 1 + np.count_nonzero(np.diff(rows // chunk))
+        return max(1, round(len(rows) / touched))
+
+    @property
+    def _longest_chunk(self) -> int:
+        return min(self._chosen.num_stored, max((f.stack.chunk_rows for f in self._matrices.values()), default=1))
 
     @property
     def chunk_bytes(self) -> int:
         """Decoded bytes of the chunks that hold `chunk_samples` neighbours, on average."""
-        chunk = min(self._num_rows, max((f.stack.chunk_rows for f in self._matrices.values()), default=1))
-        return max(1, round(chunk * sum(field.stack.row_bytes for field in self._matrices.values())))
+        return max(1, round(self._longest_chunk * sum(field.stack.row_bytes for field in self._matrices.values())))
 
     def order_layout(self, batch_size: int) -> tuple[int | None, int | None]:
-        """Return the lanes that suit an order, so that its windows decode to at most 128 MiB; the window is its own."""
+        """Return the lanes that suit an order, so that its windows decode to at most 128 MiB; the window is its own.
+
+        Of a mix both are those of the mix.
+        """
+        if self.order_kind is not None:
+            assert self.draw_options is not None
+            return self.draw_options.lanes, 1
         lanes = min(_WINDOW_BYTES // self.chunk_bytes, batch_size)
         return int(np.clip(lanes, _LEAST_LANES, _MOST_LANES)), None
+
+    @property
+    def order_kind(self) -> str | None:
+        """The kind of order that suits: of a mix of collections, which is in its order already, "sequential"."""
+        return "sequential" if self.draw_options is not None and self.draw_options.mix is not None else None
 
     @property
     def cache(self) -> ChunkCache:
@@ -178,46 +196,54 @@ class RowSource:
             seed: seed of the order, which decides drawn rows; without meaning for others.
             epoch: epoch, likewise.
         """
-        chosen = ids if self._draws is None else self._draws.rows(ids, seed=seed, epoch=epoch)
-        found: IntArray = chosen if self._rows is None else self._rows[chosen].astype(np.int64)
-        return found
+        return self._chosen.numbers(ids, seed=seed, epoch=epoch)
 
     def drawn(
         self,
         *,
         balance: str | None = None,
         weights: Any = None,
+        mix: Sequence[float] | Mapping[str, float] | None = None,
         num_samples: int | None = None,
         together: int = 1,
     ) -> RowSource:
-        """Return a source whose samples are draws of these rows, with replacement, anew in each epoch.
+        """Return a source whose samples are draws of these rows, anew in each epoch.
 
         Which row a draw is follows from (seed, epoch, sample) alone: the same at every world size and after a restart.
+        Draws by weight are made with replacement; a mix alone shows all rows of a collection before one comes again.
 
         Args:
             balance: an obs column (it need not be a field); each of its values is as likely, rows without one never.
-            weights: float[num_samples], how likely each row is, in any unit; instead of `balance`.
+            weights: float[num_samples], how likely each row is, in any unit; instead of `balance`. Kept as float32.
+            mix: of several collections, the share of each in every batch: numbers in their order, or ``{place:
+                share}``; alone, or with `balance` or `weights`, which then hold inside each of them.
             num_samples: draws of an epoch; None = as many as there are rows.
             together: draws that come from one chunk of neighbouring rows: more of them need less decoding, and are
                 less independent of each other inside a window of the order.
 
         Raises:
-            ConfigError: not one of `balance` and `weights` is given, or it makes no sense; or rows are drawn already.
+            ConfigError: not one of them is given, or it makes no sense; or rows are drawn already.
         """
-        if (balance is None) == (weights is None) or self._draws is not None:
-            raise ConfigError("drawn() wants rows that are not drawn yet, and one of balance= and weights=")
-        if balance is not None:
-            rows = self.row_numbers(np.arange(self.num_samples, dtype=np.int64))
-            chosen = balanced_weights(read_groups(self.datasets, balance).of(rows))
-        else:
-            chosen = checked_weights(weights, self.num_samples)
-        draws = RowDraws(
-            num_samples=self.num_samples if num_samples is None else num_samples,
-            bounds=np.cumsum(chosen),
+        options = settled_options(
+            balance=balance,
+            weights=weights,
+            mix=mix,
+            num_samples=num_samples,
+            num_rows=self.num_samples,
             together=together,
+            names=[one.name for one in self._chosen.named],
             block_rows=self._chunk_rows,
+            chunk_bytes=self.chunk_bytes,
         )
-        return self._with(_draws=draws)
+        return self.drawn_as(options)
+
+    def drawn_as(self, options: DrawOptions) -> RowSource:
+        """Return a source whose samples are draws of these rows as another source's were; see `draw_options`.
+
+        Raises:
+            ConfigError: rows are drawn already, or the options do not fit them.
+        """
+        return self._with(_chosen=self._chosen.drawn(options))
 
     def subset(self, rows: Any) -> RowSource:
         """Return a source of some of these samples, with the same reader and columns.
@@ -226,12 +252,28 @@ class RowSource:
             rows: bool[num_samples], or sample numbers, each once; their order is without meaning.
 
         Raises:
-            ConfigError: there are no such samples.
+            ConfigError: there are no such samples, or they are drawn.
         """
-        if self._draws is not None:
-            raise ConfigError("drawn rows have no subsets: take the subset first, then draw from it")
-        chosen = chosen_rows(rows, self.num_samples)
-        return self._with(_rows=chosen if self._rows is None else self._rows[chosen])
+        return self._with(_chosen=self._chosen.subset(rows))
+
+    def reading(self, **changes: Any) -> RowSource:
+        """Return a source of the same rows with other fields, over the same stores, reader and cache.
+
+        Args:
+            **changes: some of `matrices`, `obs`, `dense`, `genes` and `dtype`, as of the class; the others stay; and
+                `rows` for some of these samples.
+
+        Raises:
+            ConfigError: there are no such fields or rows.
+        """
+        rows = changes.pop("rows", None)
+        made = self._with() if rows is None else self.subset(rows)
+        try:
+            choice = replace(self._choice, **changes)
+        except TypeError:
+            raise ConfigError(f"a RowSource reads {', '.join(_CHOICES)}; got {', '.join(changes)}") from None
+        made._open(choice)  # noqa: SLF001  (a fresh copy of our own class)
+        return made
 
     def select(self, fields: Sequence[str]) -> RowSource:
         """Return a source of some of the fields, with the same reader; the order stays the same.
@@ -265,15 +307,10 @@ class RowSource:
         Raises:
             ConfigError: there is no such column, rows have no value in it, or a part is empty.
         """
-        if self._draws is not None:
-            raise ConfigError("drawn rows cannot be split: split first, then draw from a part")
         named = isinstance(fractions, Mapping)
         names = [str(name) for name in fractions] if named else [f"part {number}" for number in range(len(fractions))]
         sizes = list(fractions.values()) if isinstance(fractions, Mapping) else list(fractions)
-        part = self._parts(by, sizes, seed)
-        members = [np.flatnonzero(part == number) for number in range(len(sizes))]
-        say_split([len(member) for member in members], names, sizes, self.num_samples, by)
-        made = [self.subset(member) for member in members]
+        made = [self._with(_chosen=part) for part in self._chosen.split(by, names, sizes, seed)]
         return dict(zip(names, made, strict=True)) if named else tuple(made)
 
     def plan(self, share: Share) -> RowPlan:
@@ -309,7 +346,7 @@ class RowSource:
                 for error in report.errors:
                     errors.add(error)
             for name, field in fields.items():
-                outside = field.finish(room[name], into.arrays(name), self.reader.run_tasks)
+                outside = field.finish(room[name], into.arrays(name), plan.rows, self.reader.run_tasks)
                 if outside is not None:
                     errors.add_outside(np.flatnonzero(outside), name, field.stack.spec.shape[0])
         for name, column in self._columns.items():
@@ -330,19 +367,20 @@ class RowSource:
     ) -> None:
         self.close()
 
+    def _open(self, choice: FieldChoice) -> None:
+        self._choice = choice
+        self._matrices = open_fields(self.datasets, choice)
+        self._columns = {name: self._columns.get(name) or read_column(self.datasets, name) for name in choice.obs}
+        self._names = (*self._matrices, *self._columns)
+
     def _with(self, **changes: Any) -> RowSource:
         made = object.__new__(type(self))
         vars(made).update({**vars(self), **changes})
+        vars(made).pop("_chunk_rows", None)
         return made
 
     def _read_fields(self) -> dict[str, RowField]:
         return {name: field for name, field in self._matrices.items() if name in self._names}
-
-    def _parts(self, by: str, fractions: Sequence[float], seed: int) -> IntArray:
-        rows = self.row_numbers(np.arange(self.num_samples, dtype=np.int64))
-        if by == "row":
-            return part_of_rows(rows, fractions, seed=seed)
-        return part_of_groups(read_groups(self.datasets, by).of(rows), fractions, seed=seed)
 
     @contextmanager
     def _scratch(self) -> Iterator[HostBuffer]:
@@ -355,18 +393,3 @@ class RowSource:
             yield held
         finally:
             self._shelf.append(held)
-
-
-def _places(
-    uris: str | os.PathLike[str] | DatasetCollection | Sequence[str | os.PathLike[str]],
-) -> str | os.PathLike[str] | Sequence[str | os.PathLike[str]]:
-    return uris.path if isinstance(uris, DatasetCollection) else uris
-
-
-def _check_names(**lists: Sequence[str]) -> None:
-    for name, given in lists.items():
-        if isinstance(given, str):
-            raise ConfigError(f"{name}= is a list of names, got the text {given!r}: write {name}=[{given!r}]")
-    names = [name for given in lists.values() for name in given]
-    if not names or len(set(names)) < len(names):
-        raise ConfigError(f"a source of rows wants at least one field, each under its own name; asked for {names}")

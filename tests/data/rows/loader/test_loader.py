@@ -349,8 +349,6 @@ def test_with_an_order(tmp_path):
             np.testing.assert_array_equal(dense(batch["X"]), made.X[np.asarray(batch["n"])].toarray())
     with pytest.raises(ValueError, match="Cannot specify batch_size with order="):
         Loader(source, order=order, batch_size=4)
-    with pytest.raises(ValueError, match="order= wants the RowSource that it was made for, got str"):
-        Loader("a.zarr", order=order)
     with pytest.raises(ValueError, match="got to='jax'"):
         Loader(source, order=order, to="jax")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,8 @@ from rankwise.errors import ConfigError, DataError
 if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
+
+    from rankwise.data.rows.source import RowSource
 
 __all__ = ["DatasetCollection"]
 
@@ -93,6 +95,39 @@ class DatasetCollection:
             return pd.DataFrame()
         frames = [_obs(group["obs"], columns) for group in self]
         return pd.concat(frames) if frames else pd.DataFrame()
+
+    def split(
+        self, *, by: str, fractions: Mapping[str, float] | Sequence[float], seed: int = 1889
+    ) -> dict[str, RowSource] | tuple[RowSource, ...]:
+        """Return parts of the rows for `Order` and `Loader`, the same on every rank; see `RowSource.split`.
+
+        Equal values of a column stay together, and go where a hash says: data that are added later move none of them.
+
+        Args:
+            by: column of obs, such as "donor"; "row" = each row goes by its number.
+            fractions: sizes of the parts, ``{"train": 0.8, "val": 0.2}`` or ``(0.8, 0.2)``.
+            seed: another seed, another split.
+
+        Raises:
+            ConfigError: there is no such column, rows have no value in it, or a part is empty.
+        """
+        return self._source().split(by=by, fractions=fractions, seed=seed)
+
+    def subset(self, rows: Any) -> RowSource:
+        """Return some of the rows for `Order` and `Loader`.
+
+        Args:
+            rows: a mask of all rows (from `obs`, say), or row numbers, whose order is without meaning.
+
+        Raises:
+            ConfigError: there are no such rows.
+        """
+        return self._source().subset(rows)
+
+    def _source(self) -> RowSource:
+        from rankwise.data.rows.opening import open_rows  # which knows collections
+
+        return open_rows(self)
 
     def add_adatas(
         self,

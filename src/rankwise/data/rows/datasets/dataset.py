@@ -65,12 +65,17 @@ class Dataset:
     @property
     def matrices(self) -> tuple[str, ...]:
         """Names of what rows can be read from: "X", "layers/counts", "obsm/X_pca", ..."""
-        names = ["X"] if STORES.node(f"{self.place}/X") is not None else []
-        for table in _TABLES:
-            group = STORES.node(f"{self.place}/{table}")
-            if group is not None:
-                names += [f"{table}/{name}" for name in STORES.inside(group.place, group)]
-        return tuple(names)
+        modalities = [f"{name}/" for name in self._inside("mod")]
+        return tuple(f"{first}{name}" for first in ("", *modalities) for name in self._matrices_of(first))
+
+    def _matrices_of(self, modality: str) -> list[str]:
+        names = ["X"] if STORES.node(f"{self.place}/{modality}X") is not None else []
+        held = [name for table in _TABLES for name in self._inside(f"{modality}{table}")]
+        return names + [name.removeprefix(modality) for name in held]
+
+    def _inside(self, name: str) -> list[str]:
+        group = STORES.node(f"{self.place}/{name}")
+        return [] if group is None else [f"{name}/{held}" for held in STORES.inside(group.place, group)]
 
     def matrix(self, name: str = "X") -> StoredMatrix:
         """Open a matrix.
@@ -119,6 +124,15 @@ class Dataset:
             DataError: a column cannot be read.
         """
         return self._frame("var", self._var, tuple(self._var["column-order"]) if columns is None else tuple(columns))
+
+    def var_names(self, modality: str = "") -> tuple[str, ...]:
+        """Read the names of the variables, of a modality (such as "mod/protein") those of its own table.
+
+        Raises:
+            DataError: there is no such table, or it cannot be read.
+        """
+        name = f"{modality}/var" if modality else "var"
+        return tuple(map(str, self._frame(name, self._table(name), ()).index.tolist()))
 
     def _table(self, name: str) -> dict[str, Any]:
         node = STORES.node(f"{self.place}/{name}")

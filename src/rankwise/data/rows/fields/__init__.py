@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from rankwise.data.rows.fields.choice import FieldChoice
 from rankwise.data.rows.fields.genes import chosen_genes
 from rankwise.data.rows.fields.making import make_field
-from rankwise.data.rows.fields.opening import open_fields, variable_names
+from rankwise.data.rows.fields.opening import open_fields
 from rankwise.data.rows.fields.row_field import RowField
 
-__all__ = ["RowField", "chosen_genes", "make_field", "open_fields", "variable_names"]
+__all__ = ["FieldChoice", "RowField", "chosen_genes", "make_field", "open_fields"]

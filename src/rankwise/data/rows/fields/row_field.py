@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from rankwise.data.contract import BoolArray, FieldSpec, NDArray
+from rankwise.data.contract import BoolArray, FieldSpec, IntArray, NDArray
 from rankwise.data.rows.dense import Crew
 from rankwise.data.rows.matrices import MatrixStack
 
@@ -29,12 +29,15 @@ class RowField(Protocol):
         """Whether rows are read straight into the batch; otherwise into scratch memory of ``stack.spec`` first."""
         ...
 
-    def finish(self, read: tuple[NDArray, ...], out: tuple[NDArray, ...], crew: Crew) -> BoolArray | None:
+    def finish(
+        self, read: tuple[NDArray, ...], out: tuple[NDArray, ...], rows: IntArray, crew: Crew
+    ) -> BoolArray | None:
         """Make the field of what was read.
 
         Args:
             read: arrays of the stack's rows; the same as `out` where rows are read directly.
             out: arrays of the batch.
+            rows: int64[B], the rows over all matrices.
             crew: shares work among threads.
 
         Returns:

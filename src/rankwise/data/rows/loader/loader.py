@@ -45,9 +45,9 @@ class Loader:
         drop_last: leave out the last batch if it is not full; False.
         to: "torch" or "jax"; None = NumPy arrays and scipy CSR matrices.
         rng: generator or seed of the shuffle.
-        order: an `Order` over the `RowSource` that is passed as `collection`, instead of a sampler: the same global
-            batches at every world size, and a position that can be saved. What comes back is an `OrderedLoader`, with
-            its arguments.
+        order: an `Order` of the same `collection` instead of a sampler: the same global batches at every world size,
+            and a position that can be saved. What comes back is an `OrderedLoader`, with its arguments and those of
+            `RowSource` (`matrices`, `obs`, `genes`, `dense`, ...).
 
     Raises:
         ConfigError: arguments contradict each other, or cannot work here.

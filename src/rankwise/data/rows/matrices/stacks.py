@@ -17,8 +17,6 @@ from rankwise.errors import ConfigError
 
 __all__ = ["DenseStack", "MatrixStack", "SparseStack", "stack_matrices"]
 
-_MOST_INT32 = 2**31 - 1
-
 
 class MatrixStack(Protocol):
     """Rows of several matrices of one kind; thread-safe."""
@@ -67,12 +65,16 @@ class MatrixStack(Protocol):
         ...
 
 
-def stack_matrices(matrices: Sequence[StoredMatrix], *, dtype: DType | None = None) -> MatrixStack:
+def stack_matrices(
+    matrices: Sequence[StoredMatrix], *, dtype: DType | None = None, side_by_side: bool = False
+) -> MatrixStack:
     """Put matrices one over the other.
 
     Args:
         matrices: at least one; all CSR with as many columns each, or all dense with rows of one shape.
         dtype: dtype of the elements that come out; None = what all of them can be converted to without loss.
+        side_by_side: let CSR matrices have columns of their own: rows then have room for all columns side by side, in
+            which they come as they are numbered in their matrix.
 
     Raises:
         ConfigError: they do not fit together.
@@ -85,12 +87,15 @@ def stack_matrices(matrices: Sequence[StoredMatrix], *, dtype: DType | None = No
         listing = ", ".join(f"{matrix.place} is {names[kind]}" for matrix, kind in zip(matrices, sparse, strict=True))
         raise ConfigError(f"the matrices of all datasets want to be of one kind; {listing}")
     shapes = {matrix.row_shape for matrix in matrices}
-    if len(shapes) > 1:
+    if len(shapes) > 1 and not (side_by_side and all(sparse)):
         listing = ", ".join(f"{matrix.place} has {list(matrix.row_shape)}" for matrix in matrices)
-        raise ConfigError(f"the rows of all datasets want to have one shape; {listing}")
+        raise ConfigError(
+            f"the rows of all datasets want to have one shape; {listing}: write them to one collection, which "
+            "joins them"
+        )
     chosen = np.result_type(*(matrix.dtype for matrix in matrices)) if dtype is None else np.dtype(dtype)
     if all(sparse):
-        return SparseStack(cast("Sequence[StoredSparse]", matrices), chosen)
+        return SparseStack(cast("Sequence[StoredSparse]", matrices), chosen, side_by_side=side_by_side)
     return DenseStack(cast("Sequence[StoredDense]", matrices), chosen)
 
 
@@ -136,13 +141,15 @@ class SparseStack:
     Args:
         matrices: the matrices.
         dtype: dtype of the elements that come out.
+        side_by_side: see `stack_matrices`.
     """
 
-    def __init__(self, matrices: Sequence[StoredSparse], dtype: DType) -> None:
+    def __init__(self, matrices: Sequence[StoredSparse], dtype: DType, *, side_by_side: bool = False) -> None:
         self._rows = _Rows(matrices)
         self._matrices = tuple(matrices)
-        self.spec = FieldSpec(shape=matrices[0].row_shape, dtype=dtype, ragged=True)
-        self.index_dtype: DType = np.dtype(np.int32 if matrices[0].num_cols <= _MOST_INT32 else np.int64)
+        num_cols = sum(matrix.num_cols for matrix in matrices) if side_by_side else matrices[0].num_cols
+        self.spec = FieldSpec(shape=(num_cols,), dtype=dtype, ragged=True)
+        self.index_dtype: DType = self.spec.index_dtype
         self.num_rows = self._rows.num_rows
         self.chunk_rows = self._rows.chunk_rows
         self.row_bytes = self._rows.row_bytes

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from rankwise.data.contract import FieldSpec, IntArray, NDArray
+from rankwise.data.contract import DType, FieldSpec, IntArray, NDArray
 from rankwise.data.rows.datasets import Dataset
 from rankwise.errors import ConfigError
 
-__all__ = ["ObsColumn", "is_categorical", "joined_categories", "read_column"]
+__all__ = ["ObsColumn", "code_dtype", "is_categorical", "joined_categories", "read_column"]
 
 _CODE = np.dtype(np.int32)
 
@@ -62,6 +62,11 @@ def read_column(datasets: Sequence[Dataset], name: str) -> ObsColumn:
     return ObsColumn(name=name, spec=FieldSpec(shape=(), dtype=values.dtype), categories=None, values=values)
 
 
+def code_dtype(num_categories: int) -> DType:
+    """Return the smallest dtype for codes of so many categories, and -1."""
+    return np.dtype(next(d for d in (np.int8, np.int16, np.int32) if num_categories <= np.iinfo(d).max + 1))
+
+
 def is_categorical(part: Any) -> bool:
     """Whether a column that was read is a category."""
     return hasattr(part, "codes") and hasattr(part, "categories")
@@ -78,7 +83,7 @@ def joined_categories(parts: Sequence[Any]) -> tuple[tuple[Any, ...], list[IntAr
 
 def _coded(name: str, parts: Sequence[Any]) -> ObsColumn:
     table, maps = joined_categories(parts)
-    dtype = next(d for d in (np.int8, np.int16, np.int32) if len(table) <= np.iinfo(d).max + 1)
+    dtype = code_dtype(len(table))
     codes = [to.astype(dtype)[np.asarray(part.codes)] for part, to in zip(parts, maps, strict=True)]
     spec = FieldSpec(shape=(), dtype=_CODE)
     return ObsColumn(name=name, spec=spec, categories=table, values=np.concatenate(codes))

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from rankwise.data.contract import IntArray
+from rankwise.data.contract import IntArray, NDArray
 from rankwise.data.rows.datasets import Dataset
-from rankwise.data.rows.obs.columns import is_categorical, joined_categories
+from rankwise.data.rows.obs.columns import code_dtype, is_categorical, joined_categories
 
 __all__ = ["RowGroups", "read_groups"]
 
@@ -21,11 +21,11 @@ class RowGroups:
 
     Attributes:
         labels: names of the groups, as text: what stays the same when data are added.
-        codes: int64[num_rows], an index into `labels`; -1 = the row belongs to none.
+        codes: [num_rows], an index into `labels` in the smallest signed dtype; -1 = the row belongs to none.
     """
 
     labels: tuple[str, ...]
-    codes: IntArray
+    codes: NDArray
 
     def of(self, rows: IntArray) -> RowGroups:
         """Return the groups of some rows; labels stay."""
@@ -41,10 +41,10 @@ def read_groups(datasets: Sequence[Dataset], name: str) -> RowGroups:
     """
     parts = [_categorical(dataset.column(name)) for dataset in datasets]
     table, maps = joined_categories(parts)
-    codes = [to[np.asarray(part.codes)] for part, to in zip(parts, maps, strict=True)]
     by_text = {text: number for number, text in enumerate(dict.fromkeys(map(str, table)))}
-    same = np.array([*(by_text[str(held)] for held in table), -1], dtype=np.int64)
-    return RowGroups(labels=tuple(by_text), codes=same[np.concatenate(codes)])
+    same = np.array([*(by_text[str(held)] for held in table), -1], dtype=code_dtype(len(by_text)))
+    codes = [same[to][np.asarray(part.codes)] for part, to in zip(parts, maps, strict=True)]
+    return RowGroups(labels=tuple(by_text), codes=np.concatenate(codes))
 
 
 def _categorical(part: Any) -> Any:

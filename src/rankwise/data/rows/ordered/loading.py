@@ -10,6 +10,7 @@ from rankwise.data.contract import Order, Source
 from rankwise.data.feed import BatchTransform, FeedLoader, OnBadSample, Transform
 from rankwise.data.feed.advice import warn_small_cache
 from rankwise.data.feed.rank_place import find_place
+from rankwise.data.rows.binding import bound_rows
 from rankwise.data.rows.source import RowSource
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ class OrderedLoader(FeedLoader):
 
     Args:
         rows: the rows.
-        order: which rows form which step; its batch size is that of all ranks together.
+        order: which rows form which step, and whether they are drawn; its batch size is that of all ranks together.
         micro_batch: most rows of this rank in one batch; None = its whole share at once.
         device: "auto" = the world's device, any torch device, or None for NumPy and SciPy.
         world: the world; None = `World.current()`.
@@ -59,6 +60,7 @@ class OrderedLoader(FeedLoader):
         on_bad_sample: OnBadSample = "raise",
     ) -> None:
         place = find_place(world, device)
+        rows = bound_rows(rows, order)
         source = cast("Source", rows)
         warn_small_cache(source, order, rank=place.rank, world_size=place.world_size)
         super().__init__(

@@ -5,7 +5,7 @@ import pytest
 
 from rankwise.data.order import Order
 from rankwise.data.rows import OrderedLoader, RowSource
-from rankwise.data.rows.drawing import RowDraws, balanced_weights, checked_weights
+from rankwise.data.rows.drawing import DrawOptions, RowDraws, RowWeights
 from rankwise.data.rows.obs import RowGroups
 from rankwise.errors import ConfigError
 from rankwise.testing.row_stores import make_stores
@@ -14,7 +14,7 @@ WEIGHTS = np.array([0, 1, 2, 0, 0, 3, 0, 10, 4, 0], dtype=np.float64)
 
 
 def draws(num, *, together=1, block_rows=4):
-    return RowDraws(num_samples=num, bounds=np.cumsum(WEIGHTS), together=together, block_rows=block_rows)
+    return RowDraws(num_samples=num, weights=RowWeights(WEIGHTS.astype("f4")), together=together, block_rows=block_rows)
 
 
 @pytest.mark.parametrize("together", [1, 4])
@@ -43,18 +43,19 @@ def test_draws_are_pure():
 def test_groups_are_balanced():
     """Every group has the same weight, rows of none have none."""
     groups = RowGroups(labels=("a", "b", "never"), codes=np.array([0, 0, 0, 1, -1]))
-    assert balanced_weights(groups).tolist() == [1 / 3, 1 / 3, 1 / 3, 1, 0]
+    weights = RowWeights.balanced(groups)
+    assert np.diff(weights.before(np.arange(6))).tolist() == pytest.approx([1 / 3, 1 / 3, 1 / 3, 1, 0])
 
 
 def test_what_makes_no_sense():
     """Weights of another length, negative ones, none; groups without rows; numbers below one."""
     for weights, said in (([1.0], "one number for each of 2"), ([1, -1], "at least 0"), ([0, 0], "above it")):
         with pytest.raises(ConfigError, match=said):
-            checked_weights(weights, 2)
+            RowWeights.checked(weights, 2)
     with pytest.raises(ConfigError, match="no row has a value"):
-        balanced_weights(RowGroups(labels=("a",), codes=np.array([-1])))
+        RowWeights.balanced(RowGroups(labels=("a",), codes=np.array([-1])))
     with pytest.raises(ConfigError, match="together of at least 1"):
-        draws(3, together=0)
+        DrawOptions(num_samples=3, balance="kind", together=0)
 
 
 class Place:

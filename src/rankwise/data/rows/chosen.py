@@ -1,0 +1,158 @@
+"""`ChosenRows`: which rows of stores are samples, and which of them each sample of an epoch is."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from rankwise.data.contract import IntArray, NDArray
+from rankwise.data.rows.datasets import Dataset
+from rankwise.data.rows.drawing import DrawOptions, Draws, make_draws
+from rankwise.data.rows.identity import rows_fingerprint
+from rankwise.data.rows.obs import RowGroups, read_groups
+from rankwise.data.rows.places import NamedRows, stacked_rows
+from rankwise.data.rows.subsets import chosen_rows, part_of_groups, part_of_rows, say_split
+from rankwise.errors import ConfigError
+
+__all__ = ["ChosenRows"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ChosenRows:
+    """Some or all rows of datasets, one over the other, as they are or drawn.
+
+    Attributes:
+        datasets: the datasets.
+        named: what was named to get them.
+        edges: int64[P + 1], where the rows of each of these begin, over all datasets, and the last ends.
+        rows: the rows that are meant, sorted; None = all.
+        draws: how they are drawn; None = each once.
+        options: what the draws were made of.
+    """
+
+    datasets: tuple[Dataset, ...]
+    named: tuple[NamedRows, ...]
+    edges: IntArray
+    rows: NDArray | None = None
+    draws: Draws | None = None
+    options: DrawOptions | None = None
+
+    @classmethod
+    def of(cls, named: Sequence[NamedRows], datasets: Sequence[Dataset], rows: Any) -> ChosenRows:
+        """Return rows of what was named.
+
+        Args:
+            named: what was named.
+            datasets: its datasets, opened.
+            rows: a mask or numbers of the rows that were named; None = all of them.
+
+        Raises:
+            ConfigError: there are no such rows, or none at all.
+        """
+        sizes = [dataset.num_rows for dataset in datasets]
+        ends = np.cumsum([0, *(len(one.places) for one in named)])
+        before = np.cumsum([0, *sizes], dtype=np.int64)
+        edges: IntArray = before[ends]
+        if edges[-1] == 0:
+            raise ConfigError(f"{datasets[0].place} has no rows")
+        made = cls(
+            datasets=tuple(datasets), named=tuple(named), edges=edges, rows=stacked_rows(named, np.diff(edges).tolist())
+        )
+        return made if rows is None else made.subset(rows)
+
+    @property
+    def num_stored(self) -> int:
+        """Rows of all datasets."""
+        return int(self.edges[-1])
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that are meant."""
+        return self.num_stored if self.rows is None else len(self.rows)
+
+    @property
+    def num_samples(self) -> int:
+        """Samples of an epoch."""
+        return self.num_rows if self.draws is None else self.draws.num_samples
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Hash of the datasets' rows and of those that are meant; of drawn ones, a plus sign and that of the draws."""
+        chosen = None if self.rows is None else hashlib.sha256(self.rows.data).hexdigest()
+        facts = repr((rows_fingerprint(self.datasets), chosen))
+        own = hashlib.sha256(facts.encode()).hexdigest()[:16]
+        return own if self.draws is None else f"{own}+{self.draws.fingerprint}"
+
+    @property
+    def stored(self) -> NamedRows:
+        """These rows, to be named again.
+
+        Raises:
+            ConfigError: they are drawn.
+        """
+        self._refuse_draws("part of a list: list the rows first, then draw from them")
+        return NamedRows(
+            name=" + ".join(one.name for one in self.named),
+            places=tuple(dataset.place for dataset in self.datasets),
+            rows=self.rows,
+        )
+
+    def numbers(self, ids: IntArray, *, seed: int = 0, epoch: int = 0) -> IntArray:
+        """Return the rows over all datasets, int64[B], that samples of an epoch are."""
+        chosen = ids if self.draws is None else self.draws.rows(ids, seed=seed, epoch=epoch)
+        found: IntArray = chosen if self.rows is None else self.rows[chosen].astype(np.int64)
+        return found
+
+    def subset(self, rows: Any) -> ChosenRows:
+        """Return some of these rows, by mask or number.
+
+        Raises:
+            ConfigError: there are no such rows, or they are drawn.
+        """
+        self._refuse_draws("subsets: take the subset first, then draw from it")
+        chosen = chosen_rows(rows, self.num_rows)
+        return replace(self, rows=chosen if self.rows is None else self.rows[chosen])
+
+    def split(self, by: str, names: Sequence[str], fractions: Sequence[float], seed: int) -> list[ChosenRows]:
+        """Return parts of these rows, one for each fraction; see `RowSource.split`.
+
+        Raises:
+            ConfigError: there is no such column, rows have no value in it, a part is empty, or rows are drawn.
+        """
+        self._refuse_draws("splits: split first, then draw from a part")
+        if by == "row":
+            part = part_of_rows(np.arange(self.num_stored) if self.rows is None else self.rows, fractions, seed=seed)
+        else:
+            part = part_of_groups(self.groups(by), fractions, seed=seed)
+        members = [np.flatnonzero(part == number) for number in range(len(fractions))]
+        say_split([len(member) for member in members], names, fractions, self.num_rows, by)
+        return [self.subset(member) for member in members]
+
+    def groups(self, column: str) -> RowGroups:
+        """Return the groups of these rows by an obs column.
+
+        Raises:
+            ConfigError: there is no such column.
+        """
+        found = read_groups(self.datasets, column)
+        return found if self.rows is None else found.of(self.rows)
+
+    def drawn(self, options: DrawOptions) -> ChosenRows:
+        """Return draws of these rows.
+
+        Raises:
+            ConfigError: they are drawn already, or the options do not fit them.
+        """
+        self._refuse_draws("draws of their own: draw once, from the rows themselves")
+        edges = self.edges if self.rows is None else np.searchsorted(self.rows, self.edges).astype(np.int64)
+        draws = make_draws(options, num_rows=self.num_rows, edges=edges, groups_of=self.groups)
+        return replace(self, draws=draws, options=options)
+
+    def _refuse_draws(self, said: str) -> None:
+        if self.draws is not None:
+            raise ConfigError(f"drawn rows have no {said}")

@@ -1,0 +1,21 @@
+"""Rows drawn by weight, and collections mixed by shares: which row a sample is, as a pure function of its number."""
+
+from __future__ import annotations
+
+from rankwise.data.rows.drawing.by_weight import RowDraws
+from rankwise.data.rows.drawing.interleaving import Interleave
+from rankwise.data.rows.drawing.making import make_draws, settled_options
+from rankwise.data.rows.drawing.mixed import MixedDraws
+from rankwise.data.rows.drawing.options import DrawOptions, Draws
+from rankwise.data.rows.drawing.weights import RowWeights
+
+__all__ = [
+    "DrawOptions",
+    "Draws",
+    "Interleave",
+    "MixedDraws",
+    "RowDraws",
+    "RowWeights",
+    "make_draws",
+    "settled_options",
+]

@@ -1,0 +1,150 @@
+"""`RowWeights`: how likely each row is, in one to four bytes a row and a sum for every 128 rows."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from rankwise.data.contract import FloatArray, IntArray, NDArray
+from rankwise.data.rows.obs import RowGroups
+from rankwise.errors import ConfigError
+
+__all__ = ["RowWeights"]
+
+_BLOCK = 128  # a draw adds up so many weights; their sums take 1/16 of a byte a row
+_PIECE = 1 << 12  # draws at a time: what they add up takes 4 MiB
+_PIECE_BLOCKS = 1 << 13
+
+
+class RowWeights:
+    """Weights of rows, of which only sums over blocks of rows are kept as floats.
+
+    Places are picked from a stretch as long as all weights together, of which each row owns a piece as long as its own.
+    Sums inside a block are made anew for each pick, one after the other, so that they are the same on every machine.
+
+    Args:
+        values: one for each row: its weight, float32; or a number of `table`, which may be negative as in Python.
+        table: float64 weights that `values` point to.
+    """
+
+    def __init__(self, values: NDArray, table: FloatArray | None = None) -> None:
+        self.values = values
+        self._table = table
+        num_blocks = -(-len(values) // _BLOCK)
+        sums = np.empty(num_blocks)
+        for low in range(0, num_blocks, _PIECE_BLOCKS):
+            blocks = np.arange(low, min(low + _PIECE_BLOCKS, num_blocks))
+            sums[blocks] = self._added(blocks)[:, -1]
+        self._ends: FloatArray = np.cumsum(sums)
+
+    @classmethod
+    def balanced(cls, groups: RowGroups, parts: IntArray | None = None) -> RowWeights:
+        """Return weights with which every group that has rows is as likely; rows of no group have none.
+
+        Args:
+            groups: the group of each row.
+            parts: int64[P + 1], where parts of the rows begin and end: groups are then balanced inside each.
+
+        Raises:
+            ConfigError: no row (of a part) belongs to a group.
+        """
+        edges = [0, len(groups.codes)] if parts is None else parts.tolist()
+        num_groups, num_parts = len(groups.labels), len(edges) - 1
+        codes = groups.codes
+        if num_parts > 1:
+            codes = codes.astype(np.min_scalar_type(-max(1, num_groups * num_parts)))
+            for part in range(1, num_parts):
+                inside = codes[edges[part] : edges[part + 1]]
+                inside[inside >= 0] += part * num_groups
+        counts = _counted(codes, num_groups * num_parts)
+        if not counts.reshape(num_parts, num_groups).any(axis=1).all():
+            raise ConfigError("no row has a value in the column to balance by: choose another column")
+        each = np.zeros(len(counts) + 1)
+        each[:-1][counts > 0] = 1.0 / counts[counts > 0]
+        return cls(codes, each)  # the last entry, 0, is that of code -1
+
+    @classmethod
+    def checked(cls, weights: Any, num_rows: int) -> RowWeights:
+        """Return weights that a user gave, kept as float32: that is 7 digits, and nothing below 1e-38 of the largest.
+
+        Raises:
+            ConfigError: they are of another length, negative, not finite, or all zero.
+        """
+        if isinstance(weights, RowWeights) and len(weights) == num_rows:
+            return weights
+        found = np.asarray(weights)
+        if found.dtype.kind not in "biuf" or found.shape != (num_rows,):
+            raise ConfigError(
+                f"weights= wants one number for each of {num_rows} rows, got {found.dtype}{list(found.shape)}"
+            )
+        if not np.isfinite(found).all() or (found < 0).any() or not found.any():
+            raise ConfigError("weights= wants finite numbers of at least 0, and one above it at least")
+        if found.dtype == np.float32:
+            return cls(found.copy())
+        return cls((found / found.max()).astype(np.float32))
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that is held."""
+        return self.values.nbytes + self._ends.nbytes
+
+    @property
+    def total(self) -> float:
+        """All weights together."""
+        return float(self._ends[-1])
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Hash of the weights."""
+        digest = hashlib.sha256(np.ascontiguousarray(self.values).view(np.uint8).data)
+        digest.update(b"" if self._table is None else self._table.tobytes())
+        return digest.hexdigest()[:16]
+
+    def before(self, rows: IntArray) -> FloatArray:
+        """Return the weight of all rows before each of these, float64[n]; rows are in [0, number of rows]."""
+        last = np.maximum(rows - 1, 0)
+        found = np.empty(len(rows))
+        for low in range(0, len(rows), _PIECE):
+            part = last[low : low + _PIECE]
+            found[low : low + _PIECE] = self._absolute(part // _BLOCK)[np.arange(len(part)), part % _BLOCK]
+        return np.where(rows > 0, found, 0.0)
+
+    def pick(self, places: FloatArray) -> IntArray:
+        """Return the rows, int64[n], that own these places, float64[n] in [0, total); those of weight zero own none."""
+        found = np.empty(len(places), dtype=np.int64)
+        last_block = int(np.searchsorted(self._ends, self._ends[-1], side="left"))  # rounding may reach the very end
+        for low in range(0, len(places), _PIECE):
+            wanted = places[low : low + _PIECE]
+            blocks = np.minimum(np.searchsorted(self._ends, wanted, side="right"), last_block)
+            ends = self._absolute(blocks)
+            inside = np.minimum(
+                np.count_nonzero(ends <= wanted[:, None], axis=1), np.count_nonzero(ends < ends[:, -1:], axis=1)
+            )
+            found[low : low + _PIECE] = blocks * _BLOCK + inside
+        return found
+
+    def _absolute(self, blocks: IntArray) -> FloatArray:
+        """Weight up to and including each row of blocks, float64[n, 128]."""
+        before = np.where(blocks > 0, self._ends[blocks - 1], 0.0)
+        return before[:, None] + self._added(blocks)
+
+    def _added(self, blocks: IntArray) -> FloatArray:
+        rows = blocks[:, None] * _BLOCK + np.arange(_BLOCK)
+        values = self.values[np.minimum(rows, len(self.values) - 1)]
+        weights = values.astype(np.float64) if self._table is None else self._table[values]
+        weights[rows >= len(self.values)] = 0.0
+        return np.cumsum(weights, axis=1)
+
+
+def _counted(codes: NDArray, num_groups: int) -> IntArray:
+    """Rows of each group, int64[num_groups]; counted in pieces, as NumPy counts wide numbers only."""
+    counts = np.zeros(num_groups + 1, dtype=np.int64)
+    for low in range(0, len(codes), 1 << 20):
+        counts += np.bincount(codes[low : low + (1 << 20)].astype(np.int64) + 1, minlength=num_groups + 1)
+    return counts[1:]

@@ -1,0 +1,54 @@
+"""`FieldChoice`: what a user wants of a row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rankwise.errors import ConfigError
+
+__all__ = ["FieldChoice"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FieldChoice:
+    """The fields of a row; see `RowSource` for what each means.
+
+    Attributes:
+        matrices: names of matrices.
+        obs: names of columns.
+        dense: whether CSR rows come out dense.
+        genes: names or numbers of variables, or ``{matrix: names}``; None = all.
+        dtype: one for all matrices, or ``{matrix: dtype}``; None = as stored.
+
+    Raises:
+        ConfigError: a list of names is a text, a name stands twice, or there is none.
+    """
+
+    matrices: Sequence[str]
+    obs: Sequence[str]
+    dense: bool
+    genes: Any
+    dtype: Any
+
+    def __post_init__(self) -> None:
+        for name in ("matrices", "obs"):
+            given = getattr(self, name)
+            if isinstance(given, str):
+                raise ConfigError(f"{name}= is a list of names, got the text {given!r}: write {name}=[{given!r}]")
+        names = [*self.matrices, *self.obs]
+        if not names or len(set(names)) < len(names):
+            raise ConfigError(f"a source of rows wants at least one field, each under its own name; asked for {names}")
+        for option in ("genes", "dtype"):
+            given = getattr(self, option)
+            unknown = [name for name in given if name not in self.matrices] if isinstance(given, Mapping) else []
+            if unknown:
+                raise ConfigError(
+                    f"{option}= names {', '.join(map(repr, unknown))}, which are not among the matrices "
+                    f"{', '.join(self.matrices) or '(none)'}"
+                )
+
+    def dtype_of(self, matrix: str) -> Any:
+        """Return the dtype that the elements of a matrix are wanted in; None = as stored."""
+        return self.dtype.get(matrix) if isinstance(self.dtype, Mapping) else self.dtype

@@ -1,0 +1,60 @@
+"""`open_rows`: rows out of whatever users have in hand; orders are told that they can be made of it."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from rankwise.data.order.opening import add_opener
+from rankwise.data.rows.collection import DatasetCollection
+from rankwise.data.rows.datasets import Dataset
+from rankwise.data.rows.identity import first_matrix
+from rankwise.data.rows.places import find_rows
+from rankwise.data.rows.source import RowSource
+from rankwise.data.store import BoxReader
+from rankwise.errors import ConfigError
+
+__all__ = ["open_rows"]
+
+_NAMED = (str, os.PathLike, DatasetCollection, RowSource)
+_OF_A_READER = ("cache", "threads")
+
+
+def open_rows(collection: Any, **options: Any) -> RowSource:
+    """Return the rows of a collection.
+
+    Args:
+        collection: a `DatasetCollection`, folder or URL of a collection or AnnData store, `RowSource`, or a list of
+            these.
+        **options: of `RowSource`; what is left out is X, or where there is none the first matrix by name; of a source
+            what it reads already.
+
+    Raises:
+        ConfigError: an option makes no sense, or cannot be changed any more.
+        DataError: there is no store.
+    """
+    if not isinstance(collection, RowSource):
+        if "matrices" not in options and not options.get("obs"):
+            options["matrices"] = _default_matrices(collection)
+        return RowSource(collection, **options)
+    fixed = [name for name in _OF_A_READER if name in options]
+    if fixed:
+        raise ConfigError(f"a RowSource was opened with its own {', '.join(fixed)}: give it to RowSource(...) instead")
+    return collection.reading(**options) if options else collection
+
+
+def _default_matrices(collection: Any) -> tuple[str, ...]:
+    with BoxReader(cache=0) as reader:
+        name, _ = first_matrix(Dataset(find_rows(collection)[0].places[0], reader))
+    return ("X",) if name is None else (name,)
+
+
+def _opened(samples: Any) -> RowSource | None:
+    """What an order may be made of, beside sources and numbers."""
+    if isinstance(samples, RowSource):
+        return samples
+    named = samples if isinstance(samples, (list, tuple)) else [samples]
+    return open_rows(samples) if named and all(isinstance(one, _NAMED) for one in named) else None
+
+
+add_opener(_opened)

@@ -1,0 +1,80 @@
+"""From what a user names to stores, and to the rows of them that are meant."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rankwise.data.contract import NDArray
+from rankwise.data.rows.datasets import find_datasets
+from rankwise.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rankwise.data.rows.source import RowSource
+
+__all__ = ["NamedRows", "find_rows", "stacked_rows"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class NamedRows:
+    """One thing that was named: a store, a collection, or a source of some rows.
+
+    Attributes:
+        name: what it was called.
+        places: its AnnData stores.
+        rows: its rows, sorted; None = all.
+    """
+
+    name: str
+    places: tuple[str, ...]
+    rows: NDArray | None = None
+
+
+def find_rows(uris: Any) -> tuple[NamedRows, ...]:
+    """Return what lies where URIs, collections and sources point, in their order.
+
+    Args:
+        uris: a folder or URL of an AnnData store or of a collection, a `DatasetCollection`, a `RowSource`, or a list.
+
+    Raises:
+        ConfigError: nothing was named, or something else; or rows of a source are drawn.
+        DataError: there is nothing.
+    """
+    named = list(uris) if isinstance(uris, (list, tuple)) else [uris]
+    if not named:
+        raise ConfigError("rows want at least one AnnData store or collection, got none")
+    return tuple(_found(uri) for uri in named)
+
+
+def stacked_rows(found: Sequence[NamedRows], sizes: Sequence[int]) -> NDArray | None:
+    """Return the rows that are meant of all stores one over the other, sorted; None = all.
+
+    Args:
+        found: what was named.
+        sizes: rows of the stores of each.
+    """
+    if all(one.rows is None for one in found):
+        return None
+    total, first, rows = sum(sizes), 0, []
+    for one, size in zip(found, sizes, strict=True):
+        rows.append(first + (np.arange(size) if one.rows is None else one.rows.astype(np.int64)))
+        first += size
+    return np.concatenate(rows).astype(np.uint32 if total <= 2**32 else np.uint64)
+
+
+def _found(uri: Any) -> NamedRows:
+    if isinstance(uri, (str, os.PathLike)):
+        return NamedRows(name=os.fspath(uri), places=find_datasets(uri))
+    if hasattr(uri, "stored_rows"):
+        source: RowSource = uri
+        return source.stored_rows
+    path = getattr(uri, "path", None)
+    if isinstance(path, os.PathLike):  # a DatasetCollection
+        return NamedRows(name=os.fspath(path), places=find_datasets(path))
+    raise ConfigError(
+        f"rows come from AnnData stores and collections, by place or as a DatasetCollection; got {type(uri).__name__}"
+    )

@@ -1,0 +1,57 @@
+"""Parts of a stream by share."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rankwise.data.rows.drawing import Interleave
+from rankwise.errors import ConfigError
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    shares=st.lists(st.integers(1, 50), min_size=2, max_size=6),
+    lanes=st.integers(1, 70),
+    offset=st.integers(0, 2**32 - 1),
+    first=st.integers(0, 3000),
+    size=st.integers(1, 3000),
+)
+def test_any_run_holds_the_shares(shares, lanes, offset, first, size):
+    """Any run of positions has of every part what its share says, within a few; numbers repeat nowhere."""
+    part, number = Interleave(shares, lanes).find(np.arange(first + size), offset)
+    levels = int(np.ceil(np.log2(len(shares))))
+    for which, share in enumerate(shares):
+        count = np.count_nonzero(part[first:] == which)
+        assert abs(count - size * share / sum(shares)) <= 4 * levels + 1
+        mine = number[part == which]
+        assert len(set(mine.tolist())) == len(mine)
+        assert len(mine) == 0 or mine.max() < len(mine) + lanes
+
+
+def test_whole_rows_leave_no_gap_and_keep_their_lanes():
+    """After whole rows of lanes a half has brought its first numbers, all of them; a lane's numbers share a lane."""
+    lanes = 16
+    part, number = Interleave([0.3, 0.7], lanes).find(np.arange(50 * lanes), 12345)
+    for which in (0, 1):
+        mine = number[part == which]
+        assert sorted(mine.tolist()) == list(range(len(mine)))
+        for lane in range(lanes):
+            held = number[(part == which) & (np.arange(50 * lanes) % lanes == lane)]
+            assert len(set((held % lanes).tolist())) == 1
+
+
+def test_it_is_pure():
+    """What a position is does not depend on the others that are asked for."""
+    mix = Interleave([1, 2, 3], 8)
+    part, number = mix.find(np.arange(1000), 7)
+    for at in ([999, 3], [500]):
+        assert [found.tolist() for found in mix.find(np.array(at), 7)] == [part[at].tolist(), number[at].tolist()]
+    assert mix.find(np.arange(1000), 1 << 30)[0].tolist() != part.tolist()
+
+
+@pytest.mark.parametrize("shares", [[1.0], [1, 0], [1, -1], [1, float("nan")]])
+def test_shares_make_sense(shares):
+    """One part, nothing of a part, or less."""
+    with pytest.raises(ConfigError, match="a share above 0 of each of several collections"):
+        Interleave(shares, 4)
