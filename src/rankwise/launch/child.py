@@ -40,7 +40,15 @@ def main(argv: list[str]) -> None:
         code = _exit_code(error)
         if code != 0:
             _send(report_fd, make_report(error, rank, code).to_json())
+            _leave_jax_at_once(code)
         sys.exit(code)
+
+
+def _leave_jax_at_once(code: int) -> None:
+    """Tell JAX, if the program runs it, that this rank failed: it would wait for the others before it ends."""
+    leaving = sys.modules.get("rankwise.world.jax_exit")
+    if leaving is not None:
+        leaving.note_failure(code)
 
 
 def _exit_code(error: BaseException) -> int:

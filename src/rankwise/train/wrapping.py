@@ -34,6 +34,11 @@ def prepare(model: nn.Module, world: World | None = None, **ddp_options: Any) ->
     from torch.nn.parallel import DistributedDataParallel
 
     world = World.current() if world is None else world
+    if world.backend == "jax":
+        raise ConfigError(
+            "prepare wraps a module of torch, and this world, of a JAX program (World.init_jax), has no group of "
+            "torch's: enter rankwise.bind() first and call world.init_jax() inside it, to have both"
+        )
     if unwrapped(model) is not model:
         raise ConfigError(f"prepare wants a plain module, got a {type(model).__name__}: pass the module inside it")
     decided = sorted({"device_ids", "output_device", "process_group", "module"} & set(ddp_options))
@@ -55,7 +60,7 @@ def prepare(model: nn.Module, world: World | None = None, **ddp_options: Any) ->
 
 def _group(world: World) -> Any:
     """Return the world's process group, None for the default one."""
-    return None if world.channel is None else world.channel.group
+    return getattr(world.channel, "group", None)
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

@@ -10,17 +10,22 @@ from typing import TYPE_CHECKING, Any
 
 from rankwise.errors import WorldError
 from rankwise.world.channel import Channel, frame_device
+from rankwise.world.jax_state import jax_client, jax_numbers
+from rankwise.world.key_channel import KeyChannel
 from rankwise.world.place import Place, find_place
+from rankwise.world.threads import choose_threads, cpu_mask, usable_cores
 from rankwise.world.value import World
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["current_world", "refuse_second_bind", "remember"]
+__all__ = ["bound_world", "current_world", "group_world", "known_world", "refuse_second_bind", "remember"]
 
 _bound: World | None = None
 _adopted: tuple[weakref.ref[Any], World] | None = None
+_adopted_jax: tuple[Any, World] | None = None
 _single: World | None = None
+_JAX_TIMEOUT = timedelta(seconds=600)
 
 
 def remember(world: World | None) -> None:
@@ -43,6 +48,11 @@ def refuse_second_bind() -> None:
     Raises:
         WorldError: a world is bound already, or somebody else initialised the process group.
     """
+    if _bound is not None and _bound.backend == "jax":
+        raise WorldError(
+            "World.init_jax() has made this process a rank of a JAX program: enter bind() first and call "
+            "world.init_jax() inside it, to have both"
+        )
     if _bound is not None:
         raise WorldError(
             "this process is bound already: leave the first `with rankwise.bind()` before the second, "
@@ -57,18 +67,69 @@ def refuse_second_bind() -> None:
 
 def current_world() -> World:
     """See `World.current`."""
-    global _adopted, _single  # noqa: PLW0603  (a process has one default group)
+    global _single  # noqa: PLW0603  (a process has one world)
+    found = known_world()
+    if found is not None:
+        return found
+    if _single is None:
+        _single = World.single()
+    return _single
+
+
+def bound_world() -> World | None:
+    """Return the world that `bind` or `World.init_jax` made, None without; loads nothing."""
+    return _bound
+
+
+def known_world() -> World | None:
+    """Return the world that somebody has made, None if nobody has; loads nothing."""
+    return group_world() or _bound or _jax_world()
+
+
+def group_world() -> World | None:
+    """Return the world of torch's default group, None without; loads nothing."""
+    global _adopted  # noqa: PLW0603  (a process has one default group)
     group = _default_group()
     if group is None:
         _adopted = None
-        if _bound is None and _single is None:
-            _single = World.single()
-        return _bound or _single  # type: ignore[return-value]
-    if _bound is not None and _bound.channel is not None and _bound.channel.group is group:
+        return None
+    if _bound is not None and isinstance(_bound.channel, Channel) and _bound.channel.group is group:
         return _bound
     if _adopted is None or _adopted[0]() is not group:
         _adopted = (weakref.ref(group), _adopt(group))
     return _adopted[1]
+
+
+def _jax_world() -> World | None:
+    """Return the world of a JAX that the user initialised, None without."""
+    global _adopted_jax  # noqa: PLW0603
+    client = jax_client()
+    if client is None:
+        return None
+    if _adopted_jax is None or _adopted_jax[0] is not client:
+        _adopted_jax = (client, _adopt_jax(client))
+    return _adopted_jax[1]
+
+
+def _adopt_jax(client: Any) -> World:
+    import jax
+
+    rank, size = jax_numbers()
+    place = _place(rank, size)
+    return World(
+        rank=rank,
+        world_size=size,
+        local_rank=place.local_rank,
+        local_world_size=place.local_world_size or size,
+        node_rank=place.node_rank or 0,
+        num_nodes=place.num_nodes or 1,
+        device=jax.local_devices()[0],
+        backend="jax",
+        seed=1889,
+        threads=choose_threads(None, environ=os.environ, cores=usable_cores(len(cpu_mask())), sharers=1),
+        global_ranks=tuple(range(size)),
+        channel=KeyChannel(client, "rankwise", rank, size, _JAX_TIMEOUT) if size > 1 else None,
+    )
 
 
 def _adopt(group: Any) -> World:

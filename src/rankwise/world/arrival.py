@@ -17,7 +17,7 @@ from typing import Any
 
 from rankwise.errors import WorldError
 
-__all__ = ["Card", "Company", "judge", "meet"]
+__all__ = ["Card", "Company", "await_key", "judge", "meet"]
 
 _POLL_S = 0.01
 _GRACE_S = 10.0  # after a rank has reported an error the others get this long to arrive and hear of it
@@ -120,10 +120,15 @@ def meet(store: Any, card: Card, *, timeout: timedelta, allow_shared_device: boo
     return _obey(verdict, prefix)
 
 
+def await_key(store: Any, key: str, patience: timedelta) -> str:
+    """Return what somebody puts under a key of the store; what the store raises when it does not come is its own."""
+    store.wait([key], patience)
+    return str(store.get(key).decode())
+
+
 def _await(store: Any, key: str, deadline: float, card: Card) -> str:
     try:
-        store.wait([key], timedelta(seconds=max(1.0, deadline - time.monotonic())))
-        return str(store.get(key).decode())
+        return await_key(store, key, timedelta(seconds=max(1.0, deadline - time.monotonic())))
     except Exception as error:
         raise WorldError(
             f"rank {card.rank} ({card.place}) reached the store but heard nothing from rank 0 in time: "

@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import platform
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 from rankwise.errors import ConfigError, WorldError
 from rankwise.world import adopt, group
 from rankwise.world.arrival import Card, Company, meet
 from rankwise.world.devices import choose_device, default_backend, visible_devices
+from rankwise.world.making import host_id, make_world, say_once
 from rankwise.world.place import Place, find_place
 from rankwise.world.threads import choose_threads, cpu_mask, usable_cores
 from rankwise.world.value import World
 
 __all__ = ["bind"]
-
-_log = logging.getLogger("rankwise.world")
-_said: set[str] = set()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +90,7 @@ def bind(
     adopt.refuse_second_bind()
     place = find_place(os.environ)
     if place.note:
-        _say_once(place.note)
+        say_once(place.note)
     world = _join(place, wishes)
     adopt.remember(world)
     try:
@@ -107,18 +103,14 @@ def bind(
     _leave(world, in_peace=True)
 
 
-def _say_once(text: str) -> None:
-    if text not in _said:
-        _said.add(text)
-        _log.warning(text)
-
-
 def _leave(world: World, *, in_peace: bool) -> None:
     if world.channel is not None:
         group.leave(in_peace=in_peace and not world.channel.broken)
 
 
 def _join(place: Place, wishes: _Wishes) -> World:
+    import torch
+
     device, trouble = _take_device(place, wishes)
     if place.world_size == 1:
         if trouble is not None:
@@ -136,7 +128,15 @@ def _join(place: Place, wishes: _Wishes) -> World:
     _seed_and_thread(wishes.seed, threads)
     backend = wishes.backend or default_backend(device)
     channel = None if store is None else group.open_group(store, place, backend, device, wishes.timeout)
-    return _world(place, company, channel, device=device, backend=backend, seed=wishes.seed, threads=threads)
+    return make_world(
+        place,
+        company,
+        channel,
+        device=torch.device(device),
+        backend="none" if channel is None else backend,
+        seed=wishes.seed,
+        threads=threads,
+    )
 
 
 def _take_device(place: Place, wishes: _Wishes) -> tuple[str, Exception | None]:
@@ -158,7 +158,7 @@ def _meet(store: Any, place: Place, wishes: _Wishes, device: str, trouble: Excep
     card = Card(
         rank=place.rank,
         world_size=place.world_size,
-        host=_host_id(),
+        host=host_id(),
         mask=",".join(map(str, cpu_mask())),
         gpu=_gpu_id(device),
         place=f"host {platform.node()}, process {os.getpid()}",
@@ -170,12 +170,6 @@ def _meet(store: Any, place: Place, wishes: _Wishes, device: str, trouble: Excep
         if trouble is not None:
             raise trouble from None
         raise
-
-
-def _host_id() -> str:
-    """Machines may share a host name (containers), and containers of one machine a boot id: take both."""
-    boot = Path("/proc/sys/kernel/random/boot_id")
-    return f"{platform.node()}/{boot.read_text().strip() if boot.exists() else ''}"
 
 
 def _gpu_id(device: str) -> str:
@@ -192,25 +186,3 @@ def _seed_and_thread(seed: int, threads: int) -> None:
     random.seed(seed)
     np.random.seed(seed)  # noqa: NPY002  (libraries draw from the global generator)
     torch.manual_seed(seed)
-
-
-def _world(
-    place: Place, company: Company, channel: Any, *, device: str, backend: str, seed: int, threads: int
-) -> World:
-    import torch
-
-    here = company.hosts[place.rank]
-    return World(
-        rank=place.rank,
-        world_size=place.world_size,
-        local_rank=place.local_rank,
-        local_world_size=place.local_world_size or company.hosts.count(here),
-        node_rank=here if place.node_rank is None else place.node_rank,
-        num_nodes=len(set(company.hosts)) if place.num_nodes is None else place.num_nodes,
-        device=torch.device(device),
-        backend="none" if channel is None else backend,
-        seed=seed,
-        threads=threads,
-        global_ranks=tuple(range(place.world_size)),
-        channel=channel,
-    )

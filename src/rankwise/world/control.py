@@ -10,6 +10,7 @@ from rankwise.errors import ConfigError
 from rankwise.world.channel import Channel
 from rankwise.world.exchanging import call_place, carry, exchange
 from rankwise.world.frame import Call
+from rankwise.world.key_channel import KeyChannel
 
 if TYPE_CHECKING:
     from rankwise.world.value import World
@@ -69,7 +70,7 @@ def subgroup(world: World, ranks: Sequence[int]) -> World | None:
         world,
         rank=members.index(world.rank),
         world_size=len(members),
-        backend="none" if channel is None else world.backend,
+        backend="none" if channel is None and world.backend != "jax" else world.backend,
         global_ranks=tuple(world.global_ranks[rank] for rank in members),
         channel=channel,
     )
@@ -83,14 +84,18 @@ def _check_members(world: World, members: list[int]) -> None:
         )
 
 
-def _open(world: World, members: list[int], call: Call) -> Channel | None:
+def _open(world: World, members: list[int], call: Call) -> Channel | KeyChannel | None:
     """Make the group; one rank needs none. torch wants the whole job to take part, unless members synchronise alone."""
+    if len(members) == 1:
+        return None
+    parent = world.channel
+    if isinstance(parent, KeyChannel):
+        return _some_keys(world, parent, members)
     import torch.distributed as dist
 
-    assert world.channel is not None
-    parent = world.channel
+    assert parent is not None
     whole_job = world.world_size == dist.get_world_size()
-    if len(members) == 1 or not (whole_job or world.rank in members):
+    if not (whole_job or world.rank in members):
         return None
     ranks = [world.global_ranks[rank] for rank in members]
     groups: list[object] = []
@@ -100,3 +105,12 @@ def _open(world: World, members: list[int], call: Call) -> Channel | None:
         lambda: groups.append(dist.new_group(ranks, timeout=parent.timeout, use_local_synchronization=not whole_job)),
     )
     return Channel(groups[0], parent.timeout, device=parent.device)
+
+
+def _some_keys(world: World, parent: KeyChannel, members: list[int]) -> KeyChannel | None:
+    """Keys of their own: the number of this call is the same on all ranks, and no other call has it."""
+    if world.rank not in members:
+        return None
+    return KeyChannel(
+        parent.client, f"{parent.name}/{parent.calls}-of", members.index(world.rank), len(members), parent.timeout
+    )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 from rankwise.errors import DesyncError, WorldError
 from rankwise.world.channel import Channel
 from rankwise.world.frame import FRAME_BYTES, Call, Frame, decode_frame, encode_frame
+from rankwise.world.key_channel import KeyChannel
 
 if TYPE_CHECKING:
     from rankwise.world.value import World
@@ -103,9 +104,6 @@ def exchange(world: World, call: Call, offer: Callable[[], OfferT]) -> tuple[Off
 
 
 def _swap(world: World, call: Call, ready: Offer) -> list[Frame]:
-    import torch
-    import torch.distributed as dist
-
     channel = world.channel
     assert channel is not None
     raw = encode_frame(
@@ -116,6 +114,17 @@ def _swap(world: World, call: Call, ready: Offer) -> list[Frame]:
         payload_bytes=ready.payload_bytes,
         failed=isinstance(ready, _Failure),
     )
+    if isinstance(channel, KeyChannel):
+        found: list[bytes] = []
+        carry(world, call, lambda: found.extend(channel.swap(raw)))
+        return [decode_frame(memoryview(frame)) for frame in found]
+    return _swap_tensors(world, call, channel, raw)
+
+
+def _swap_tensors(world: World, call: Call, channel: Channel, raw: bytes) -> list[Frame]:
+    import torch
+    import torch.distributed as dist
+
     mine = torch.frombuffer(bytearray(raw), dtype=torch.uint8).to(channel.device)
     all_frames = torch.empty(world.world_size, FRAME_BYTES, dtype=torch.uint8, device=channel.device)
     carry(world, call, lambda: dist.all_gather(list(all_frames.unbind()), mine, group=channel.group))
@@ -124,10 +133,10 @@ def _swap(world: World, call: Call, ready: Offer) -> list[Frame]:
 
 
 def carry(world: World, call: Call, transport: Callable[[], Any]) -> None:
-    """Run a collective of torch's; if it fails, note that the group is lost.
+    """Run a collective of torch's or JAX's; if it fails, note that the group is lost.
 
     Raises:
-        WorldError: it failed; names the rank, the call and torch's reason.
+        WorldError: it failed; names the rank, the call and the reason.
     """
     channel = world.channel
     assert channel is not None
@@ -142,7 +151,7 @@ def carry(world: World, call: Call, transport: Callable[[], Any]) -> None:
         ) from error
 
 
-def _loss(error: RuntimeError, channel: Channel) -> str:
+def _loss(error: RuntimeError, channel: Channel | KeyChannel) -> str:
     reason = str(error).partition(". This is typically")[0]  # the rest is gloo's guess, ours follows
     if "timed out" in reason.lower() or "timeout" in reason.lower():
         return f"a rank is more than {channel.timeout.total_seconds():g} s late, it hangs or has died ({reason})"

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rankwise.errors import ConfigError
+from rankwise.world.channel import Channel
 from rankwise.world.exchanging import call_place, exchange
 from rankwise.world.flat import bytes_of, flat_of, from_bytes, value_of
 from rankwise.world.frame import INLINE, Call, Frame
@@ -60,6 +62,8 @@ class _Pieces:
 def broadcast(world: World, tree: Any, src: int) -> Any:
     """See `World.broadcast`."""
     call = Call("broadcast", call_place(), root=src)
+    if world.backend == "jax":
+        return _by_keys(world, tree, call, ragged=False)[src]
     if world.channel is None:
         mine = _prepare(world, tree, call, ragged=False)
         return _assemble(tree, mine, _local(mine), mine.lengths)
@@ -81,6 +85,11 @@ def gather(world: World, tree: Any, dst: int) -> list[Any] | None:
 
 def all_gather(world: World, tree: Any, *, grad: bool) -> list[Any]:
     """See `World.all_gather`."""
+    if grad and world.backend == "jax":
+        raise ConfigError(
+            "all_gather(grad=True) is for torch's gradients: in a JAX program gather inside the computation, with "
+            "jax.lax.all_gather under jax.shard_map"
+        )
     if grad:
         from rankwise.world.gradients import all_gather_with_grad
 
@@ -89,6 +98,9 @@ def all_gather(world: World, tree: Any, *, grad: bool) -> list[Any]:
 
 
 def _gather(world: World, tree: Any, call: Call) -> list[Any] | None:
+    if world.backend == "jax":
+        gathered = _by_keys(world, tree, call, ragged=True)
+        return gathered if call.root in (-1, world.rank) else None
     if world.channel is None:
         mine = _prepare(world, tree, call, ragged=True)
         return [_assemble(tree, mine, _local(mine), mine.lengths)]
@@ -103,9 +115,19 @@ def _gather(world: World, tree: Any, call: Call) -> list[Any] | None:
     return [_assemble(tree, mine, parts, row) for parts, row in zip(pieces, lengths, strict=True)]
 
 
-def _prepare(world: World, tree: Any, call: Call, *, ragged: bool) -> _Pieces:
+def _by_keys(world: World, tree: Any, call: Call, *, ragged: bool) -> list[Any]:
+    from rankwise.world.key_trees import gather_by_keys
+
+    return gather_by_keys(world, tree, call, ragged=ragged, check=lambda: _check_call(world, call))
+
+
+def _check_call(world: World, call: Call) -> None:
     if call.op != "all_gather":
         check_root(world, call.root, "src" if call.op == "broadcast" else "dst")
+
+
+def _prepare(world: World, tree: Any, call: Call, *, ragged: bool) -> _Pieces:
+    _check_call(world, call)
     leaves = flatten(tree)
     lengths = [leaf.shape[0] for leaf in leaves if leaf.shape] if ragged else []
     return _Pieces(
@@ -126,7 +148,7 @@ def _all_lengths(
     num_bytes = mine.lengths.nbytes
     if num_bytes <= INLINE:
         return [np.frombuffer(bytes(frame.payload[:num_bytes]), np.int64) for frame in frames]
-    assert world.channel is not None
+    assert isinstance(world.channel, Channel)
     own = bytes_of(torch.from_numpy(mine.lengths)).to(world.channel.device)
     everywhere = Call(call.op, call.place)
     found = gather_bytes(world, everywhere, own, [num_bytes] * world.world_size) or []
@@ -169,7 +191,7 @@ def _joined(world: World, mine: _Pieces, device: str) -> torch.Tensor:
     """Return the bytes of the leaves of a device, in one piece, where the group can carry them."""
     import torch
 
-    assert world.channel is not None
+    assert isinstance(world.channel, Channel)
     parts = [bytes_of(flat) for flat, leaf in zip(mine.flats, mine.leaves, strict=True) if leaf.device == device]
     whole = torch.cat(parts)
     return whole.to(world.channel.device) if device == "cpu" else whole

@@ -9,6 +9,7 @@ from typing import Any
 from rankwise.errors import WorldError
 from rankwise.world.channel import Channel, close_all, frame_device
 from rankwise.world.place import Place
+from rankwise.world.small_store import store_trouble
 
 __all__ = ["leave", "local_store", "open_group", "open_store", "prefixed"]
 
@@ -41,15 +42,7 @@ def open_store(place: Place, timeout: timedelta) -> Any:
             place.master_addr, place.master_port, is_master=serves, timeout=timeout, wait_for_workers=False
         )
     except Exception as error:
-        where = f"{place.master_addr}:{place.master_port}"
-        if serves:
-            what = f"rank 0 cannot serve the store at {where}; is the port taken? Choose another MASTER_PORT"
-        else:
-            what = (
-                f"rank {place.rank} could not reach the store at {where} within {timeout.total_seconds():g} s: check "
-                "that rank 0 runs there, that the name resolves from this machine and that the port is not filtered"
-            )
-        raise WorldError(f"{what} ({error})") from error
+        raise WorldError(f"{store_trouble(place, timeout)} ({error})") from error
 
 
 def open_group(store: Any, place: Place, backend: str, device: str, timeout: timedelta) -> Channel:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rankwise.errors import ConfigError
+from rankwise.world.jax_state import import_jax
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["numpy_generator", "torch_generator"]
+__all__ = ["jax_key", "numpy_generator", "torch_generator"]
 
 
 def _digest(seed: int, key: tuple[int | str, ...]) -> bytes:
@@ -48,3 +49,14 @@ def torch_generator(seed: int, key: tuple[int | str, ...], device: torch.device 
     generator = torch.Generator(device=device)
     generator.manual_seed(int.from_bytes(_digest(seed, key)[:8], "little") >> 1)
     return generator
+
+
+def jax_key(seed: int, key: tuple[int | str, ...]) -> Any:
+    """Return a JAX random key that is a function of (seed, key) only.
+
+    Raises:
+        ConfigError: the key holds something else than integers and strings.
+        MissingExtraError: JAX is not installed.
+    """
+    data = np.frombuffer(_digest(seed, key)[:8], dtype=np.uint32)
+    return import_jax().random.wrap_key_data(data, impl="threefry2x32")

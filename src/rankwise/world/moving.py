@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from rankwise.world.channel import Channel
 from rankwise.world.exchanging import carry
 from rankwise.world.frame import Call
+from rankwise.world.key_channel import KeyChannel
 
 if TYPE_CHECKING:
     import torch
 
     from rankwise.world.value import World
 
-__all__ = ["broadcast_bytes", "gather_bytes"]
+__all__ = ["broadcast_bytes", "broadcast_raw", "gather_bytes", "gather_raw"]
 
 
 def broadcast_bytes(world: World, call: Call, mine: torch.Tensor, num_bytes: int) -> torch.Tensor:
@@ -20,8 +22,7 @@ def broadcast_bytes(world: World, call: Call, mine: torch.Tensor, num_bytes: int
     import torch
     import torch.distributed as dist
 
-    assert world.channel is not None
-    group = world.channel.group
+    group = _group(world)
     if world.rank != call.root:
         mine = torch.empty(num_bytes, dtype=torch.uint8, device=mine.device)
     if num_bytes:
@@ -41,8 +42,7 @@ def gather_bytes(world: World, call: Call, mine: torch.Tensor, num_bytes: list[i
     import torch
     import torch.distributed as dist
 
-    assert world.channel is not None
-    group, longest = world.channel.group, max(num_bytes)
+    group, longest = _group(world), max(num_bytes)
     receives = call.root in (-1, world.rank)
     everything = torch.empty(world.world_size if receives else 0, longest, dtype=torch.uint8, device=mine.device)
     if longest:
@@ -53,3 +53,44 @@ def gather_bytes(world: World, call: Call, mine: torch.Tensor, num_bytes: list[i
         else:
             carry(world, call, lambda: dist.gather(padded, parts, group=group, group_dst=call.root))
     return [everything[rank, :length] for rank, length in enumerate(num_bytes)] if receives else None
+
+
+def broadcast_raw(world: World, call: Call, mine: bytes, num_bytes: int) -> bytes:
+    """Return rank `call.root`'s bytes, `num_bytes` of them, on every rank, over whatever channel there is."""
+    if isinstance(world.channel, KeyChannel):
+        return _swapped(world, call, mine if world.rank == call.root else b"")[call.root]
+    return _bytes(broadcast_bytes(world, call, _tensor(world, mine), num_bytes))
+
+
+def gather_raw(world: World, call: Call, mine: bytes, num_bytes: list[int]) -> list[bytes] | None:
+    """Return every rank's bytes as `gather_bytes` does, over whatever channel there is."""
+    if isinstance(world.channel, KeyChannel):
+        found = _swapped(world, call, mine)
+        return found if call.root in (-1, world.rank) else None
+    arrived = gather_bytes(world, call, _tensor(world, mine), num_bytes)
+    return None if arrived is None else [_bytes(raw) for raw in arrived]
+
+
+def _group(world: World) -> Any:
+    assert isinstance(world.channel, Channel)
+    return world.channel.group
+
+
+def _swapped(world: World, call: Call, mine: bytes) -> list[bytes]:
+    channel, found = world.channel, list[bytes]()
+    assert isinstance(channel, KeyChannel)
+    carry(world, call, lambda: found.extend(channel.swap(mine)))
+    return found
+
+
+def _tensor(world: World, data: bytes) -> torch.Tensor:
+    import torch
+
+    assert isinstance(world.channel, Channel)
+    if not data:
+        return torch.empty(0, dtype=torch.uint8, device=world.channel.device)
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8).to(world.channel.device)
+
+
+def _bytes(raw: torch.Tensor) -> bytes:
+    return raw.cpu().numpy().tobytes()

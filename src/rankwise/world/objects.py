@@ -10,12 +10,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from rankwise.errors import ConfigError
 from rankwise.world.exchanging import call_place, exchange
 from rankwise.world.frame import INLINE, Call, Frame
-from rankwise.world.moving import broadcast_bytes, gather_bytes
+from rankwise.world.moving import broadcast_raw, gather_raw
 from rankwise.world.reductions import check_root
 
 if TYPE_CHECKING:
-    import torch
-
     from rankwise.world.value import World
 
 __all__ = ["all_gather_object", "broadcast_object", "from_main", "gather_object"]
@@ -51,7 +49,7 @@ def broadcast_object(world: World, obj: Any, src: int) -> Any:
     mine, frames = exchange(world, call, prepare)
     if frames[src].payload_bytes <= INLINE:
         return pickle.loads(frames[src].payload)  # noqa: S301  (ranks of one job trust each other)
-    return _unpickled(broadcast_bytes(world, call, _raw(world, mine), frames[src].payload_bytes))
+    return pickle.loads(broadcast_raw(world, call, mine.data, frames[src].payload_bytes))  # noqa: S301
 
 
 def from_main(world: World, make: Callable[[], T]) -> T:
@@ -69,10 +67,10 @@ def from_main(world: World, make: Callable[[], T]) -> T:
 
     mine, frames = exchange(world, call, prepare)
     size = frames[0].payload_bytes
-    data: Any = frames[0].payload if size <= INLINE else broadcast_bytes(world, call, _raw(world, mine), size)
+    data = frames[0].payload if size <= INLINE else broadcast_raw(world, call, mine.data, size)
     if made:  # the main rank keeps what it made
         return made[0]
-    return cast("T", pickle.loads(data) if size <= INLINE else _unpickled(data))  # noqa: S301
+    return cast("T", pickle.loads(data))  # noqa: S301
 
 
 def gather_object(world: World, obj: Any, dst: int) -> list[Any] | None:
@@ -96,8 +94,8 @@ def _gather(world: World, obj: Any, call: Call) -> list[Any] | None:
     mine, frames = exchange(world, call, prepare)
     if all(frame.payload_bytes <= INLINE for frame in frames):
         return _from_frames(frames) if call.root in (-1, world.rank) else None
-    arrived = gather_bytes(world, call, _raw(world, mine), [frame.payload_bytes for frame in frames])
-    return None if arrived is None else [_unpickled(raw) for raw in arrived]
+    arrived = gather_raw(world, call, mine.data, [frame.payload_bytes for frame in frames])
+    return None if arrived is None else [pickle.loads(raw) for raw in arrived]  # noqa: S301
 
 
 def _from_frames(frames: list[Frame]) -> list[Any]:
@@ -109,16 +107,3 @@ def _pickled(obj: Any) -> _Pickled:
         return _Pickled(pickle.dumps(obj, protocol=pickle.HIGHEST_PROTOCOL))
     except Exception as error:
         raise ConfigError(f"the object, a {type(obj).__name__}, cannot be pickled: {error}") from error
-
-
-def _raw(world: World, mine: _Pickled) -> torch.Tensor:
-    import torch
-
-    assert world.channel is not None
-    if not mine.data:
-        return torch.empty(0, dtype=torch.uint8, device=world.channel.device)
-    return torch.frombuffer(bytearray(mine.data), dtype=torch.uint8).to(world.channel.device)
-
-
-def _unpickled(raw: torch.Tensor) -> Any:
-    return pickle.loads(raw.cpu().numpy().tobytes())  # noqa: S301

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rankwise.errors import ConfigError
+from rankwise.world.channel import Channel
 from rankwise.world.exchanging import call_place, carry, exchange
 from rankwise.world.flat import bytes_of
 from rankwise.world.frame import INLINE, Call, Frame
@@ -60,21 +61,39 @@ def check_root(world: World, root: int, name: str) -> None:
         raise ConfigError(f"{name}={root} is no rank of this world of {world.world_size} (ranks count from 0)")
 
 
-def _prepare(world: World, tree: Any, call: Call) -> _Summands:
+def check_call(world: World, call: Call) -> None:
+    """Check the root and the op of a reduction.
+
+    Raises:
+        ConfigError: there is no such rank or op.
+    """
     if call.op == "reduce":
         check_root(world, call.root, "dst")
     if call.reduce not in _OPS:
         raise ConfigError(f"the reduce op is one of {', '.join(_OPS)}; got {call.reduce!r}")
+
+
+def _by_keys(world: World, tree: Any, call: Call) -> Any:
+    from rankwise.world.key_trees import reduce_by_keys
+
+    reduced = reduce_by_keys(world, tree, call, check=lambda: check_call(world, call))
+    return reduced if call.root in (-1, world.rank) else None
+
+
+def _prepare(world: World, tree: Any, call: Call) -> _Summands:
+    check_call(world, call)
     leaves = flatten(tree)
     for leaf in leaves:
         check_leaf(leaf, call.reduce)
     flats = [encode(leaf, call.reduce) for leaf in leaves]
-    if world.channel is not None and world.channel.device != "cpu":
+    if isinstance(world.channel, Channel) and world.channel.device != "cpu":
         flats = [flat.to(world.channel.device) if flat.device.type == "cpu" else flat for flat in flats]
     return _Summands(describe(tree, leaves, ragged=False), leaves, pack(flats))
 
 
 def _reduce(world: World, tree: Any, call: Call) -> Any:
+    if world.backend == "jax":
+        return _by_keys(world, tree, call)
     if world.channel is None:
         mine = _prepare(world, tree, call)
         buffers = mine.parcel.buffers
@@ -116,7 +135,7 @@ def _travel(world: World, call: Call, mine: _Summands) -> list[torch.Tensor]:
     """Reduce every buffer by one collective."""
     import torch.distributed as dist
 
-    assert world.channel is not None
+    assert isinstance(world.channel, Channel)
     group = world.channel.group
     op = {"min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}.get(call.reduce, dist.ReduceOp.SUM)
     everywhere = call.root < 0 or _receives(world, Call(call.op, call.place, call.reduce, -2), mine)

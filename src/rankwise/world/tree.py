@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -78,9 +79,8 @@ def _leaf(value: Any, path: str) -> Leaf:
     for cls, kind in _PYTHON:
         if isinstance(value, cls):
             return Leaf(value, kind, _DTYPES[kind], (), "cpu", path)
-    import torch
-
-    if isinstance(value, torch.Tensor):
+    torch = sys.modules.get("torch")  # whoever has a tensor has loaded it
+    if torch is not None and isinstance(value, torch.Tensor):
         return _tensor_leaf(value, path)
     raise ConfigError(
         f"{path} is a {type(value).__name__}; a tree holds numbers, torch tensors and NumPy arrays "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from rankwise.world import control, gathers, keys, objects, reductions
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     import torch
 
     from rankwise.world.channel import Channel
+    from rankwise.world.key_channel import KeyChannel
 
 __all__ = ["ReduceOp", "World"]
 
@@ -22,7 +24,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """This process's place among the ranks; made by `bind`, `World.current` or `World.single`.
+    """This process's place among the ranks; made by `bind`, `World.init_jax`, `World.current` or `World.single`.
 
     A *tree* is a dict, list or tuple (nested at will) of numbers, torch tensors and NumPy arrays, or one such value.
     The collectives take and return trees. Every rank of the world must call them, in the same order; on one rank they
@@ -36,10 +38,10 @@ class World:
         local_world_size: ranks on this machine.
         node_rank: which machine this is, 0 <= node_rank < num_nodes.
         num_nodes: number of machines.
-        device: where this rank computes.
-        backend: how the group talks ("gloo", "cpu:gloo,cuda:nccl", ...); "none" without a group.
+        device: where this rank computes: a ``torch.device``, or in a JAX program the first of this rank's devices.
+        backend: how the group talks ("gloo", "cpu:gloo,cuda:nccl", ...); "none" without a group, "jax" with JAX alone.
         seed: what the generators start from, equal on all ranks.
-        threads: CPU threads that torch uses in this rank.
+        threads: CPU threads that torch uses in this rank (with JAX: its part of the cores; XLA chooses for itself).
         global_ranks: global rank of each rank of this world; only a subgroup's differ from ``range(world_size)``.
     """
 
@@ -49,12 +51,12 @@ class World:
     local_world_size: int
     node_rank: int
     num_nodes: int
-    device: torch.device
+    device: Any
     backend: str
     seed: int
     threads: int
     global_ranks: tuple[int, ...]
-    channel: Channel | None = field(default=None, repr=False, compare=False)
+    channel: Channel | KeyChannel | None = field(default=None, repr=False, compare=False)
 
     @property
     def is_main(self) -> bool:
@@ -89,12 +91,56 @@ class World:
     def current(cls) -> World:
         """Return the world that this process is in: cheap, not a collective.
 
-        The process group that is initialised (by `bind`, Lightning, Accelerate or the user), else the one-rank world
-        that `bind` made, else `World.single()`.
+        The process group that is initialised (by `bind`, Lightning, Accelerate or the user), else the world that `bind`
+        or `init_jax` made, else that of a JAX which the user initialised, else `World.single()`.
         """
         from rankwise.world.adopt import current_world
 
         return current_world()
+
+    @classmethod
+    def init_jax(
+        cls,
+        *,
+        seed: int = 1889,
+        timeout: timedelta | float = 600.0,
+        local_device_ids: Sequence[int] | None = None,
+        preemption_service: bool = False,
+    ) -> World:
+        """Make this process a rank of a JAX program, and return its world; torch is not needed.
+
+        Every rank calls it, before anything that computes with JAX. The place is read as by `bind` (`rankwise run`,
+        torchrun, Open MPI, Slurm), the ranks meet, rank 0 chooses a free port for JAX's coordinator and tells the
+        others, and ``jax.distributed.initialize`` gets the numbers. On one rank there is nothing to initialise, so that
+        the same script runs as ``python train.py``. Inside ``with rankwise.bind()`` JAX gets the numbers of that world,
+        which is returned. Calling it again returns the world as it is.
+
+        `random` and NumPy are seeded alike on all ranks. JAX leaves at the end of the process; a rank that ends with an
+        exception leaves at once, so that the others fail instead of waiting for it.
+
+        Args:
+            seed: 0 <= seed < 2**32.
+            timeout: seconds that ranks wait for each other, when joining and in each collective of the world.
+            local_device_ids: the accelerators of this rank; None = the one with its local rank where a machine has
+                several ranks, all of them where it has one.
+            preemption_service: let JAX take SIGTERM for ``reached_preemption_sync_point``; the signal then no longer
+                ends the process.
+
+        Raises:
+            MissingExtraError: JAX is not installed.
+            ConfigError: an argument is out of range, JAX has computed before, or is initialised with other numbers.
+            WorldError: the place is contradictory, a rank is missing, or JAX could not start.
+        """
+        from rankwise.world.jax_start import JaxWishes, start_jax
+
+        return start_jax(
+            JaxWishes(
+                seed=seed,
+                timeout=timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout),
+                local_device_ids=local_device_ids,
+                preemption_service=preemption_service,
+            )
+        )
 
     def generator(self, *key: int | str) -> np.random.Generator:
         """Return a NumPy generator that depends on (seed, key) only: equal on all ranks unless the key holds the rank.
@@ -111,6 +157,15 @@ class World:
             ConfigError: the key holds something else than integers and strings.
         """
         return keys.torch_generator(self.seed, key, device)
+
+    def jax_key(self, *key: int | str) -> Any:
+        """Return a JAX random key that depends on (seed, key) only: equal on all ranks unless the key holds the rank.
+
+        Raises:
+            ConfigError: the key holds something else than integers and strings.
+            MissingExtraError: JAX is not installed.
+        """
+        return keys.jax_key(self.seed, key)
 
     def barrier(self) -> None:
         """Wait until every rank of the world is here."""

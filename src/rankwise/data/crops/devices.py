@@ -106,7 +106,7 @@ def place_in_world(wanted: int | str | torch.device | None, world: World | None)
     """Return where a pipeline of a world works; a device of one's own choice is checked as by `bind_device`.
 
     Args:
-        wanted: "auto" = the world's device, any device of torch, None = NumPy arrays.
+        wanted: "auto" = the world's device (NumPy arrays in a JAX program), any device of torch, None = NumPy arrays.
         world: the world; None = the current one. Without torch the launcher says who this rank is.
 
     Raises:
@@ -122,7 +122,7 @@ def place_in_world(wanted: int | str | torch.device | None, world: World | None)
     if wanted is None:
         device = None
     elif isinstance(wanted, str) and wanted == "auto":
-        device = world.device
+        device = None if getattr(world, "backend", "") == "jax" else world.device
     else:
         device = bind_device(wanted).device
     num_devices = _ask_torch().count if device is not None and device.type == "cuda" else 0
@@ -195,8 +195,11 @@ def _own_device(environ: Mapping[str, str], cuda: CudaFacts) -> torch.device:
     from rankwise.world import World
 
     world = World.current()
-    if world.backend != "none" or world.device.type != "cpu" or not cuda.count:
-        return world.device
+    if world.backend == "jax":  # its device is JAX's, not torch's
+        return torch.device("cpu")
+    bound: torch.device = world.device
+    if world.backend != "none" or bound.type != "cpu" or not cuda.count:
+        return bound
     index = cuda.current
     if index is None:
         local = environ.get("LOCAL_RANK", "")

@@ -27,17 +27,18 @@ def find_place(world: World | None, device: str | torch.device | None) -> RankPl
     """Return the place of a loader.
 
     Args:
-        world: the world; None = the current one. Without torch there is one rank, as there is no group to ask.
-        device: "auto" = the world's device.
+        world: the world; None = the current one. Without torch, and without `World.init_jax`, there is one rank.
+        device: "auto" = the world's device; in a JAX program, whose device is not torch's, NumPy arrays.
 
     Raises:
         MissingExtraError: a device was asked for and torch is not installed.
     """
-    if world is None and device is None and find_spec("torch") is None:
-        return RankPlace(rank=0, world_size=1, device=None)
     if world is None:
-        from rankwise.world import World
+        from rankwise.world.adopt import current_world, known_world
 
-        world = World.current()
-    chosen = world.device if isinstance(device, str) and device == "auto" else device
+        if device is None and find_spec("torch") is None and known_world() is None:
+            return RankPlace(rank=0, world_size=1, device=None)
+        world = current_world()
+    own = None if getattr(world, "backend", "") == "jax" else world.device
+    chosen = own if isinstance(device, str) and device == "auto" else device
     return RankPlace(rank=world.rank, world_size=world.world_size, device=chosen)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Literal, TypeAlias
 
 from rankwise.errors import ConfigError, MissingExtraError, WorldError
+from rankwise.world.adopt import bound_world
 
 __all__ = ["DistInfo", "find_rank"]
 
@@ -50,9 +51,10 @@ def _jax() -> tuple[int, int]:
         import jax
     except ImportError as error:
         raise MissingExtraError("dist_info='jax' needs jax: pip install 'rankwise[jax]'") from error
-    if not jax.distributed.is_initialized():
+    bound = bound_world()
+    if not jax.distributed.is_initialized() and (bound is None or bound.backend != "jax"):
         raise WorldError(
-            "JAX distributed is not initialized: call jax.distributed.initialize() before making a DistributedSampler "
-            "with dist_info='jax'"
+            "JAX distributed is not initialized: call rankwise.World.init_jax() or jax.distributed.initialize() before "
+            "making a DistributedSampler with dist_info='jax'"
         )
     return jax.process_index(), jax.process_count()

@@ -1,0 +1,77 @@
+"""Where the processes of a JAX program meet: a free port of rank 0, chosen anew each time and kept until it is used."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from dataclasses import dataclass
+
+from rankwise.world.place import Place
+
+__all__ = ["Coordinator", "choose_coordinator"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coordinator:
+    """An address for JAX's coordinator, held by rank 0.
+
+    Attributes:
+        address: "host:port" for all ranks.
+        held: keeps the port from being given to anybody else; JAX's server may listen on it all the same.
+    """
+
+    address: str
+    held: socket.socket
+
+    @property
+    def bind_address(self) -> str:
+        """Where the server listens: on this machine alone if that is where all ranks are."""
+        host, _, port = self.address.rpartition(":")
+        return self.address if _is_loopback(host.strip("[]")) else f"[::]:{port}"
+
+
+def choose_coordinator(place: Place) -> Coordinator:
+    """Return an address on this machine; called by rank 0 alone.
+
+    The host is the one by which ranks know rank 0; where that is another machine (an agent's, say) it is the address
+    from which this one reaches it.
+    """
+    host = _own_host(place.master_addr) if place.master_addr else socket.gethostname()
+    held = _hold("127.0.0.1" if _is_loopback(host) else "")
+    name = f"[{host}]" if ":" in host else host
+    return Coordinator(address=f"{name}:{held.getsockname()[1]}", held=held)
+
+
+def _own_host(known: str) -> str:
+    with contextlib.suppress(OSError):
+        for family, kind, _, _, address in socket.getaddrinfo(known, 0, type=socket.SOCK_DGRAM):
+            if _is_own(family, kind, address):
+                return known
+            with socket.socket(family, kind) as towards:
+                towards.connect((address[0], 9))  # a datagram socket sends nothing when it connects
+                return str(towards.getsockname()[0])
+    return socket.gethostname()
+
+
+def _is_own(family: int, kind: int, address: object) -> bool:
+    with socket.socket(family, kind) as trial:
+        try:
+            trial.bind(address)  # type: ignore[arg-type]
+        except OSError:
+            return False
+    return True
+
+
+def _is_loopback(host: str) -> bool:
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
+def _hold(host: str) -> socket.socket:
+    """Bind a free port. With SO_REUSEPORT, which JAX's server sets too, it can listen there while we hold it."""
+    family = socket.AF_INET6 if not host and socket.has_dualstack_ipv6() else socket.AF_INET
+    held = socket.socket(family, socket.SOCK_STREAM)
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    if family == socket.AF_INET6:
+        held.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+    held.bind((host, 0))
+    return held

@@ -1,0 +1,225 @@
+"""`World.init_jax`: from the place that a launcher gave to JAX's distributed system, without torch."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any
+
+from rankwise.errors import ConfigError, WorldError
+from rankwise.world import adopt, jax_exit
+from rankwise.world.arrival import Card, Company, await_key, meet
+from rankwise.world.jax_coordinator import Coordinator, choose_coordinator
+from rankwise.world.jax_state import devices_started, import_jax, jax_client, jax_numbers
+from rankwise.world.key_channel import KeyChannel
+from rankwise.world.making import host_id, make_world, say_once
+from rankwise.world.place import Place, find_place
+from rankwise.world.small_store import open_small_store
+from rankwise.world.threads import choose_threads, cpu_mask, usable_cores
+from rankwise.world.value import World
+
+__all__ = ["JaxWishes", "local_devices", "start_jax"]
+
+_STARTED = (
+    "JAX looked for its devices before World.init_jax(), and cannot be told of other ranks any more: call it before "
+    "anything that computes or asks for devices (jax.devices(), jnp.ones(...), jax.random.key(...), also at the top of "
+    "modules that are imported earlier)"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JaxWishes:
+    """The arguments of `World.init_jax`, checked."""
+
+    seed: int = 1889
+    timeout: timedelta = timedelta(seconds=600)
+    local_device_ids: Sequence[int] | None = None
+    preemption_service: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.seed < 2**32:
+            raise ConfigError(f"seed is a whole number from 0 to 2**32 - 1 (NumPy takes no other), got {self.seed}")
+        if self.timeout < timedelta(seconds=1):
+            raise ConfigError(f"timeout is at least a second, in seconds or as timedelta; got {self.timeout}")
+
+
+def start_jax(wishes: JaxWishes) -> World:
+    """See `World.init_jax`."""
+    jax = import_jax()
+    place = find_place(os.environ)
+    if place.note:
+        say_once(place.note)
+    world = adopt.group_world() or adopt.bound_world()
+    if jax_client() is not None:
+        return _already(place, world)
+    if world is not None and world.backend == "jax":  # one rank, for which there was nothing to start
+        return world
+    if world is not None:
+        return _beside(jax, world, place, wishes)
+    if place.world_size == 1:
+        company = Company(prefix="", hosts=[0], sharers=[place.local_world_size or 1])
+    else:
+        company = _join(jax, place, wishes)
+    return _remembered(jax, place, company, wishes)
+
+
+def _already(place: Place, world: World | None) -> World:
+    """JAX was initialised before, by us or by the user: it must have the numbers of this process."""
+    found = jax_numbers()
+    wanted = (place.rank, place.world_size) if world is None else (world.rank, world.world_size)
+    if found != wanted and not (world is None and place.family == "none"):
+        raise ConfigError(
+            f"JAX is initialised already as process {found[0]} of {found[1]}, but this process is rank {wanted[0]} of "
+            f"{wanted[1]}: leave jax.distributed.initialize() out and let World.init_jax() call it, or give it these "
+            "numbers"
+        )
+    return adopt.current_world() if world is None else world
+
+
+def _beside(jax: Any, world: World, place: Place, wishes: JaxWishes) -> World:
+    """The ranks have a group of torch's: they agree over it, and JAX gets their numbers."""
+    world.raise_together(ConfigError(_STARTED) if world.world_size > 1 and devices_started() else None)
+    if world.world_size == 1:
+        return world
+    held: list[Coordinator] = []
+
+    def choose() -> str:
+        held.append(choose_coordinator(place))
+        return held[0].address
+
+    address = world.from_main(choose)
+    here = Place(
+        rank=world.rank,
+        world_size=world.world_size,
+        local_rank=world.local_rank,
+        local_world_size=world.local_world_size,
+    )
+    _initialize(jax, here, address, held[0] if held else None, wishes)
+    return world
+
+
+def _join(jax: Any, place: Place, wishes: JaxWishes) -> Company:
+    """Meet the other ranks, hear from rank 0 where JAX's coordinator is, and start JAX there."""
+    store = _open_store(place, wishes.timeout)
+    try:
+        trouble = ConfigError(_STARTED) if devices_started() else None
+        company = _meet(store, place, wishes.timeout, trouble)
+        key, own = f"{company.prefix}/jax", None
+        if place.rank == 0:
+            own = choose_coordinator(place)
+            store.set(key, own.address)
+        address = await_key(store, key, wishes.timeout)
+        local_ranks = place.local_world_size or company.hosts.count(company.hosts[place.rank])
+        _initialize(jax, replace(place, local_world_size=local_ranks), address, own, wishes)
+    finally:
+        if not place.agent_store:
+            store.close()
+    return company
+
+
+def _open_store(place: Place, timeout: timedelta) -> Any:
+    """An agent of torch's keeps a store at this address: only torch can talk to it."""
+    if not place.agent_store:
+        return open_small_store(place, timeout)
+    from rankwise.world.group import open_store
+
+    return open_store(place, timeout)
+
+
+def _meet(store: Any, place: Place, timeout: timedelta, trouble: ConfigError | None) -> Company:
+    card = Card(
+        rank=place.rank,
+        world_size=place.world_size,
+        host=host_id(),
+        mask=",".join(map(str, cpu_mask())),
+        place=f"host {platform.node()}, process {os.getpid()}",
+        error="" if trouble is None else f"{type(trouble).__name__}: {trouble}",
+    )
+    try:
+        return meet(store, card, timeout=timeout)
+    except WorldError:
+        if trouble is not None:
+            raise trouble from None
+        raise
+
+
+def _initialize(jax: Any, place: Place, address: str, own: Coordinator | None, wishes: JaxWishes) -> None:
+    """Start JAX's distributed system and its devices; every rank calls it.
+
+    Raises:
+        WorldError: it did not start, or JAX sees another number of processes.
+    """
+    if jax.config.jax_cpu_collectives_implementation in (None, "none"):
+        say_once(
+            "JAX computes over several processes of CPUs with gloo only: jax_cpu_collectives_implementation is set"
+        )
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    _choose_preemption(jax, wishes)
+    with contextlib.ExitStack() as after:
+        if own is not None:
+            after.callback(own.held.close)
+        try:
+            jax.distributed.initialize(
+                address,
+                num_processes=place.world_size,
+                process_id=place.rank,
+                local_device_ids=local_devices(place, wishes.local_device_ids),
+                cluster_detection_method="deactivate",
+                initialization_timeout=int(wishes.timeout.total_seconds()),
+                coordinator_bind_address=None if own is None else own.bind_address,
+            )
+            found = jax.process_count()  # starts the devices, for which all ranks are needed
+        except (RuntimeError, ValueError) as error:
+            raise WorldError(
+                f"rank {place.rank} of {place.world_size} could not start JAX, whose coordinator is at {address}: "
+                f"{error}"
+            ) from error
+    jax_exit.leave_at_once_on_failure()
+    if found != place.world_size:
+        raise WorldError(
+            f"JAX sees {found} processes, the launcher started {place.world_size}: the backend "
+            f"{jax.default_backend()!r} does not work over processes; choose another with JAX_PLATFORMS"
+        )
+
+
+def _choose_preemption(jax: Any, wishes: JaxWishes) -> None:
+    """Unless asked for, JAX shall not take SIGTERM for itself: a launcher that ends the ranks could only kill them."""
+    with contextlib.suppress(AttributeError):  # older ones have no such choice
+        jax.config.update("jax_enable_preemption_service", wishes.preemption_service)
+
+
+def local_devices(place: Place, wanted: Sequence[int] | None) -> list[int] | None:
+    """Return the accelerators of a rank by number: one where its machine has several ranks; None = all there are."""
+    if wanted is not None:
+        return list(wanted)
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    narrowed = visible != "" and "," not in visible  # by the launcher, to this rank's own
+    return None if place.local_world_size == 1 or narrowed else [place.local_rank]
+
+
+def _remembered(jax: Any, place: Place, company: Company, wishes: JaxWishes) -> World:
+    import numpy as np
+
+    random.seed(wishes.seed)
+    np.random.seed(wishes.seed)  # noqa: NPY002  (libraries draw from the global generator)
+    client = jax_client()
+    channel = None if client is None else KeyChannel(client, "rankwise", place.rank, place.world_size, wishes.timeout)
+    threads = choose_threads(
+        None, environ=os.environ, cores=usable_cores(len(cpu_mask())), sharers=company.sharers[place.rank]
+    )
+    world = make_world(
+        place,
+        company,
+        channel,
+        device=jax.local_devices()[0],
+        backend="jax",
+        seed=wishes.seed,
+        threads=threads,
+    )
+    adopt.remember(world)
+    return world

@@ -1,0 +1,210 @@
+"""A small store over TCP for ranks that meet without torch: text by key, kept by rank 0, asked for by all.
+
+It has the few calls that the meeting makes (see `meet`), named and meant as those of torch's stores. A question is one
+line of JSON, and so is its answer.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import socketserver
+import threading
+import time
+from datetime import timedelta
+from typing import Any
+
+from rankwise.errors import WorldError
+from rankwise.world.place import Place
+
+__all__ = ["Shelf", "SmallStore", "StoreServer", "open_small_store", "store_trouble"]
+
+_RETRY_S = 0.05
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
+class Shelf:
+    """The keys and their values. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, str] = {}
+        self._changed = threading.Condition()
+
+    def set(self, key: str, value: str) -> None:
+        """Put a value under a key."""
+        with self._changed:
+            self._values[key] = value
+            self._changed.notify_all()
+
+    def get(self, key: str) -> str:
+        """Return the value of a key that is there."""
+        return self._values[key]
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to a count, which begins at 0, and return it."""
+        with self._changed:
+            count = int(self._values.get(key, "0")) + amount
+            self._values[key] = str(count)
+            self._changed.notify_all()
+            return count
+
+    def check(self, keys: list[str]) -> bool:
+        """Return whether all keys are there."""
+        return all(key in self._values for key in keys)
+
+    def wait(self, keys: list[str], patience_s: float) -> None:
+        """Wait until all keys are there.
+
+        Raises:
+            TimeoutError: they did not come.
+        """
+        with self._changed:
+            if not self._changed.wait_for(lambda: self.check(keys), patience_s):
+                raise TimeoutError(f"{', '.join(keys)} did not come within {patience_s:g} s")
+
+
+class _Answering(socketserver.StreamRequestHandler):
+    """One rank's connection."""
+
+    server: StoreServer
+
+    def handle(self) -> None:
+        for line in self.rfile:
+            self.wfile.write(json.dumps(self._answer(json.loads(line))).encode() + b"\n")
+
+    def _answer(self, question: list[Any]) -> dict[str, Any]:
+        name, *arguments = question
+        if name not in ("set", "get", "add", "check", "wait"):
+            return {"error": f"the store knows no {name!r}"}
+        try:
+            return {"value": getattr(self.server.shelf, name)(*arguments)}
+        except (KeyError, TimeoutError, TypeError, ValueError) as error:
+            return {"error": f"{type(error).__name__}: {error}"}
+
+
+class StoreServer(socketserver.ThreadingTCPServer):
+    """Serves a shelf to the ranks from a background thread.
+
+    Args:
+        host: on which address; the machine itself is served alone if it is one of its own names for itself.
+        port: on which port; 0 takes a free one.
+
+    Raises:
+        OSError: the port is taken.
+    """
+
+    allow_reuse_address = True  # also lets us listen where a launcher holds the port for us
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, host: str, port: int) -> None:
+        self.shelf = Shelf()
+        alone, both = host in _LOOPBACK, socket.has_dualstack_ipv6()
+        self.address_family = socket.AF_INET6 if host == "::1" or (both and not alone) else socket.AF_INET
+        where = ("::1" if host == "::1" else "127.0.0.1") if alone else ""
+        super().__init__((where, port), _Answering)
+        threading.Thread(target=self.serve_forever, args=(0.05,), name="rankwise-store", daemon=True).start()
+
+    def server_bind(self) -> None:
+        """Bind, on IPv4 too."""
+        if self.address_family == socket.AF_INET6:
+            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        super().server_bind()
+
+    def close(self) -> None:
+        """Stop serving."""
+        self.shutdown()
+        self.server_close()
+
+
+class SmallStore:
+    """One rank's view of the store.
+
+    Args:
+        connected: to the server.
+        server: that this rank keeps itself, to be closed with this view.
+    """
+
+    def __init__(self, connected: socket.socket, server: StoreServer | None = None) -> None:
+        self._socket, self._server = connected, server
+        self._answers = connected.makefile("rb")
+
+    def set(self, key: str, value: str) -> None:
+        """Put a value under a key."""
+        self._ask("set", key, value)
+
+    def get(self, key: str) -> bytes:
+        """Return the value of a key that is there."""
+        return str(self._ask("get", key)).encode()
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to a count, which begins at 0, and return it."""
+        return int(self._ask("add", key, amount))
+
+    def check(self, keys: list[str]) -> bool:
+        """Return whether all keys are there."""
+        return bool(self._ask("check", keys))
+
+    def wait(self, keys: list[str], patience: timedelta) -> None:
+        """Wait until all keys are there.
+
+        Raises:
+            OSError: they did not come, or the server is gone.
+        """
+        self._ask("wait", keys, patience.total_seconds())
+
+    def close(self) -> None:
+        """Leave; the rank that keeps the store closes it for all."""
+        self._answers.close()
+        self._socket.close()
+        if self._server is not None:
+            self._server.close()
+
+    def _ask(self, *question: Any) -> Any:
+        self._socket.sendall(json.dumps(question).encode() + b"\n")
+        line = self._answers.readline()
+        if not line:
+            raise ConnectionResetError("rank 0 closed the store")
+        answer = json.loads(line)
+        if "error" in answer:
+            raise OSError(answer["error"])
+        return answer["value"]
+
+
+def open_small_store(place: Place, timeout: timedelta) -> SmallStore:
+    """Return the store of the ranks at the place's address and port; rank 0 serves it.
+
+    Raises:
+        WorldError: the port is taken, or the server could not be reached in time.
+    """
+    try:
+        server = StoreServer(place.master_addr, place.master_port) if place.rank == 0 else None
+        return SmallStore(_connect(place, timeout.total_seconds()), server)
+    except OSError as error:
+        raise WorldError(f"{store_trouble(place, timeout)} ({error})") from error
+
+
+def _connect(place: Place, patience_s: float) -> socket.socket:
+    """Ranks start in any order: try until rank 0 serves."""
+    deadline = time.monotonic() + patience_s
+    while True:
+        try:
+            found = socket.create_connection((place.master_addr, place.master_port), timeout=max(1.0, patience_s))
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_RETRY_S)
+            continue
+        found.settimeout(None)  # the server says when time is up
+        return found
+
+
+def store_trouble(place: Place, timeout: timedelta) -> str:
+    """Return what to say when a rank cannot serve or reach the store."""
+    where = f"{place.master_addr}:{place.master_port}"
+    if place.rank == 0 and not place.agent_store:
+        return f"rank 0 cannot serve the store at {where}; is the port taken? Choose another MASTER_PORT"
+    return (
+        f"rank {place.rank} could not reach the store at {where} within {timeout.total_seconds():g} s: check that "
+        "rank 0 runs there, that the name resolves from this machine and that the port is not filtered"
+    )

@@ -1,0 +1,96 @@
+"""The store of ranks that meet without torch."""
+
+import socket
+import threading
+from datetime import timedelta
+
+import pytest
+
+from rankwise.errors import WorldError
+from rankwise.world.arrival import Card, meet
+from rankwise.world.place import Place
+from rankwise.world.small_store import SmallStore, StoreServer, open_small_store
+
+
+@pytest.fixture
+def stores():
+    """Two views of one store."""
+    server = StoreServer("localhost", 0)
+    opened = [SmallStore(socket.create_connection(server.server_address), server if one else None) for one in (0, 1)]
+    yield opened
+    for store in opened:
+        store.close()
+
+
+def test_what_one_rank_puts_another_gets(stores):
+    """Text by key, with line breaks and other alphabets; counts add up."""
+    first, second = stores
+    first.set("a", "two\nlines, été")
+    assert second.get("a").decode() == "two\nlines, été"
+    assert [first.add("n", 1), second.add("n", 2), first.add("n", 0)] == [1, 3, 3]
+    assert second.check(["a", "n"])
+    assert not second.check(["a", "b"])
+
+
+def test_a_key_is_waited_for(stores):
+    """The wait ends when another rank puts the key, and with an error when nobody does."""
+    first, second = stores
+    heard = []
+    waiting = threading.Thread(target=lambda: heard.append(second.wait(["late"], timedelta(seconds=30))))
+    waiting.start()
+    first.set("late", "here")
+    waiting.join(30)
+    assert heard == [None]
+    with pytest.raises(OSError, match=r"never did not come within 0\.01 s"):
+        first.wait(["never"], timedelta(seconds=0.01))
+
+
+def test_mistakes_are_answered(stores):
+    """A missing key and an unknown question are errors of the asker; the store goes on."""
+    first, _ = stores
+    with pytest.raises(OSError, match="KeyError: 'missing'"):
+        first.get("missing")
+    with pytest.raises(OSError, match="knows no '__init__'"):
+        first._ask("__init__")
+    assert first.add("n", 1) == 1
+
+
+def test_ranks_meet_over_it():
+    """The meeting of `bind` works over it, whoever comes first."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    results = {}
+
+    def one(rank):
+        place = Place(rank=rank, world_size=2, master_addr="localhost", master_port=port)
+        store = open_small_store(place, timedelta(seconds=30))
+        results[rank] = (meet(store, Card(rank=rank, world_size=2, host="h"), timeout=timedelta(seconds=30)), store)
+
+    threads = [threading.Thread(target=one, args=(rank,)) for rank in (1, 0)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    (first, held), (second, other) = results[0], results[1]
+    assert first == second
+    assert first.sharers == [2, 2]
+    other.close()
+    held.close()
+
+
+def test_a_port_that_is_taken_is_named():
+    """Rank 0 cannot serve where somebody listens; the message names address and mend."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        place = Place(rank=0, world_size=2, master_addr="127.0.0.1", master_port=taken.getsockname()[1])
+        with pytest.raises(WorldError, match="is the port taken\\? Choose another MASTER_PORT"):
+            open_small_store(place, timedelta(seconds=1))
+
+
+def test_a_store_that_is_not_there_is_named():
+    """A rank that cannot reach rank 0 says where it looked."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        place = Place(rank=1, world_size=2, master_addr="127.0.0.1", master_port=found.getsockname()[1])
+        with pytest.raises(WorldError, match=r"rank 1 could not reach the store at 127\.0\.0\.1"):
+            open_small_store(place, timedelta(seconds=0.2))
