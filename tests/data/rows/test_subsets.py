@@ -1,10 +1,12 @@
 """Some of the rows, and parts of a split."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 
 from rankwise.data.rows.obs import RowGroups
-from rankwise.data.rows.subsets import chosen_rows, part_of_groups, part_of_rows, say_split
+from rankwise.data.rows.subsets import chosen_rows, part_of_groups, part_of_rows, rows_of_part, say_split
 from rankwise.errors import ConfigError
 
 
@@ -55,6 +57,40 @@ def test_rows_by_their_number():
     part = part_of_rows(np.arange(5000), (0.8, 0.2), seed=1)
     assert abs((part == 1).mean() - 0.2) < 0.03
     assert part_of_rows(np.array([4711]), (0.8, 0.2), seed=1)[0] == part[4711]
+
+
+def test_rows_of_a_part():
+    """Parts hold all rows between them, and a range of rows is split like the list of them."""
+    part = part_of_rows(range(5000), (0.8, 0.15), seed=1)
+    assert part.tolist() == part_of_rows(np.arange(5000), (0.8, 0.15), seed=1).tolist()
+    members = [rows_of_part(part, number) for number in range(3)]
+    assert sorted(np.concatenate(members).tolist()) == list(range(5000))
+    assert all((part[member] == number).all() for number, member in enumerate(members))
+
+
+def test_bytes_of_a_row():
+    """Subsets take 4 bytes for each of their rows, parts 1 for each of all; making them takes little more."""
+    num = 4_000_000
+    mask = np.zeros(num, dtype=np.bool_)
+    mask[::2] = True
+    listed = np.flatnonzero(mask)
+    codes = (np.arange(num) // 1000 % 100).astype(np.int8)
+    many = RowGroups(labels=tuple(map(str, range(100))), codes=codes)
+    part = part_of_groups(many, (0.8, 0.2), seed=1)
+    assert part.dtype == np.uint8
+    for work, held, most in (
+        (lambda: chosen_rows(mask, num), 2, 3),
+        (lambda: chosen_rows(listed, num), 2, 3),
+        (lambda: part_of_groups(many, (0.8, 0.2), seed=1), 1, 2),
+        (lambda: part_of_rows(range(num), (0.8, 0.2), seed=1), 1, 5),  # hashes of one block at a time
+        (lambda: rows_of_part(part, 0), 4, 5),
+    ):
+        tracemalloc.start()
+        made = work()
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert made.nbytes <= held * num
+        assert peak < most * num
 
 
 def test_what_cannot_be_split():

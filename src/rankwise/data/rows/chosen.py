@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 
 from rankwise.data.contract import IntArray, NDArray
+from rankwise.data.rows.blockwise import taken
 from rankwise.data.rows.datasets import Dataset
 from rankwise.data.rows.drawing import DrawOptions, Draws, make_draws
 from rankwise.data.rows.identity import rows_fingerprint
 from rankwise.data.rows.obs import RowGroups, read_groups
 from rankwise.data.rows.places import NamedRows, stacked_rows
-from rankwise.data.rows.subsets import chosen_rows, part_of_groups, part_of_rows, say_split
+from rankwise.data.rows.subsets import chosen_rows, part_of_groups, part_of_rows, rows_of_part, say_split
 from rankwise.errors import ConfigError
 
 __all__ = ["ChosenRows"]
@@ -115,8 +116,10 @@ class ChosenRows:
             ConfigError: there are no such rows, or they are drawn.
         """
         self._refuse_draws("subsets: take the subset first, then draw from it")
-        chosen = chosen_rows(rows, self.num_rows)
-        return replace(self, rows=chosen if self.rows is None else self.rows[chosen])
+        return self._of(chosen_rows(rows, self.num_rows))
+
+    def _of(self, chosen: NDArray) -> ChosenRows:
+        return replace(self, rows=chosen if self.rows is None else taken(self.rows, chosen))
 
     def split(self, by: str, names: Sequence[str], fractions: Sequence[float], seed: int) -> list[ChosenRows]:
         """Return parts of these rows, one for each fraction; see `RowSource.split`.
@@ -126,12 +129,12 @@ class ChosenRows:
         """
         self._refuse_draws("splits: split first, then draw from a part")
         if by == "row":
-            part = part_of_rows(np.arange(self.num_stored) if self.rows is None else self.rows, fractions, seed=seed)
+            part = part_of_rows(range(self.num_stored) if self.rows is None else self.rows, fractions, seed=seed)
         else:
             part = part_of_groups(self.groups(by), fractions, seed=seed)
-        members = [np.flatnonzero(part == number) for number in range(len(fractions))]
+        members = [rows_of_part(part, number) for number in range(len(fractions))]
         say_split([len(member) for member in members], names, fractions, self.num_rows, by)
-        return [self.subset(member) for member in members]
+        return [self._of(member) for member in members]
 
     def groups(self, column: str) -> RowGroups:
         """Return the groups of these rows by an obs column.
@@ -149,10 +152,15 @@ class ChosenRows:
             ConfigError: they are drawn already, or the options do not fit them.
         """
         self._refuse_draws("draws of their own: draw once, from the rows themselves")
-        edges = self.edges if self.rows is None else np.searchsorted(self.rows, self.edges).astype(np.int64)
+        edges = self.edges if self.rows is None else _places_in(self.rows, self.edges)
         draws = make_draws(options, num_rows=self.num_rows, edges=edges, groups_of=self.groups)
         return replace(self, draws=draws, options=options)
 
     def _refuse_draws(self, said: str) -> None:
         if self.draws is not None:
             raise ConfigError(f"drawn rows have no {said}")
+
+
+def _places_in(rows: NDArray, edges: IntArray) -> IntArray:
+    # of one dtype: NumPy would make wider copies of all rows
+    return np.searchsorted(rows, edges.astype(rows.dtype)).astype(np.int64)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rankwise.data.contract import NDArray
+from rankwise.data.rows.blockwise import row_dtype
 from rankwise.data.rows.datasets import find_datasets
 from rankwise.errors import ConfigError
 
@@ -59,11 +60,14 @@ def stacked_rows(found: Sequence[NamedRows], sizes: Sequence[int]) -> NDArray | 
     """
     if all(one.rows is None for one in found):
         return None
-    total, first, rows = sum(sizes), 0, []
-    for one, size in zip(found, sizes, strict=True):
-        rows.append(first + (np.arange(size) if one.rows is None else one.rows.astype(np.int64)))
-        first += size
-    return np.concatenate(rows).astype(np.uint32 if total <= 2**32 else np.uint64)
+    counts = [size if one.rows is None else len(one.rows) for one, size in zip(found, sizes, strict=True)]
+    rows: NDArray = np.empty(sum(counts), dtype=row_dtype(sum(sizes)))
+    first = at = 0
+    for one, size, count in zip(found, sizes, counts, strict=True):
+        rows[at : at + count] = np.arange(size, dtype=rows.dtype) if one.rows is None else one.rows
+        rows[at : at + count] += first
+        first, at = first + size, at + count
+    return rows
 
 
 def _found(uri: Any) -> NamedRows:

@@ -13,6 +13,7 @@ import numpy as np
 
 from rankwise.data.contract import BatchBuffer, FieldSpec, IntArray, ReadReport, Share
 from rankwise.data.feed import HostBuffer
+from rankwise.data.rows.blockwise import num_stretches
 from rankwise.data.rows.chosen import ChosenRows
 from rankwise.data.rows.datasets import Dataset
 from rankwise.data.rows.drawing import DrawOptions, settled_options
@@ -146,8 +147,7 @@ class RowSource:
         rows, chunk = self._chosen.rows, self._longest_chunk
         if rows is None or chunk == 1:
             return chunk
-        touched = 1 + np.count_nonzero(np.diff(rows // chunk))
-        return max(1, round(len(rows) / touched))
+        return max(1, round(len(rows) / num_stretches(rows, chunk)))
 
     @property
     def _longest_chunk(self) -> int:

@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from rankwise.data.contract import IntArray, NDArray
+from rankwise.data.contract import DType, NDArray
 from rankwise.data.order import part_at, place_of_group, place_of_samples
+from rankwise.data.rows.blockwise import blocks, places_where, row_dtype, taken
 from rankwise.data.rows.obs import RowGroups
 from rankwise.errors import ConfigError
 
-__all__ = ["chosen_rows", "part_of_groups", "part_of_rows", "say_split"]
+__all__ = ["chosen_rows", "part_of_groups", "part_of_rows", "rows_of_part", "say_split"]
 
 _LOG = logging.getLogger("rankwise.rows")
 
@@ -33,41 +34,61 @@ def chosen_rows(rows: Any, num_rows: int) -> NDArray:
     if given.dtype == np.bool_:
         if given.shape != (num_rows,):
             raise ConfigError(f"a mask of rows wants the shape [{num_rows}], got {list(given.shape)}")
-        found = np.flatnonzero(given)
+        found = places_where(num_rows, lambda part: given[part])
     elif given.ndim == 1 and (given.dtype.kind in "iu" or given.size == 0):
-        found = np.sort(given)
+        found = _listed(given, num_rows)
     else:
         raise ConfigError(f"rows= is a mask or a list of whole numbers, got {given.dtype}{list(given.shape)}")
     if len(found) == 0:
         raise ConfigError(f"rows= leaves none of {num_rows} rows")
-    if found[0] < 0 or found[-1] >= num_rows:
-        raise ConfigError(f"rows= wants numbers from 0 to {num_rows - 1}, got numbers from {found[0]} to {found[-1]}")
+    return found
+
+
+def _listed(given: NDArray, num_rows: int) -> NDArray:
+    if len(given) and (given.min() < 0 or given.max() >= num_rows):
+        raise ConfigError(
+            f"rows= wants numbers from 0 to {num_rows - 1}, got numbers from {given.min()} to {given.max()}"
+        )
+    found = given.astype(row_dtype(num_rows))
+    found.sort()
     if (found[1:] == found[:-1]).any():
         raise ConfigError("rows= has a number several times: an epoch shows each row once")
-    return found.astype(np.uint32 if num_rows <= 2**32 else np.uint64)
+    return found
 
 
-def part_of_groups(groups: RowGroups, fractions: Sequence[float], *, seed: int) -> IntArray:
-    """Return the part of each row, int64[N], where rows of a group stay together; len(fractions) = in none.
+def part_of_groups(groups: RowGroups, fractions: Sequence[float], *, seed: int) -> NDArray:
+    """Return the part of each row, [N] of the smallest unsigned dtype, where rows of a group stay together.
 
-    A group goes where the hash of its label falls: parts are stretches of [0, 1) as long as their fractions. So data
-    that are added later move no group.
+    A group goes where the hash of its label falls: parts are stretches of [0, 1) as long as their fractions, and
+    len(fractions) = in none. So data that are added later move no group.
 
     Raises:
         ConfigError: fractions are out of range, or rows belong to no group.
     """
-    if (groups.codes < 0).any():
+    if len(groups.codes) and groups.codes.min() < 0:
         raise ConfigError(
             f"{int((groups.codes < 0).sum())} rows have no value in the column to split by: leave them out with rows= "
             "first, or fill it"
         )
     places = np.array([place_of_group(label, seed) for label in groups.labels])
-    return part_at(places, fractions)[groups.codes]
+    return taken(part_at(places, fractions).astype(_part_dtype(fractions)), groups.codes)
 
 
-def part_of_rows(rows: IntArray, fractions: Sequence[float], *, seed: int) -> IntArray:
-    """Return the part of each row by a hash of its number, int64[N]; see `part_of_groups`."""
-    return part_at(place_of_samples(rows, seed), fractions)
+def part_of_rows(rows: NDArray | range, fractions: Sequence[float], *, seed: int) -> NDArray:
+    """Return the part of each row by a hash of its number; see `part_of_groups`."""
+    found: NDArray = np.empty(len(rows), dtype=_part_dtype(fractions))
+    for block in blocks(len(rows)):
+        found[block] = part_at(place_of_samples(np.asarray(rows[block], dtype=np.int64), seed), fractions)
+    return found
+
+
+def rows_of_part(part: NDArray, number: int) -> NDArray:
+    """Return the places, ascending, of a part among rows whose parts are told."""
+    return places_where(len(part), lambda block: part[block] == number)
+
+
+def _part_dtype(fractions: Sequence[float]) -> DType:
+    return np.min_scalar_type(len(fractions))
 
 
 def say_split(sizes: Sequence[int], names: Sequence[str], fractions: Sequence[float], total: int, by: str) -> None:

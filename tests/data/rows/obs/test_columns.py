@@ -1,5 +1,7 @@
 """Columns about the rows as numbers, and as groups."""
 
+import tracemalloc
+
 import anndata
 import numpy as np
 import pandas as pd
@@ -82,3 +84,21 @@ def test_groups_are_equal_values(datasets):
     assert [kinds.labels[code] if code >= 0 else None for code in kinds.codes] == ["a", "c", None, "a", "d", "a", "c"]
     assert [text.labels[code] for code in text.codes[3:5]] == ["text 0 3", "text 5 0"]
     assert kinds.of(np.array([4, 2])).codes.tolist() == [3, -1]
+
+
+def test_bytes_of_a_row(tmp_path):
+    """A column of labels takes one byte a row as a field and as groups, over several stores too."""
+    num = 400_000
+    obs = pd.DataFrame({"kind": pd.Categorical.from_codes(np.arange(num) % 5, list("abcde"))})
+    obs.index = obs.index.astype(str)
+    place = write_anndata(anndata.AnnData(X=np.zeros((num, 1), "i1"), obs=obs), tmp_path / "long.zarr")
+    with BoxReader(threads=1) as reader:
+        stores = [Dataset(place, reader)] * 3
+        for read, part in ((read_column, "values"), (read_groups, "codes")):
+            assert getattr(read(stores, "kind"), part).nbytes == 3 * num
+            tracemalloc.start()
+            read(stores, "kind")
+            peak = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+            # those of all stores as they are read, those that come out, and a block of places
+            assert peak < 6 * num + 4 * num + 8 * 2**18

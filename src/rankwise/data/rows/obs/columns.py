@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from rankwise.data.contract import DType, FieldSpec, IntArray, NDArray
+from rankwise.data.rows.blockwise import blocks
 from rankwise.data.rows.datasets import Dataset
 from rankwise.errors import ConfigError
 
-__all__ = ["ObsColumn", "code_dtype", "is_categorical", "joined_categories", "read_column"]
+__all__ = ["ObsColumn", "is_categorical", "joined_categories", "joined_codes", "read_column"]
 
 _CODE = np.dtype(np.int32)
 
@@ -57,7 +58,7 @@ def read_column(datasets: Sequence[Dataset], name: str) -> ObsColumn:
     if all(categorical):
         return _coded(name, parts)
     numbers = [_numbers(name, part, dataset) for part, dataset in zip(parts, datasets, strict=True)]
-    values = np.concatenate(numbers)
+    values = numbers[0] if len(numbers) == 1 else np.concatenate(numbers)
     values = values.astype(values.dtype.newbyteorder("="), copy=False)
     return ObsColumn(name=name, spec=FieldSpec(shape=(), dtype=values.dtype), categories=None, values=values)
 
@@ -81,12 +82,32 @@ def joined_categories(parts: Sequence[Any]) -> tuple[tuple[Any, ...], list[IntAr
     return tuple(table), maps
 
 
+def joined_codes(parts: Sequence[Any], maps: Sequence[IntArray], num_labels: int) -> NDArray:
+    """Return the codes of categorical parts one after the other, in the smallest signed dtype.
+
+    Args:
+        parts: categorical columns.
+        maps: for each of them, what its own codes become, -1 last.
+        num_labels: how many labels the new codes stand for.
+    """
+    dtype = code_dtype(num_labels)
+    codes = [np.asarray(part.codes) for part in parts]
+    if len(parts) == 1 and codes[0].dtype == dtype and np.array_equal(maps[0][:-1], np.arange(len(maps[0]) - 1)):
+        return codes[0]
+    joined: NDArray = np.empty(sum(map(len, codes)), dtype=dtype)
+    first = 0
+    for held, to in zip(codes, maps, strict=True):
+        narrow = to.astype(dtype)
+        for block in blocks(len(held)):
+            joined[first + block.start : first + block.stop] = narrow[held[block]]
+        first += len(held)
+    return joined
+
+
 def _coded(name: str, parts: Sequence[Any]) -> ObsColumn:
     table, maps = joined_categories(parts)
-    dtype = code_dtype(len(table))
-    codes = [to.astype(dtype)[np.asarray(part.codes)] for part, to in zip(parts, maps, strict=True)]
     spec = FieldSpec(shape=(), dtype=_CODE)
-    return ObsColumn(name=name, spec=spec, categories=table, values=np.concatenate(codes))
+    return ObsColumn(name=name, spec=spec, categories=table, values=joined_codes(parts, maps, len(table)))
 
 
 def _numbers(name: str, part: Any, dataset: Dataset) -> NDArray:

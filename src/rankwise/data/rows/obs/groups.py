@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from rankwise.data.contract import IntArray, NDArray
+from rankwise.data.contract import NDArray
+from rankwise.data.rows.blockwise import taken
 from rankwise.data.rows.datasets import Dataset
-from rankwise.data.rows.obs.columns import code_dtype, is_categorical, joined_categories
+from rankwise.data.rows.obs.columns import is_categorical, joined_categories, joined_codes
 
 __all__ = ["RowGroups", "read_groups"]
 
@@ -21,15 +22,15 @@ class RowGroups:
 
     Attributes:
         labels: names of the groups, as text: what stays the same when data are added.
-        codes: [num_rows], an index into `labels` in the smallest signed dtype; -1 = the row belongs to none.
+        codes: [num_rows], an index into `labels`, of the smallest signed dtype; -1 = the row belongs to none.
     """
 
     labels: tuple[str, ...]
     codes: NDArray
 
-    def of(self, rows: IntArray) -> RowGroups:
+    def of(self, rows: NDArray) -> RowGroups:
         """Return the groups of some rows; labels stay."""
-        return RowGroups(labels=self.labels, codes=self.codes[rows])
+        return RowGroups(labels=self.labels, codes=taken(self.codes, rows))
 
 
 def read_groups(datasets: Sequence[Dataset], name: str) -> RowGroups:
@@ -42,9 +43,8 @@ def read_groups(datasets: Sequence[Dataset], name: str) -> RowGroups:
     parts = [_categorical(dataset.column(name)) for dataset in datasets]
     table, maps = joined_categories(parts)
     by_text = {text: number for number, text in enumerate(dict.fromkeys(map(str, table)))}
-    same = np.array([*(by_text[str(held)] for held in table), -1], dtype=code_dtype(len(by_text)))
-    codes = [same[to][np.asarray(part.codes)] for part, to in zip(parts, maps, strict=True)]
-    return RowGroups(labels=tuple(by_text), codes=np.concatenate(codes))
+    same = np.array([*(by_text[str(held)] for held in table), -1], dtype=np.int64)
+    return RowGroups(labels=tuple(by_text), codes=joined_codes(parts, [same[to] for to in maps], len(by_text)))
 
 
 def _categorical(part: Any) -> Any:
