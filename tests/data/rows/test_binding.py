@@ -168,3 +168,5 @@ def test_options_that_are_nobodys(collection):
         Loader(source, order=Order(source, batch_size=8), threads=2, device=None)
     with pytest.raises(ConfigError, match="a RowSource reads matrices, obs, dense, genes, dtype, rows; got genesis"):
         source.reading(genesis=1)
+    with pytest.raises(ConfigError, match=r"part = collection.subset\(rows\)"):
+        Loader(collection, order=Order(collection, batch_size=8), rows=[1], device=None)

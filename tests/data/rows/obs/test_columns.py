@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from rankwise.data.rows.datasets import Dataset
-from rankwise.data.rows.obs import read_column, read_groups
+from rankwise.data.rows.obs import columns, read_column, read_groups
 from rankwise.data.store import BoxReader
 from rankwise.errors import ConfigError
 from rankwise.testing.small_rows import write_anndata
@@ -23,7 +23,11 @@ def table(kinds, categories, *, seed=0):
             "many": np.arange(num, dtype="i2" if seed else "i8"),
             "sick": np.arange(num) % 2 == 0,
             "free": [f"text {seed} {row}" for row in range(num)],
-            "maybe": pd.array([1, None, *range(2, num)], dtype="Int64"),
+            "maybe": pd.array([1, None, *range(2, num)], dtype="Int64" if seed else "Int16"),
+            "small": pd.array([None, *range(1, num)], dtype="UInt8"),
+            "yes": pd.array([True, None, *[False] * (num - 2)], dtype="boolean"),
+            "text": ["z", "b", "b", "a"][:num] if not seed else pd.Categorical(["q", "a", "b"]),
+            "gaps": pd.array(["x", None, *["y"] * (num - 2)], dtype="string"),
             "whole": pd.array(range(num), dtype="Int32"),
             "mixed": pd.Categorical(kinds) if seed else np.arange(num),
         },
@@ -66,11 +70,30 @@ def test_numbers_as_they_are(datasets, name, dtype):
     assert taken(column, [5, 0, 3]).tolist() == wanted[[5, 0, 3]].tolist()
 
 
+def test_text_is_a_category(datasets, monkeypatch):
+    """Few different texts are codes of one table, with categories of other stores; missing ones are -1."""
+    text, gaps = read_column(datasets, "text"), read_column(datasets, "gaps")
+    assert (text.categories, gaps.categories) == (("a", "b", "z", "q"), ("x", "y"))
+    assert taken(text, range(7)).tolist() == [2, 1, 1, 0, 3, 0, 1]
+    assert taken(gaps, range(7)).tolist() == [0, -1, 1, 1, 0, -1, 1]
+    monkeypatch.setattr(columns, "_MOST_TEXTS", 3)
+    with pytest.raises(ConfigError, match=r"column 'free' of .* holds 4 different texts or objects, not numbers"):
+        read_column(datasets, "free")
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("maybe", "f8"), ("small", "f4"), ("yes", "f4")])
+def test_numbers_that_are_missing(datasets, name, dtype):
+    """Whole numbers and truth values with gaps are floats with NaN, wide enough for all datasets."""
+    column = read_column(datasets, name)
+    wanted = np.concatenate([d.obs([name])[name].to_numpy(dtype="f8", na_value=np.nan) for d in datasets])
+    assert column.spec.dtype == np.dtype(dtype)
+    np.testing.assert_array_equal(taken(column, range(7)), wanted)
+    assert np.isnan(wanted).sum() == 2
+
+
 def test_what_batches_cannot_hold(datasets):
-    """Text, whole numbers that are missing, mixed kinds, columns that are not there: each with its mend."""
+    """Mixed kinds, columns that are not there: each with its mend."""
     for name, said in (
-        ("free", "not numbers: make it a category"),
-        ("maybe", "1 values of the obs column 'maybe' of .* are missing"),
         ("mixed", "a category in some datasets, but not in .*0.zarr"),
         ("other", "has no obs columns 'other'"),
     ):

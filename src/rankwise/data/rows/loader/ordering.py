@@ -14,17 +14,17 @@ _OF_SAMPLERS = (
     "batch_sampler", "chunk_size", "preload_nchunks", "shuffle", "return_index", "batch_size", "preload_to_gpu",
     "drop_last", "rng",
 )  # fmt: skip
-_OF_SOURCES = ("matrices", "obs", "genes", "dense", "dtype", "rows", "cache", "threads")
+_OF_SOURCES = ("matrices", "obs", "genes", "dense", "dtype", "cache", "threads")
 
 
-def make_ordered(rows: Any, *, order: Any, to: Any, **options: Any) -> OrderedLoader:
+def make_ordered(collection: Any, /, *, order: Any, to: Any, **options: Any) -> OrderedLoader:
     """Return a loader of rows in an order.
 
     Args:
-        rows: what the order was made of: a collection, its place, a list of these, or a `RowSource`.
+        collection: what the order was made of: a collection, its place, a list of these, or a `RowSource`.
         order: which rows form which step.
         to: None or "torch"; with "jax" or for NumPy and SciPy pass device=None.
-        **options: of `OrderedLoader`, and of `RowSource`: `matrices`, `obs`, `genes`, `dense`, `dtype`, `rows`, `cache`
+        **options: of `OrderedLoader`, and of `RowSource`: `matrices`, `obs`, `genes`, `dense`, `dtype`, `cache`
             and `threads`.
 
     Raises:
@@ -38,5 +38,10 @@ def make_ordered(rows: Any, *, order: Any, to: Any, **options: Any) -> OrderedLo
         )
     if to not in (None, "torch"):
         raise ConfigError(f"with order= rows come as torch's tensors, or with device=None as NumPy's; got to={to!r}")
+    if "rows" in options:
+        raise ConfigError(
+            "some of the rows are chosen once for order and loader: part = collection.subset(rows) (or "
+            "RowSource(path).subset(rows)), Order(part, ...), Loader(part, order=...)"
+        )
     chosen = {name: options.pop(name) for name in _OF_SOURCES if name in options}
-    return OrderedLoader(open_rows(rows, **chosen), order=order, **options)
+    return OrderedLoader(open_rows(collection, **chosen), order=order, **options)

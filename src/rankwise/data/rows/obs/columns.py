@@ -16,6 +16,7 @@ from rankwise.errors import ConfigError
 __all__ = ["ObsColumn", "is_categorical", "joined_categories", "joined_codes", "read_column"]
 
 _CODE = np.dtype(np.int32)
+_MOST_TEXTS = 10_000  # more are names of rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -42,13 +43,15 @@ class ObsColumn:
 def read_column(datasets: Sequence[Dataset], name: str) -> ObsColumn:
     """Read a column of all datasets.
 
-    Categories come in the order of the first dataset; those that only later ones have follow.
+    Text counts as categories, sorted, if its different values are few. Categories come in the order of the first
+    dataset; those that only later ones have follow. Whole numbers and truth values of which some are missing come as
+    floats, those as NaN: float32 where it holds all of them (up to 16 bits), else float64.
 
     Raises:
-        ConfigError: there is no such column, it is text, or its kind differs from dataset to dataset.
+        ConfigError: there is no such column, its texts are too many, or its kind differs from dataset to dataset.
         DataError: it cannot be read.
     """
-    parts = [dataset.column(name) for dataset in datasets]
+    parts = [_coded_text(name, dataset.column(name), dataset) for dataset in datasets]
     categorical = [is_categorical(part) for part in parts]
     if any(categorical) and not all(categorical):
         odd = datasets[categorical.index(False)]
@@ -110,6 +113,22 @@ def _coded(name: str, parts: Sequence[Any]) -> ObsColumn:
     return ObsColumn(name=name, spec=spec, categories=table, values=joined_codes(parts, maps, len(table)))
 
 
+def _coded_text(name: str, part: Any, dataset: Dataset) -> Any:
+    """A column as it is, text as categories."""
+    import pandas as pd
+
+    if is_categorical(part) or not (part.dtype.kind in "OTU" or pd.api.types.is_string_dtype(part.dtype)):
+        return part
+    found = pd.Categorical(part)
+    if len(found.categories) > _MOST_TEXTS or not all(isinstance(held, str) for held in found.categories):
+        raise ConfigError(
+            f"the obs column {name!r} of {dataset.place} holds {len(found.categories)} different texts or objects, not "
+            f"numbers: what names single rows cannot be in a batch (batch.ids say which they are); make other columns "
+            f"a category (adata.obs[{name!r}].astype('category')) and write the store again"
+        )
+    return found
+
+
 def _numbers(name: str, part: Any, dataset: Dataset) -> NDArray:
     if isinstance(part, np.ndarray) and part.dtype.kind in "biuf":
         return part
@@ -119,11 +138,10 @@ def _numbers(name: str, part: Any, dataset: Dataset) -> NDArray:
             f"the obs column {name!r} of {dataset.place} holds {part.dtype}, not numbers: make it a category "
             f"(adata.obs[{name!r}].astype('category')) and write the store again"
         )
-    missing = int(part.isna().sum())
-    if missing and np.dtype(wanted).kind != "f":
-        raise ConfigError(
-            f"{missing} values of the obs column {name!r} of {dataset.place} are missing; in a batch only floats and "
-            f"categories can say so, it holds {part.dtype}: fill them, or store it as one of these"
-        )
-    numbers: NDArray = part.to_numpy(dtype=wanted, na_value=np.nan) if missing else part.to_numpy(dtype=wanted)
-    return numbers
+    wanted = np.dtype(wanted)
+    if not part.isna().any():
+        numbers: NDArray = part.to_numpy(dtype=wanted)
+        return numbers
+    wanted = wanted if wanted.kind == "f" else np.result_type(wanted, np.float32)
+    with_gaps: NDArray = part.to_numpy(dtype=wanted, na_value=np.nan)
+    return with_gaps
