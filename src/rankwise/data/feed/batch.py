@@ -34,13 +34,23 @@ class FeedBatch(ShareView):
         give_back: Callable[[Any], None],
         num_lost: int = 0,
         may_skip: bool = False,
+        weights: Any = None,
     ) -> None:
         super().__init__(share, num_lost=num_lost, may_skip=may_skip)
+        self._weights = weights
         self._fields: dict[str, Any] | None = fields
         self._give_back: Callable[[Any], None] | None = give_back
 
     def __repr__(self) -> str:
         return self._described("released" if self._fields is None else ", ".join(self._fields))
+
+    @property
+    def weights(self) -> Any:
+        """1 for each row of the fields that is a sample, 0 for padding: float32 [rows].
+
+        A NumPy array; where fields are global arrays of JAX another of these, sharded as they are.
+        """
+        return super().weights if self._weights is None else self._weights
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -93,7 +103,14 @@ class FeedBatch(ShareView):
         return self._again(fields, give_back=give_back or _keep)
 
     def _again(self, fields: dict[str, Any], *, give_back: Callable[[Any], None]) -> FeedBatch:
-        return FeedBatch(self._share, fields, num_lost=self._num_lost, may_skip=self._may_skip, give_back=give_back)
+        return FeedBatch(
+            self._share,
+            fields,
+            num_lost=self._num_lost,
+            may_skip=self._may_skip,
+            give_back=give_back,
+            weights=self._weights,
+        )
 
     def release(self, event: Any = None) -> None:
         """Give the memory back: at once, or when `event` has happened. Calling it twice is fine.

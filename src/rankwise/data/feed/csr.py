@@ -62,7 +62,9 @@ def csr_parts(field: Any) -> tuple[Any, ...] | None:
 
 
 def copied_field(field: Any) -> Any:
-    """Return a field with memory of its own."""
+    """Return a field with memory of its own; arrays of JAX have it from the beginning."""
+    if hasattr(field, "addressable_data"):
+        return field
     if hasattr(field, "clone"):
         return field.clone()
     return field.copy() if hasattr(field, "copy") else field

@@ -13,12 +13,14 @@ from rankwise.data.feed.buffer import BufferPool, HostBuffer
 from rankwise.data.feed.cursor import Cursor, CursorLoader, check_fits
 from rankwise.data.feed.done import done_of
 from rankwise.data.feed.place import Placer, make_placer
+from rankwise.data.feed.place_jax import is_jax_target, make_jax_placer
 from rankwise.data.feed.reader import ReadAhead, ReadBatch, ReadStep, StepReader
 from rankwise.data.feed.skipping import OnBadSample, SkipBudget
 from rankwise.data.feed.transform import SampleTransform, Transform
 from rankwise.errors import ConfigError
 
 if TYPE_CHECKING:
+    import jax
     import torch
 
 __all__ = ["BatchTransform", "FeedLoader", "LoaderStats"]
@@ -68,7 +70,8 @@ class FeedLoader(CursorLoader):
         rank: this rank.
         world_size: number of ranks.
         micro_batch: most samples of this rank in one batch; None = its whole share at once.
-        device: where tensors go, e.g. ``"cuda:0"``; None gives NumPy arrays.
+        device: where tensors go, e.g. ``"cuda:0"``; None gives NumPy arrays, ``"jax"`` JAX arrays of this process, a
+            ``jax.sharding.Sharding`` global ones: padded to one shape, ``batch.weights`` telling which rows are real.
         depth: steps that may lie ready, at least 0; 0 reads in the calling thread, which suits a debugger.
         transform: ``transform(fields, key) -> fields`` for one sample on the reader thread; gets a dict of NumPy
             arrays that it may change, and the sample's key, an int that is the same at any world size.
@@ -83,7 +86,7 @@ class FeedLoader(CursorLoader):
 
     Raises:
         ConfigError: an argument is out of range, or there is no such field.
-        MissingExtraError: a device was asked for and torch is not installed.
+        MissingExtraError: a device was asked for and torch, or JAX, is not installed.
     """
 
     def __init__(
@@ -94,7 +97,7 @@ class FeedLoader(CursorLoader):
         rank: int = 0,
         world_size: int = 1,
         micro_batch: int | None = None,
-        device: str | torch.device | None = None,
+        device: str | torch.device | jax.sharding.Sharding | None = None,
         depth: int = 2,
         transform: Transform | None = None,
         batch_transform: BatchTransform | None = None,
@@ -108,7 +111,7 @@ class FeedLoader(CursorLoader):
         check_fits(order, num_samples=source.num_samples, fingerprint=source.fingerprint)
         self.source = source if fields is None else _select(source, fields)
         super().__init__(Cursor(order, rank=rank, world_size=world_size, micro_batch=micro_batch))
-        self._placer: Placer = make_placer(device)
+        self._placer = self._choose_placer(device, order, world_size, micro_batch)
         self._depth = depth
         self._transform = transform
         self._batch_transform = batch_transform
@@ -120,6 +123,12 @@ class FeedLoader(CursorLoader):
         self._stats = LoaderStats()
         self._budget = SkipBudget(on_bad_sample)
         _check_ragged(self.source, transform)
+
+    def _choose_placer(self, device: Any, order: Order, world_size: int, micro_batch: int | None) -> Placer:
+        if not is_jax_target(device):
+            return make_placer(device)
+        fields = self.source.fields
+        return make_jax_placer(device, order=order, world_size=world_size, micro_batch=micro_batch, fields=fields)
 
     @property
     def stats(self) -> LoaderStats:
@@ -215,7 +224,12 @@ class FeedLoader(CursorLoader):
                 pool.give_back(read.buffer)
 
         batch = FeedBatch(
-            read.share, fields, num_lost=read.num_lost, may_skip=self._budget.may_skip, give_back=give_back
+            read.share,
+            fields,
+            num_lost=read.num_lost,
+            may_skip=self._budget.may_skip,
+            give_back=give_back,
+            weights=self._placer.weights(read.share),
         )
         if self._batch_transform is None:
             return batch

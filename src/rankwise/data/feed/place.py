@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from rankwise.data.contract import IntArray, NDArray
+from rankwise.data.contract import IntArray, NDArray, Share
 from rankwise.data.feed.csr import csr_parts, quiet_csr, scipy_csr, torch_csr
 from rankwise.data.feed.done import Done
 from rankwise.errors import ConfigError, MissingExtraError
@@ -75,6 +75,10 @@ class Placer(Protocol):
         """Return sample keys, int64[B], where the fields are."""
         ...
 
+    def weights(self, share: Share) -> Any:
+        """Return the weights of the samples where fields are padded; None where they are as long as the share."""
+        ...
+
 
 def make_placer(device: str | torch.device | None) -> Placer:
     """Return the placer of a device; None = NumPy arrays.
@@ -116,7 +120,12 @@ def _fields(
     return fields
 
 
-class _NumpyPlacer:
+class _Unpadded:
+    def weights(self, _share: Share) -> None:
+        return None
+
+
+class _NumpyPlacer(_Unpadded):
     pinned = False
     shares_memory = True
 
@@ -145,7 +154,7 @@ def _tensor(name: str, array: NDArray) -> torch.Tensor:
         ) from error
 
 
-class _TensorPlacer:
+class _TensorPlacer(_Unpadded):
     pinned = False
     shares_memory = True
 
@@ -159,7 +168,7 @@ class _TensorPlacer:
         return _tensor("key", keys)
 
 
-class _CopyPlacer:
+class _CopyPlacer(_Unpadded):
     """For devices without streams of their own here (MPS, XPU, ...): a blocking copy on the reader thread."""
 
     pinned = False
@@ -178,7 +187,7 @@ class _CopyPlacer:
         return _tensor("key", keys).to(self._device)
 
 
-class _CudaPlacer:
+class _CudaPlacer(_Unpadded):
     """Copies from page-locked memory on a stream of its own; the consumer's stream waits for the copy, not the host."""
 
     pinned = True

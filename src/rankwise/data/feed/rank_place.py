@@ -6,7 +6,10 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from rankwise.data.feed.place_jax import is_jax_target
+
 if TYPE_CHECKING:
+    import jax
     import torch
 
     from rankwise.world import World
@@ -16,19 +19,19 @@ __all__ = ["RankPlace", "find_place"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPlace:
-    """A rank among how many, and its device (None = NumPy arrays)."""
+    """A rank among how many, and where its batches go (None = NumPy arrays)."""
 
     rank: int
     world_size: int
-    device: str | torch.device | None
+    device: str | torch.device | jax.sharding.Sharding | None
 
 
-def find_place(world: World | None, device: str | torch.device | None) -> RankPlace:
+def find_place(world: World | None, device: str | torch.device | jax.sharding.Sharding | None) -> RankPlace:
     """Return the place of a loader.
 
     Args:
         world: the world; None = the current one. Without torch, and without `World.init_jax`, there is one rank.
-        device: "auto" = the world's device; in a JAX program, whose device is not torch's, NumPy arrays.
+        device: "auto" = the world's device (in a JAX program NumPy arrays); all else is taken as it is.
 
     Raises:
         MissingExtraError: a device was asked for and torch is not installed.
@@ -36,8 +39,8 @@ def find_place(world: World | None, device: str | torch.device | None) -> RankPl
     if world is None:
         from rankwise.world.adopt import current_world, known_world
 
-        if device is None and find_spec("torch") is None and known_world() is None:
-            return RankPlace(rank=0, world_size=1, device=None)
+        if (device is None or is_jax_target(device)) and find_spec("torch") is None and known_world() is None:
+            return RankPlace(rank=0, world_size=1, device=device)
         world = current_world()
     own = None if getattr(world, "backend", "") == "jax" else world.device
     chosen = own if isinstance(device, str) and device == "auto" else device

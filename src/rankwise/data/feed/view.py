@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from rankwise.data.contract import IntArray, OrderState, Share, sample_keys
@@ -44,6 +46,12 @@ class ShareView:
         """Real samples that arrived: neither padding nor skipped."""
         weights = self._share.weights
         return len(self.ids) if weights is None else int(np.count_nonzero(weights))
+
+    @property
+    def weights(self) -> Any:
+        """float32[B]: 1 for each sample, 0 for padding."""
+        weights = self._share.weights
+        return np.ones(len(self.ids), np.float32) if weights is None else weights.astype(np.float32)
 
     @property
     def num_lost(self) -> int:

@@ -1,4 +1,4 @@
-"""What is usually done to counts, on whole batches: sparse or dense, of torch or of NumPy and SciPy."""
+"""What is usually done to counts, on whole batches: sparse or dense, of torch, of NumPy and SciPy, or of JAX."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 
 from rankwise.data.contract import NDArray
 from rankwise.data.feed.csr import csr_parts, scipy_csr, torch_csr
+from rankwise.data.rows.transforms_jax import jax_normalized
 
 if TYPE_CHECKING:
     import torch
@@ -31,12 +32,15 @@ def log1p_normalized(counts: Any, *, total: float) -> Any:
     is that of these genes.
 
     Args:
-        counts: [B, genes], a matrix of torch, NumPy or SciPy (CSR); floats stay what they are, others become float32.
+        counts: [B, genes], a matrix of torch, NumPy, SciPy (CSR) or JAX (BCSR); floats stay what they are, others
+            become float32.
         total: what rows add up to before the logarithm.
 
     Returns:
         A matrix of the same kind; of a sparse one columns and row pointers are shared.
     """
+    if type(counts).__module__.partition(".")[0] in ("jax", "jaxlib"):
+        return jax_normalized(counts, total)
     parts = csr_parts(counts)
     if hasattr(counts, "layout"):
         return _torch_dense(counts, total) if parts is None else _torch_sparse(parts, counts.shape[1], total)

@@ -140,7 +140,7 @@ def _torch_loader(dataset: KeyedDataset, requests: Requests, **options: Any) -> 
     return DataLoader(dataset, batch_sampler=requests, generator=generator, **options)  # type: ignore[arg-type]
 
 
-def _is_cuda(device: str | torch.device | None) -> bool:
+def _is_cuda(device: Any) -> bool:
     return device is not None and str(device).startswith("cuda")
 
 

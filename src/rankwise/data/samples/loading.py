@@ -11,6 +11,7 @@ from rankwise.data.feed.advice import warn_small_cache
 from rankwise.data.feed.rank_place import find_place
 
 if TYPE_CHECKING:
+    import jax
     import torch
 
     from rankwise.world import World
@@ -25,7 +26,8 @@ class SampleLoader(FeedLoader):
         source: samples by index, such as an `ArraySource`.
         order: which samples form which step; its batch size is that of all ranks together.
         micro_batch: most samples of this rank in one batch; None = its whole share at once.
-        device: "auto" = the world's device, any torch device, or None for NumPy arrays.
+        device: "auto" = the world's device, any torch device, or None for NumPy arrays; ``"jax"`` or a
+            ``jax.sharding.Sharding`` as `FeedLoader` says.
         world: the world; None = `World.current()`.
         depth: steps that may lie ready; 0 reads in the calling thread.
         transform: ``transform(fields, key) -> fields`` for one sample, on the reader thread.
@@ -44,7 +46,7 @@ class SampleLoader(FeedLoader):
         *,
         order: Order,
         micro_batch: int | None = None,
-        device: str | torch.device | None = "auto",
+        device: str | torch.device | jax.sharding.Sharding | None = "auto",
         world: World | None = None,
         depth: int = 2,
         transform: Transform | None = None,

@@ -349,8 +349,8 @@ def test_with_an_order(tmp_path):
             np.testing.assert_array_equal(dense(batch["X"]), made.X[np.asarray(batch["n"])].toarray())
     with pytest.raises(ValueError, match="Cannot specify batch_size with order="):
         Loader(source, order=order, batch_size=4)
-    with pytest.raises(ValueError, match="got to='jax'"):
-        Loader(source, order=order, to="jax")
+    with pytest.raises(ValueError, match="got 'cupy'"):
+        Loader(source, order=order, to="cupy")
 
 
 def test_rows_of_our_writer(tmp_path):

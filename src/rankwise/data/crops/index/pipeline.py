@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Sequence
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, Self, cast
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 from rankwise.data.contract import Batch, Order, Source
 from rankwise.data.crops.budget import Caps
@@ -21,12 +21,14 @@ from rankwise.data.crops.index.source import CropSource
 from rankwise.data.crops.numa import NumaStrategy, chosen_strategy, cores_here, pin_thread
 from rankwise.data.crops.pipeline import Pipeline
 from rankwise.data.feed import BatchTransform, FeedLoader, Transform
+from rankwise.data.feed.place_jax import is_jax_target
 from rankwise.data.store.cache import DEFAULT_CACHE_BYTES, ChunkCache
 from rankwise.data.store.files import say_few_handles, system_file_limit
 from rankwise.data.store.remote import RemoteOptions
 from rankwise.errors import ConfigError
 
 if TYPE_CHECKING:
+    import jax
     import torch
 
     from rankwise.world import World
@@ -49,7 +51,8 @@ class IndexPipeline(FeedLoader):
         index: the crops.
         order: which crops form which step, ``Order(index, batch_size=...)``; its batch size is that of all ranks.
         micro_batch: most crops of this rank in one batch; None = its whole share at once.
-        device: "auto" = the world's device, any torch device, or None for NumPy arrays.
+        device: "auto" = the world's device, any torch device, or None for NumPy arrays; ``"jax"`` or a
+            ``jax.sharding.Sharding`` as `FeedLoader` says.
         world: the world; None = `World.current()`.
         depth: steps that may lie ready; 0 reads in the calling thread.
         transform: ``transform(fields, key) -> fields`` for one crop, on the reader thread.
@@ -83,7 +86,7 @@ class IndexPipeline(FeedLoader):
         *,
         order: Order,
         micro_batch: int | None = None,
-        device: str | torch.device | None = "auto",
+        device: str | torch.device | jax.sharding.Sharding | None = "auto",
         world: World | None = None,
         depth: int = 2,
         transform: Transform | None = None,
@@ -100,7 +103,8 @@ class IndexPipeline(FeedLoader):
     ) -> None:
         if not isinstance(index, CropIndex):
             raise ConfigError(f"an ordered pipeline takes a CropIndex, got {type(index).__name__}")
-        place = place_in_world(device, world)
+        target: Any = device if is_jax_target(device) else None
+        place = place_in_world(cast("Any", device) if target is None else None, world)
         caps = Caps.of(place, max_gpu_memory_bytes=max_gpu_memory_bytes, max_host_memory_bytes=max_host_memory_bytes)
         cores = cores_here(*chosen_strategy(numa_strategy, numa_node), device_node=place.numa_node)
         self.index = index
@@ -111,7 +115,7 @@ class IndexPipeline(FeedLoader):
             rank=place.rank,
             world_size=place.world_size,
             micro_batch=micro_batch,
-            device=place.device,
+            device=place.device if target is None else target,
             depth=depth,
             transform=transform,
             batch_transform=batch_transform,

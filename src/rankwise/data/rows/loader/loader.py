@@ -48,6 +48,8 @@ class Loader:
         order: an `Order` of the same `collection` instead of a sampler: the same global batches at every world size,
             and a position that can be saved. What comes back is an `OrderedLoader`, with its arguments and those of
             `RowSource` (`matrices`, `obs`, `genes`, `dense`, ...).
+        sharding: with an order and to="jax": ``jax.sharding.Sharding`` of global arrays of all ranks' rows; without,
+            arrays are each rank's own.
 
     Raises:
         ConfigError: arguments contradict each other, or cannot work here.
@@ -77,7 +79,13 @@ class Loader:
         to: Library | None = None,
         rng: Rng = None,
         order: None = None,  # noqa: ARG002  (with an order, __new__ makes another object; here for the signature)
+        sharding: Any = None,
     ) -> None:
+        if sharding is not None:
+            raise ConfigError(
+                "sharding= wants order=: batches of samplers are each rank's own, of lengths and in numbers that need "
+                "not agree; Loader(collection, order=Order(collection, batch_size=...), to='jax', sharding=...)"
+            )
         arguments = {
             "chunk_size": chunk_size, "preload_nchunks": preload_nchunks, "batch_size": batch_size,
             "drop_last": drop_last, "rng": rng, "shuffle": shuffle,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from rankwise.data.rows.loader.converting import check_library
 from rankwise.data.rows.opening import open_rows
 from rankwise.data.rows.ordered import OrderedLoader
 from rankwise.errors import ConfigError
@@ -17,13 +18,23 @@ _OF_SAMPLERS = (
 _OF_SOURCES = ("matrices", "obs", "genes", "dense", "dtype", "cache", "threads")
 
 
+def _jax_target(device: Any, sharding: Any) -> Any:
+    if not (isinstance(device, str) and device in ("auto", "jax")):
+        raise ConfigError(
+            f"to='jax' puts batches on JAX's default device or, with sharding=, on those of the sharding; got "
+            f"device={device!r}: leave it out"
+        )
+    return "jax" if sharding is None else sharding
+
+
 def make_ordered(collection: Any, /, *, order: Any, to: Any, **options: Any) -> OrderedLoader:
     """Return a loader of rows in an order.
 
     Args:
         collection: what the order was made of: a collection, its place, a list of these, or a `RowSource`.
         order: which rows form which step.
-        to: None or "torch"; with "jax" or for NumPy and SciPy pass device=None.
+        to: None or "torch" as `device` says, which is None for NumPy and SciPy; "jax" for JAX arrays, of this process
+            or with `sharding` global ones.
         **options: of `OrderedLoader`, and of `RowSource`: `matrices`, `obs`, `genes`, `dense`, `dtype`, `cache`
             and `threads`.
 
@@ -36,8 +47,11 @@ def make_ordered(collection: Any, /, *, order: Any, to: Any, **options: Any) -> 
             f"Cannot specify {', '.join(passed)} with order=: the order decides which rows form a batch (its "
             "batch_size is that of all ranks together, a sampler's that of one rank); leave one of them out"
         )
-    if to not in (None, "torch"):
-        raise ConfigError(f"with order= rows come as torch's tensors, or with device=None as NumPy's; got to={to!r}")
+    check_library(to)
+    if to == "jax":
+        options["device"] = _jax_target(options.get("device", "auto"), options.pop("sharding", None))
+    elif options.pop("sharding", None) is not None:
+        raise ConfigError("sharding= is for JAX arrays: pass to='jax' with it")
     if "rows" in options:
         raise ConfigError(
             "some of the rows are chosen once for order and loader: part = collection.subset(rows) (or "

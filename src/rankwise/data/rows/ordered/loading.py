@@ -14,6 +14,7 @@ from rankwise.data.rows.binding import bound_rows
 from rankwise.data.rows.source import RowSource
 
 if TYPE_CHECKING:
+    import jax
     import torch
 
     from rankwise.world import World
@@ -25,13 +26,15 @@ class OrderedLoader(FeedLoader):
     """A `FeedLoader` of rows that takes rank, world size and device from the world.
 
     ``batch["X"]`` is a ``torch.sparse_csr`` tensor where rows are sparse, SciPy's ``csr_matrix`` with ``device=None``;
-    it lies in the loader's memory until the next step, like every field.
+    it lies in the loader's memory until the next step, like every field. With JAX it is a ``BCSR`` matrix, with as many
+    stored elements as a few sizes allow, and all fields have memory of their own.
 
     Args:
         rows: the rows.
         order: which rows form which step, and whether they are drawn; its batch size is that of all ranks together.
         micro_batch: most rows of this rank in one batch; None = its whole share at once.
-        device: "auto" = the world's device, any torch device, or None for NumPy and SciPy.
+        device: "auto" = the world's device, any torch device, or None for NumPy and SciPy; ``"jax"`` or a
+            ``jax.sharding.Sharding`` as `FeedLoader` says.
         world: the world; None = `World.current()`.
         depth: steps that may lie ready; 0 reads in the calling thread.
         transform: ``transform(fields, key) -> fields`` for one row as NumPy arrays, on the reader thread; rows must be
@@ -51,7 +54,7 @@ class OrderedLoader(FeedLoader):
         *,
         order: Order,
         micro_batch: int | None = None,
-        device: str | torch.device | None = "auto",
+        device: str | torch.device | jax.sharding.Sharding | None = "auto",
         world: World | None = None,
         depth: int = 2,
         transform: Transform | None = None,

@@ -1,0 +1,172 @@
+"""Batches as JAX arrays: this process's own, or parts of global arrays that are sharded over all processes."""
+
+from __future__ import annotations
+
+import logging
+import math
+import sys
+from collections.abc import Iterable, Mapping
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+
+from rankwise.data.contract import FieldSpec, IntArray, NDArray, Order, Share
+from rankwise.data.feed.allocating import allocate_bytes
+from rankwise.data.feed.global_rows import ShardRows, shard_rows
+from rankwise.data.feed.place import PlaceableBuffer, Placed
+from rankwise.errors import ConfigError, MissingExtraError
+
+__all__ = ["JaxPlacer", "is_jax_target", "make_jax_placer"]
+
+_LOG = logging.getLogger("rankwise.feed")
+_NONE: Mapping[str, int] = {}
+_MOST_STEPS = 4  # sizes of sparse batches between two powers of two
+
+
+def is_jax_target(device: Any) -> bool:
+    """Whether batches shall be JAX arrays: ``"jax"``, or a ``jax.sharding.Sharding``. Loads nothing."""
+    if isinstance(device, str):
+        return device == "jax"
+    jax = sys.modules.get("jax")
+    return jax is not None and isinstance(device, jax.sharding.Sharding)
+
+
+def make_jax_placer(
+    target: Any,
+    *,
+    order: Order,
+    world_size: int,
+    micro_batch: int | None,
+    fields: Mapping[str, FieldSpec],
+) -> JaxPlacer:
+    """Return the placer of a loader.
+
+    Args:
+        target: see `is_jax_target`.
+        order: of the loader; its batch size says how large batches get.
+        world_size: ranks of the loader.
+        micro_batch: most samples of a rank in one batch, or None.
+        fields: what the source has.
+
+    Raises:
+        MissingExtraError: JAX is not installed.
+        ConfigError: the sharding does not give each rank its part of a batch, or a field is sparse and cannot be
+            sharded.
+    """
+    if find_spec("jax") is None:
+        raise MissingExtraError("batches of JAX arrays need jax: pip install 'rankwise[jax]'")
+    if isinstance(target, str):
+        return JaxPlacer(None)
+    ragged = [name for name, spec in fields.items() if spec.ragged]
+    if ragged:
+        raise ConfigError(
+            f"{', '.join(map(repr, ragged))} is sparse, and global arrays of JAX are dense: take dense rows "
+            "(RowSource(..., dense=True) or genes=[...]), leave it out with fields=, or leave the sharding out and get "
+            "each rank's rows as a BCSR matrix"
+        )
+    return JaxPlacer(shard_rows(target, order, world_size=world_size, micro_batch=micro_batch))
+
+
+class JaxPlacer:
+    """Copies fields into memory of their own, which JAX takes over; nothing else writes there, so nobody waits.
+
+    Args:
+        rows: how batches lie over the processes; None = arrays of this process, as long as its share.
+    """
+
+    pinned = False
+    shares_memory = False
+
+    def __init__(self, rows: ShardRows | None) -> None:
+        self._rows = rows
+        self._said: set[str] = set()
+
+    def place(self, buffer: PlaceableBuffer, names: Iterable[str], num_cols: Mapping[str, int] = _NONE) -> Placed:
+        """Return the fields of a buffer as JAX arrays, a sparse one as a BCSR matrix."""
+        fields = {}
+        for name in names:
+            arrays = tuple(self._held(name, array) for array in buffer.arrays(name))
+            fields[name] = self._array(arrays[0]) if len(arrays) == 1 else _bcsr(arrays, num_cols[name])
+        return Placed(fields)
+
+    def receive(self, placed: Placed) -> dict[str, Any]:
+        """Return the fields."""
+        return placed.fields
+
+    def keys(self, keys: IntArray) -> Any:
+        """Return sample keys as uint32[B, 2]: the data of JAX's keys, for ``jax.random.wrap_key_data``."""
+        words = keys.astype(np.int64).view(np.uint64)
+        return self._array(np.stack([words >> np.uint64(32), words & np.uint64(0xFFFFFFFF)], axis=1).astype(np.uint32))
+
+    def weights(self, share: Share) -> Any:
+        """Return float32 [rows], 1 for a sample and 0 for padding, sharded as the fields are; None without sharding."""
+        if self._rows is None:
+            return None
+        weights = np.ones(share.num_samples) if share.weights is None else share.weights
+        return self._array(weights.astype(np.float32))
+
+    def _array(self, array: NDArray) -> Any:
+        import jax
+
+        if self._rows is None:
+            return jax.device_put(_owned(array, len(array)))
+        return self._rows.global_array(_owned(array, self._rows.num_rows))
+
+    def _held(self, name: str, array: NDArray) -> NDArray:
+        """Refuse what JAX cannot hold, and narrow 64 bits as JAX would, but not in silence."""
+        import jax
+
+        if array.dtype.kind not in "biufcV" or array.dtype.names is not None:
+            raise ConfigError(
+                f"field {name!r} has dtype {array.dtype}, which JAX cannot hold: leave it out with fields=, or turn it "
+                "into numbers with transform="
+            )
+        half = np.dtype(jax.dtypes.canonicalize_dtype(array.dtype))
+        if half == array.dtype:
+            return array
+        if array.dtype.kind in "iu":
+            _check_range(name, array, half)
+        elif name not in self._said:
+            self._said.add(name)
+            _LOG.warning(
+                "field %r is %s and comes as %s, as JAX is set: jax.config.update('jax_enable_x64', True) keeps it",
+                name, array.dtype, half,
+            )  # fmt: skip
+        return array.astype(half)
+
+
+def _check_range(name: str, array: NDArray, half: np.dtype[Any]) -> None:
+    ends = np.iinfo(half)
+    if len(array) and array.size and not (array.min() >= ends.min and array.max() <= ends.max):
+        raise ConfigError(
+            f"field {name!r} holds {array.dtype} beyond the range of {half} (from {array.min()} to {array.max()}), and "
+            "JAX is set to 32 bits: jax.config.update('jax_enable_x64', True), or leave the field out with fields="
+        )
+
+
+def _owned(array: NDArray, num_rows: int) -> NDArray:
+    """Return a copy that is aligned so that XLA takes it as it is, filled up with zeros to `num_rows`."""
+    row_bytes = math.prod(array.shape[1:]) * array.dtype.itemsize
+    copy = allocate_bytes(num_rows * row_bytes, pinned=False).view(array.dtype).reshape(num_rows, *array.shape[1:])
+    copy[: len(array)] = array
+    copy[len(array) :] = 0
+    return copy
+
+
+def _bcsr(parts: tuple[NDArray, ...], num_cols: int) -> Any:
+    """Return a BCSR matrix whose number of stored elements is rounded up, so that few sizes have to be compiled."""
+    import jax
+    from jax.experimental.sparse import BCSR
+
+    data, indices, indptr = parts
+    size = _rounded(len(data))
+    arrays = (jax.device_put(_owned(data, size)), jax.device_put(_owned(indices, size)))
+    shape = (len(indptr) - 1, num_cols)
+    return BCSR((*arrays, jax.device_put(_owned(indptr, len(indptr)))), shape=shape)
+
+
+def _rounded(count: int) -> int:
+    """Return the next of 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, ...: at most a quarter more."""
+    step = max(1, (1 << max(0, count - 1).bit_length()) // (2 * _MOST_STEPS))
+    return -(-max(1, count) // step) * step

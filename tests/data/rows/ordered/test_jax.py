@@ -1,0 +1,236 @@
+"""Rows as JAX arrays: global ones on two processes of two devices each, as `rankwise run` starts them."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from scipy.sparse import csr_matrix
+
+from rankwise.data.order import Order
+from rankwise.data.rows import Loader, RowSource, log1p_cpm
+from rankwise.errors import ConfigError
+from rankwise.testing.row_stores import make_stores
+
+jax = pytest.importorskip("jax")
+
+BATCH = 10
+
+SCRIPT = """
+import json, os, sys
+from pathlib import Path
+import jax
+jax.config.update("jax_num_cpu_devices", 2)
+import rankwise
+
+world = rankwise.World.init_jax(timeout=60)
+import numpy as np
+import zarr
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+from rankwise.data.crops import CropIndex, Pipeline
+from rankwise.data.rows import Loader, RowSource
+
+places, batch_size = json.loads(sys.argv[1]), int(sys.argv[2])
+rows = NamedSharding(Mesh(jax.devices(), ("data",)), P("data"))
+grid = NamedSharding(Mesh(np.array(jax.devices()).reshape(2, 2), ("data", "model")), P("data", "model"))
+said = {"devices": [jax.device_count(), jax.local_device_count()], "torch": "torch" in sys.modules}
+
+def mine(array):
+    # this process's rows, in the order of their place in the global array; copies on two devices count once
+    parts = {shard.index[0].indices(array.shape[0])[0]: np.asarray(shard.data) for shard in array.addressable_shards}
+    return np.concatenate([parts[start] for start in sorted(parts)])
+
+def source():
+    return RowSource(places, dense=True, matrices=("X", "obsm/pca"), obs=("n", "donor"), threads=1)
+
+@jax.jit
+def summed(x, n, weights):
+    return (x * weights[:, None]).sum(), (n * weights).sum(), weights.sum()
+
+def epoch(loader, steps=None):
+    seen = []
+    for number, batches in enumerate(loader):
+        for batch in batches:
+            seen.append(
+                {
+                    "step": number,
+                    "ids": batch.ids.tolist(),
+                    "shape": batch["X"].shape,
+                    "weights": mine(batch.weights).tolist(),
+                    "X": mine(batch["X"]).tolist(),
+                    "pca": mine(batch["obsm/pca"]).tolist(),
+                    "donor": mine(batch["donor"]).tolist(),
+                    "sums": [float(value) for value in summed(batch["X"], batch["n"], batch.weights)],
+                }
+            )
+        loader.mark_done(batches[-1].resume)
+        if number + 1 == steps:
+            break
+    return seen
+
+for name, micro in (("whole", None), ("micro", 3)):
+    order = rankwise.Order(source(), batch_size=batch_size)
+    with Loader(source(), order=order, to="jax", sharding=rows, micro_batch=micro) as loader:
+        said[name] = epoch(loader, steps=4 if name == "micro" else None)
+        said[name + " state"] = loader.state_dict()
+said["compiled"] = summed._cache_size()
+
+def refused(sharding):
+    try:
+        Loader(source(), order=order, to="jax", sharding=sharding)
+    except rankwise.RankwiseError as error:
+        return str(error)
+
+said["refused"] = [refused(NamedSharding(rows.mesh, P())), refused(NamedSharding(grid.mesh, P("model")))]
+
+few = RowSource(places, genes=list(range(10)), obs=("n",), threads=1)
+with Loader(few, order=rankwise.Order(few, batch_size=batch_size), to="jax", sharding=grid) as loader:
+    steps = iter(loader)
+    (batch,) = next(steps)
+    said["grid"] = [shard.data.shape for shard in batch["X"].addressable_shards]
+    said["grid sums"] = [float(value) for value in summed(batch["X"], batch["n"], batch.weights)]
+
+if world.is_main:
+    values = np.random.default_rng(0).integers(1, 1000, (12, 16, 16)).astype("uint16")
+    zarr.create_array("scan.zarr", data=values, chunks=(4, 8, 8))
+world.barrier()
+index = CropIndex("scan.zarr", shape=(4, 8, 8))
+with Pipeline(index, order=rankwise.Order(index, batch_size=5), device=rows) as pipeline:
+    total = sum(float(jax.jit(lambda x: x.astype("float32").sum())(batch["image"])) for (batch,) in pipeline)
+said["crops"] = [total, float(np.asarray(zarr.open_array("scan.zarr", mode="r")[:]).sum())]
+said["torch after"] = "torch" in sys.modules
+Path(f"said-{world.rank}.json").write_text(json.dumps(said))
+"""
+
+
+@pytest.fixture(scope="module")
+def held(tmp_path_factory):
+    return make_stores(tmp_path_factory.mktemp("stores"))
+
+
+@pytest.fixture(scope="module")
+def said(held, tmp_path_factory):
+    """What each of two ranks saw."""
+    folder = tmp_path_factory.mktemp("jax")
+    (folder / "train.py").write_text(SCRIPT)
+    command = ["-m", "rankwise", "run", "--nproc", "2", "train.py", json.dumps(held.places), str(BATCH)]
+    env = {name: value for name, value in os.environ.items() if name not in {"RANK", "WORLD_SIZE", "LOCAL_RANK"}}
+    done = subprocess.run(
+        [sys.executable, *command], cwd=folder, env=env, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [json.loads((folder / f"said-{rank}.json").read_text()) for rank in range(2)]
+
+
+def order_of(held, **options):
+    return Order(RowSource(held.places, threads=1), batch_size=BATCH, **options)
+
+
+def test_each_rank_fills_its_part(said, held):
+    """Its own rows at the beginning, all fields alike, then zeros with weight 0; every row once. No torch is loaded."""
+    rows, donors = [], RowSource(held.places, obs=("donor",), threads=1).categories["donor"]
+    for one in said:
+        assert one["devices"] == [4, 2]
+        assert not one["torch"]
+        assert not one["torch after"]
+        for batch in one["whole"]:
+            ids, num_rows = batch["ids"], len(batch["weights"])
+            assert num_rows == 6  # five of ten for each rank, rounded up to two devices
+            assert batch["shape"] == [12, held.dense("X").shape[1]]
+            assert batch["weights"] == [1.0] * len(ids) + [0.0] * (num_rows - len(ids))
+            np.testing.assert_array_equal(np.array(batch["X"])[: len(ids)], held.dense("X")[ids])
+            np.testing.assert_allclose(np.array(batch["pca"])[: len(ids)], held.dense("obsm/pca")[ids], rtol=1e-6)
+            assert [donors[code] for code in batch["donor"][: len(ids)]] == held.obs["donor"].iloc[ids].tolist()
+            assert not np.array(batch["X"])[len(ids) :].any()
+            rows += ids
+    assert sorted(rows) == list(range(held.num_rows))
+
+
+@pytest.mark.parametrize("how", ["whole", "micro"])
+def test_sums_over_the_processes_are_those_of_the_step(said, held, how):
+    """A jitted sum with weights sees the rows of both ranks, and both have its result; each shape is compiled once."""
+    dense, number = held.dense("X"), held.obs["n"].to_numpy()
+    for first, second in zip(said[0][how], said[1][how], strict=True):
+        ids = first["ids"] + second["ids"]
+        assert first["sums"] == second["sums"]
+        assert first["step"] == second["step"]
+        assert first["sums"] == pytest.approx([dense[ids].sum(), number[ids].sum(), len(ids)], rel=1e-5)
+    assert said[0]["compiled"] == said[1]["compiled"] == 2
+
+
+def test_steps_are_those_of_one_rank(said, held):
+    """Which rows form a step does not depend on who loads them; a saved position goes on at another world size."""
+    order = order_of(held)
+    with Loader(RowSource(held.places, threads=1, dense=True), order=order, to="jax") as loader:
+        alone = [sorted(batch.ids.tolist()) for (batch,) in loader]
+        loader.load_state_dict(said[0]["micro state"])  # as two ranks left it
+        assert said[0]["micro state"] == said[1]["micro state"]
+        assert [sorted(batch.ids.tolist()) for (batch,) in loader] == alone[4:]
+    both = [sorted(first["ids"] + second["ids"]) for first, second in zip(*(one["whole"] for one in said), strict=True)]
+    assert both == alone
+
+
+def test_columns_may_be_sharded_too(said, held):
+    """Rows over the processes, columns over the devices of each."""
+    for one in said:
+        assert one["grid"] == [[5, 5], [5, 5]]
+    step = order_of(held).step(order_of(held).start())
+    expected = [held.dense("X")[step.ids, :10].sum(), held.obs["n"].to_numpy()[step.ids].sum(), BATCH]
+    assert said[0]["grid sums"] == said[1]["grid sums"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_crops_are_sharded_in_the_same_way(said):
+    """The sum over an epoch is that of the array."""
+    assert all(one["crops"][0] == one["crops"][1] for one in said)
+
+
+def test_other_shardings_are_refused(said):
+    """Copies of all rows on every process: the arithmetic and the mend."""
+    copied, across = said[0]["refused"]
+    assert "cuts the first axis into 1 parts, 1 of them on this process" in copied
+    assert "so shard the first axis over all devices" in copied
+    assert "cuts the first axis into 2 parts, 2 of them on this process; 2 processes" in across
+
+
+def test_sparse_rows_of_one_process(held):
+    """Without a sharding a rank's rows come as BCSR; with one dense rows are asked for."""
+    source = RowSource(held.places, threads=1)
+    with Loader(source, order=order_of(held), to="jax") as loader:
+        for (batch,) in loader:
+            found = batch["X"]
+            assert isinstance(found, jax.experimental.sparse.BCSR)
+            parts = tuple(np.asarray(part) for part in (found.data, found.indices, found.indptr))
+            np.testing.assert_array_equal(csr_matrix(parts, found.shape).toarray(), held.dense("X")[batch.ids])
+    one = jax.sharding.NamedSharding(
+        jax.sharding.Mesh(jax.devices()[:1], ("data",)), jax.sharding.PartitionSpec("data")
+    )
+    with pytest.raises(ConfigError, match="'X' is sparse, and global arrays of JAX are dense: take dense rows"):
+        Loader(source, order=order_of(held), to="jax", sharding=one)
+
+
+@pytest.mark.parametrize("dense", [True, False])
+def test_counts_are_normalised_as_in_numpy(held, dense):
+    """`log1p_cpm` on JAX arrays and BCSR matrices gives what it gives on NumPy's and SciPy's."""
+    found = {}
+    for how in ({"to": "jax"}, {"device": None}):
+        source = RowSource(held.places, matrices=("layers/counts",), threads=1, dense=dense)
+        renamed = lambda fields, keys: log1p_cpm({"X": fields["layers/counts"]}, keys)  # noqa: E731
+        with Loader(source, order=Order(source, batch_size=BATCH), batch_transform=renamed, **how) as loader:
+            for (batch,) in loader:
+                found[how.get("to")] = batch.detach()["X"] if dense else batch["X"].todense()
+                break
+    assert found["jax"].dtype == np.float32
+    np.testing.assert_allclose(np.asarray(found["jax"]), np.asarray(found[None]), rtol=1e-5)
+
+
+def test_where_to_and_sharding_do_not_fit(held):
+    """A device of torch's, a sharding without JAX, and a sharding with a sampler: what to change."""
+    source = RowSource(held.places, threads=1, dense=True)
+    with pytest.raises(ConfigError, match="got device='cpu': leave it out"):
+        Loader(source, order=order_of(held), to="jax", device="cpu")
+    with pytest.raises(ConfigError, match="sharding= is for JAX arrays"):
+        Loader(source, order=order_of(held), sharding=object())
+    with pytest.raises(ConfigError, match="sharding= wants order="):
+        Loader(to="jax", sharding=object())
