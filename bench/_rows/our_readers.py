@@ -11,46 +11,49 @@ import numpy as np
 
 from _rows.readers import Reader
 from _rows.task import Task
-from rankwise.data.rows.fields import make_field
+from rankwise.data.feed.csr import scipy_csr
+from rankwise.data.rows.fields import make_field, read_fields
 from rankwise.data.rows.matrices import MatrixPlan, open_matrix, stack_matrices
+from rankwise.data.rows.memory_pool import MemoryPool
 from rankwise.data.store import BoxPlan, BoxReader
 
 
 class Ours(Reader):
-    """Requests read as a whole into buffers that the next one takes again; batches are parts of them, not copied.
-
-    Dense rows and chosen genes of a CSR matrix are spread batch by batch, into one buffer.
-    """
+    """Requests read as a whole into buffers that the next one takes again; batches are parts of them, not copied."""
 
     def __init__(self, task: Task, output: str = "rows") -> None:
         self._task = task
         self._reader = BoxReader(cache=0, threads=task.threads)
         self._stack = stack_matrices([open_matrix(f"{task.store}/X", self._reader)])
-        columns = task.columns() if output == "genes" else None
+        columns = [task.columns()] if output == "genes" else None
         self._field = make_field(self._stack, dense=output == "dense", columns=columns)
+        self._memory = MemoryPool()
         self._held: dict[str, np.ndarray] = {}
 
     def plan(self, number: int) -> MatrixPlan:
         """Return how a request is read."""
-        return self._stack.plan(self._task.rows(number), self._reader)
+        return self._field.plan(self._task.rows(number), self._reader)
 
     def batches(self, numbers: Iterable[int]) -> Iterator[Any]:
         """Yield batches."""
         for number in numbers:
             plan = self.plan(number)
             arrays = self._arrays(plan)
-            for report in self._reader.read(plan.jobs(arrays)):
+            done = read_fields({"X": self._field}, {"X": plan}, {"X": arrays}, self._reader, self._memory)["X"]
+            for report in done.reports:
                 if not report.valid.all():
                     raise report.errors[0].error
+            if done.outside is not None:
+                raise RuntimeError("rows name columns that there are not")
             for cut in self._task.cuts():
-                yield self._batch(self._part(arrays, cut))
+                yield self._batch(arrays, cut)
 
     def close(self) -> None:
         """Close files and threads."""
         self._reader.close()
 
     def _arrays(self, plan: MatrixPlan) -> tuple[np.ndarray, ...]:
-        spec = self._stack.spec
+        spec = self._field.spec
         if not spec.ragged:
             return (self._buffer("rows", (plan.num_rows, *spec.shape), spec.dtype),)
         return (
@@ -66,27 +69,13 @@ class Ours(Reader):
             held = self._held[name] = np.empty(size + size // 10, dtype)
         return held[:size].reshape(shape)
 
-    def _part(self, arrays: tuple[np.ndarray, ...], cut: slice) -> tuple[np.ndarray, ...]:
-        if not self._stack.spec.ragged:
-            return (arrays[0][cut],)
+    def _batch(self, arrays: tuple[np.ndarray, ...], cut: slice) -> Any:
+        if len(arrays) == 1:
+            return arrays[0][cut]
         data, indices, indptr = arrays
         bounds = indptr[cut.start : cut.stop + 1]
         part = slice(bounds[0], bounds[-1])
-        return data[part], indices[part], bounds - bounds[0]
-
-    def _batch(self, read: tuple[np.ndarray, ...]) -> Any:
-        """Return a batch made of what was read, with the checks that a source of rows makes."""
-        spec, out = self._field.spec, read
-        num_rows = len(read[0]) if len(read) == 1 else len(read[2]) - 1
-        if not self._field.is_direct:
-            out = (self._buffer("dense", (num_rows, *spec.shape), spec.dtype),)
-        if self._field.finish(read, out, self._reader.run_tasks) is not None:
-            raise RuntimeError("rows name columns that there are not")
-        if len(out) == 1:
-            return out[0]
-        import scipy.sparse
-
-        return scipy.sparse.csr_matrix(out, shape=(num_rows, *spec.shape))
+        return scipy_csr((data[part], indices[part], bounds - bounds[0]), self._field.spec.shape[0])
 
 
 class Floor(Reader):

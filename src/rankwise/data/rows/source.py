@@ -12,13 +12,13 @@ from typing import Any, Self, overload
 import numpy as np
 
 from rankwise.data.contract import BatchBuffer, FieldSpec, IntArray, ReadReport, Share
-from rankwise.data.feed import HostBuffer
 from rankwise.data.rows.blockwise import num_stretches
 from rankwise.data.rows.chosen import ChosenRows
 from rankwise.data.rows.datasets import Dataset
 from rankwise.data.rows.drawing import DrawOptions, settled_options
 from rankwise.data.rows.failing import RowErrors
-from rankwise.data.rows.fields import FieldChoice, RowField, open_fields
+from rankwise.data.rows.fields import FieldChoice, RowField, open_fields, read_fields
+from rankwise.data.rows.memory_pool import MemoryPool
 from rankwise.data.rows.obs import ObsColumn, read_column
 from rankwise.data.rows.places import NamedRows, find_rows
 from rankwise.data.rows.plans import RowPlan
@@ -29,6 +29,7 @@ __all__ = ["RowSource"]
 
 # What the chunks that an order mixes may take, decoded; the same number as the order's own.
 _WINDOW_BYTES = 128 << 20
+_PIECES_PER_FIELD = 4
 _LEAST_LANES, _MOST_LANES = 4, 64
 _CHOICES = ("matrices", "obs", "dense", "genes", "dtype", "rows")
 
@@ -80,7 +81,7 @@ class RowSource:
         self._chosen = ChosenRows.of(named, self.datasets, rows)
         self._columns: dict[str, ObsColumn] = {}
         self._open(choice)
-        self._shelf: list[HostBuffer] = []
+        self._shelf: list[MemoryPool] = []
 
     def __repr__(self) -> str:
         fields = ", ".join(f"{name}: {spec.dtype}{list(spec.shape)}" for name, spec in self.fields.items())
@@ -324,7 +325,7 @@ class RowSource:
         if len(ids) and not (ids.min() >= 0 and ids.max() < self.num_samples):
             raise IndexError(f"a share asks for samples {ids.min()} to {ids.max()}: the source has {self.num_samples}")
         rows = self.row_numbers(ids, seed=share.step.resume.seed, epoch=share.step.epoch)
-        plans = {name: field.stack.plan(rows, self.reader) for name, field in self._read_fields().items()}
+        plans = {name: field.plan(rows, self.reader) for name, field in self._read_fields().items()}
         return RowPlan.of(share, rows, plans, self.reader)
 
     def hint(self, plan: RowPlan) -> None:
@@ -336,19 +337,16 @@ class RowSource:
         num, fields = plan.share.num_samples, self._read_fields()
         into.reserve(self.fields, num, plan.capacity)
         errors = RowErrors(plan.share.ids, plan.rows, self.datasets)
-        with self._scratch() as scratch:
-            between = {name: field.stack.spec for name, field in fields.items() if not field.is_direct}
-            scratch.reserve(between, num, plan.capacity)
-            room = {name: (into if field.is_direct else scratch).arrays(name) for name, field in fields.items()}
-            jobs = [job for name, matrix in plan.matrices.items() for job in matrix.jobs(room[name])]
-            reports = self.reader.read(jobs) if jobs else ()
-            for report in reports:
-                for error in report.errors:
-                    errors.add(error)
-            for name, field in fields.items():
-                outside = field.finish(room[name], into.arrays(name), plan.rows, self.reader.run_tasks)
-                if outside is not None:
-                    errors.add_outside(np.flatnonzero(outside), name, field.stack.spec.shape[0])
+        arrays = {name: into.arrays(name) for name in fields}
+        with self._memory() as memory:
+            done = read_fields(fields, plan.matrices, arrays, self.reader, memory)
+        reports = [report for finished in done.values() for report in finished.reports]
+        for report in reports:
+            for error in report.errors:
+                errors.add(error)
+        for name, finished in done.items():
+            if finished.outside is not None:
+                errors.add_outside(np.flatnonzero(finished.outside), name, fields[name].stack.spec.shape[0])
         for name, column in self._columns.items():
             if name in self._names:
                 column.take(plan.rows, into.arrays(name)[0])
@@ -383,12 +381,12 @@ class RowSource:
         return {name: field for name, field in self._matrices.items() if name in self._names}
 
     @contextmanager
-    def _scratch(self) -> Iterator[HostBuffer]:
+    def _memory(self) -> Iterator[MemoryPool]:
         """Memory for rows on their way to another shape; one for each thread that reads at a time, used again."""
         try:
             held = self._shelf.pop()
         except IndexError:
-            held = HostBuffer()
+            held = MemoryPool(_PIECES_PER_FIELD * len(self._matrices))
         try:
             yield held
         finally:

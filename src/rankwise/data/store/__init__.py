@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankwise.data.store.boxes import BoxError, BoxReport, BoxRequest, Pad, Runs, sum_reports
+from rankwise.data.store.boxes import BoxError, BoxReport, BoxRequest, Pad, Runs, Spread, sum_reports
 from rankwise.data.store.cache import DEFAULT_CACHE_BYTES, ChunkCache
 from rankwise.data.store.extras import load_zarr, require_codecs
 from rankwise.data.store.meta import (
@@ -36,6 +36,7 @@ __all__ = [
     "Pad",
     "ReaderStats",
     "Runs",
+    "Spread",
     "build_catalogue",
     "iter_images",
     "list_arrays",

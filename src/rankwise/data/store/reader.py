@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, get_args
 
 import numpy as np
 
-from rankwise.data.contract import BoolArray, NDArray
+from rankwise.data.contract import BoolArray, DType, NDArray
 from rankwise.data.store.adopting import AdoptedArrays
-from rankwise.data.store.boxes import BoxReport, BoxRequest, check_conversion
+from rankwise.data.store.boxes import BoxReport, BoxRequest, Spread, check_conversion
 from rankwise.data.store.cache import DEFAULT_CACHE_BYTES, ChunkCache
 from rankwise.data.store.counting import Tally
 from rankwise.data.store.files import FileBook, HandleCache, local_size
@@ -212,12 +212,34 @@ class BoxReader:
         )
         return reports
 
-    def run_tasks(self, tasks: Iterable[Callable[[], None]]) -> None:
-        """Run tasks on the threads that read, the calling one among them; the first error ends them and is raised.
+    def spreads(self, arrays: Sequence[ArrayMeta], dtype: DType) -> bool:
+        """Return whether `spread` can read runs of arrays of one axis, as elements of a dtype."""
+        return self._execution().spreads(arrays, dtype)
 
-        For work on what was read that lets the interpreter's lock go.
+    def spread(self, plan: BoxPlan, out: NDArray, spread: Spread) -> tuple[BoxReport, NDArray]:
+        """Read sparse rows into dense ones: each element goes to its column while it is decoded, all else is zero.
+
+        Args:
+            plan: of the elements, one run for each row; of arrays to which `spreads` agrees.
+            out: [B, spread.width], C-contiguous, of the dtype asked for; whatever it held is overwritten.
+            spread: their columns.
+
+        Returns:
+            The report; and uint8[B], `OUTSIDE` where a row names a column that there is not, which is left out then,
+            `TWICE` where it names a column twice, of which one element has come out then.
+
+        Raises:
+            ConfigError: `out` has another shape or dtype, or is not contiguous.
         """
-        self._crew.run(tasks)
+        started = time.perf_counter()
+        _check_rows(plan, out, spread)
+        report, states, stats = self._execution().spread(plan, out, spread)
+        done = ReaderStats(
+            boxes=len(plan.request), failed_boxes=len(report.errors), out_bytes=out.nbytes,
+            read_s=time.perf_counter() - started,
+        )  # fmt: skip
+        self._counters.add(stats + done)
+        return report, states
 
     def close(self) -> None:
         """Give threads, files and scratch memory back. Planning and reading again open and look at everything anew."""
@@ -272,3 +294,16 @@ def _check_output(plan: BoxPlan, out: NDArray) -> None:
             f"a plan wants a C-contiguous output of shape {list(wanted)} and dtype {plan.request.dtype}; got "
             f"{'a' if out.flags.c_contiguous else 'a strided'} {out.dtype} of shape {list(out.shape)}"
         )
+
+
+def _check_rows(plan: BoxPlan, out: NDArray, spread: Spread) -> None:
+    wanted, count = (len(plan.request), spread.width), plan.request.out_shape[0]
+    if out.shape != wanted or out.dtype != plan.request.dtype or not out.flags.c_contiguous:
+        raise ConfigError(
+            f"dense rows want a C-contiguous output of shape {list(wanted)} and dtype {plan.request.dtype}; got "
+            f"{'a' if out.flags.c_contiguous else 'a strided'} {out.dtype} of shape {list(out.shape)}"
+        )
+    if len(spread.columns) != count:
+        raise ConfigError(f"dense rows of {count} elements want as many columns; got {len(spread.columns)}")
+    if len(spread.num_cols) not in (1, len(plan.request.arrays)):
+        raise ConfigError(f"places want to be for all arrays alike, or for each of {len(plan.request.arrays)}")

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from rankwise.data.rows.dense.spreading import OUTSIDE, Crew, spread_rows
+from rankwise.data.rows.dense.spreading import spread_rows
 
-__all__ = ["OUTSIDE", "Crew", "spread_rows"]
+__all__ = ["spread_rows"]

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from rankwise.data.rows.datasets import Dataset
 from rankwise.data.rows.fields.choice import FieldChoice
 from rankwise.data.rows.fields.making import make_field
@@ -68,6 +66,5 @@ def _field(
         columns = variables.columns(genes, matrices[0].row_shape[0] if matrices[0].row_shape else 0)
     differ = columns is not None and len(columns) > 1
     stack = stack_matrices(matrices, dtype=choice.dtype_of(name), side_by_side=differ)
-    ends = np.cumsum([matrix.num_rows for matrix in matrices], dtype=np.int64)
     widths = [matrix.row_shape[0] for matrix in matrices] if differ else []
-    return make_field(stack, dense=choice.dense, columns=columns, ends=ends, widths=widths)
+    return make_field(stack, dense=choice.dense, columns=columns, widths=widths)

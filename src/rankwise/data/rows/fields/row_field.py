@@ -2,13 +2,50 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from rankwise.data.contract import BoolArray, FieldSpec, IntArray, NDArray
-from rankwise.data.rows.dense import Crew
-from rankwise.data.rows.matrices import MatrixStack
+from rankwise.data.rows.matrices import MatrixPlan, MatrixStack
+from rankwise.data.rows.memory_pool import MemoryPool
+from rankwise.data.store import BoxPlan, BoxReader, BoxReport
 
-__all__ = ["RowField"]
+__all__ = ["FieldRead", "Finished", "RowField"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Finished:
+    """How the rows of a field came.
+
+    Attributes:
+        reports: of all that was read for it.
+        outside: bool[B], rows that name a column that there is not; None = none does.
+    """
+
+    reports: tuple[BoxReport, ...]
+    outside: BoolArray | None = None
+
+
+class FieldRead(Protocol):
+    """Rows of a field on their way into a batch.
+
+    Attributes:
+        jobs: what is read first, for all fields at once.
+    """
+
+    @property
+    def jobs(self) -> Sequence[tuple[BoxPlan, NDArray]]:
+        """What is read first, for all fields at once."""
+        ...
+
+    def finish(self, reports: tuple[BoxReport, ...]) -> Finished:
+        """Make the field of what was read.
+
+        Args:
+            reports: of the jobs.
+        """
+        ...
 
 
 class RowField(Protocol):
@@ -24,23 +61,17 @@ class RowField(Protocol):
         """What batches hold of a row."""
         ...
 
-    @property
-    def is_direct(self) -> bool:
-        """Whether rows are read straight into the batch; otherwise into scratch memory of ``stack.spec`` first."""
+    def plan(self, rows: IntArray, reader: BoxReader) -> MatrixPlan:
+        """Return how rows are read; see `MatrixStack.plan`."""
         ...
 
-    def finish(
-        self, read: tuple[NDArray, ...], out: tuple[NDArray, ...], rows: IntArray, crew: Crew
-    ) -> BoolArray | None:
-        """Make the field of what was read.
+    def begin(self, plan: MatrixPlan, out: tuple[NDArray, ...], reader: BoxReader, memory: MemoryPool) -> FieldRead:
+        """Return rows on their way.
 
         Args:
-            read: arrays of the stack's rows; the same as `out` where rows are read directly.
+            plan: of this field.
             out: arrays of the batch.
-            rows: int64[B], the rows over all matrices.
-            crew: shares work among threads.
-
-        Returns:
-            bool[B]: rows that name a column that there is not; None = none does.
+            reader: reads them.
+            memory: for what lies in between.
         """
         ...

@@ -10,7 +10,6 @@ import numpy as np
 
 from rankwise.data.contract import IntArray, NDArray
 from rankwise.data.rows.loader.blocks import RowBlock
-from rankwise.data.rows.loader.memory_pool import MemoryPool
 from rankwise.data.rows.matrices import (
     MatrixPlan,
     RowPointers,
@@ -20,6 +19,7 @@ from rankwise.data.rows.matrices import (
     open_matrix,
     stack_matrices,
 )
+from rankwise.data.rows.memory_pool import MemoryPool
 from rankwise.data.store import BoxReader, BoxReport
 from rankwise.errors import DataError, SampleError
 

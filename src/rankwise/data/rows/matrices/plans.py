@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from rankwise.data.contract import IntArray, NDArray
-from rankwise.data.store import BoxPlan
+from rankwise.data.store import BoxPlan, BoxReader, Runs
 
 __all__ = ["MatrixPlan"]
 
@@ -22,11 +22,14 @@ class MatrixPlan:
             whose rows have no elements has none.
         lengths: of a CSR stack, int64[n]: elements of each row; None for a dense one.
         num_rows: rows.
+        to_spread: whether elements and columns come out for `BoxReader.spread`: in the order in which they are stored,
+            not in that of the rows, and columns in the dtype that is wanted there.
     """
 
     boxes: tuple[BoxPlan, ...]
     lengths: IntArray | None
     num_rows: int
+    to_spread: bool = False
 
     @property
     def num_elements(self) -> int:
@@ -47,3 +50,25 @@ class MatrixPlan:
         np.cumsum(self.lengths, out=indptr[1:])
         nnz = int(indptr[-1])
         return [(plan, array[:nnz]) for plan, array in zip(self.boxes, arrays, strict=False)]
+
+    def part(self, places: IntArray, reader: BoxReader) -> MatrixPlan:
+        """Return how some of the rows of a CSR stack are read.
+
+        Args:
+            places: int64[m], which of the rows.
+            reader: will read them.
+        """
+        assert self.lengths is not None
+        lengths = self.lengths[places]
+        requests = (
+            replace(
+                box.request,
+                which=box.request.which[places],
+                starts=box.request.starts[places],
+                runs=Runs.packed(lengths),
+            )
+            for box in self.boxes
+        )
+        return MatrixPlan(
+            boxes=tuple(reader.plan(request) for request in requests), lengths=lengths, num_rows=len(places)
+        )

@@ -51,12 +51,13 @@ class MatrixStack(Protocol):
         """Hash of the metadata: equal for copies at other paths."""
         ...
 
-    def plan(self, rows: IntArray, reader: BoxReader) -> MatrixPlan:
+    def plan(self, rows: IntArray, reader: BoxReader, *, to_spread: bool = False) -> MatrixPlan:
         """Return how rows are read.
 
         Args:
             rows: int64[n], rows of the stack in any order, also several times.
             reader: will read them.
+            to_spread: whether CSR rows will go into dense ones; see `MatrixPlan.to_spread`.
 
         Raises:
             IndexError: there is no such row.
@@ -150,24 +151,30 @@ class SparseStack:
         num_cols = sum(matrix.num_cols for matrix in matrices) if side_by_side else matrices[0].num_cols
         self.spec = FieldSpec(shape=(num_cols,), dtype=dtype, ragged=True)
         self.index_dtype: DType = self.spec.index_dtype
+        short = all(np.can_cast(matrix.indices.dtype, np.uint16) for matrix in matrices)
+        self._column_dtype: DType = np.dtype(np.uint16) if short else self.index_dtype
         self.num_rows = self._rows.num_rows
         self.chunk_rows = self._rows.chunk_rows
         self.row_bytes = self._rows.row_bytes
         self.fingerprint = self._rows.fingerprint
 
-    def plan(self, rows: IntArray, reader: BoxReader) -> MatrixPlan:
+    def plan(self, rows: IntArray, reader: BoxReader, *, to_spread: bool = False) -> MatrixPlan:
         """Return how rows are read; see `MatrixStack.plan`."""
         which, local = self._rows.find(rows)
         begin, lengths = self._spans(which, local)
-        runs = Runs.packed(lengths)
+        data, indices = tuple(m.data for m in self._matrices), tuple(m.indices for m in self._matrices)
+        dtype, index_dtype = self.spec.dtype, self.index_dtype
+        to_spread = to_spread and reader.spreads(data, dtype) and index_dtype == np.int32
+        if to_spread:
+            index_dtype = self._column_dtype
+        runs = Runs.packed(lengths, np.lexsort((begin, which)) if to_spread else None)
         if runs.num_rows == 0:
             return MatrixPlan(boxes=(), lengths=lengths, num_rows=len(rows))
-        data, indices = tuple(m.data for m in self._matrices), tuple(m.indices for m in self._matrices)
         boxes = tuple(
-            reader.plan(_request(arrays, dtype, which, begin, runs))
-            for arrays, dtype in ((data, self.spec.dtype), (indices, self.index_dtype))
+            reader.plan(_request(arrays, wanted, which, begin, runs))
+            for arrays, wanted in ((data, dtype), (indices, index_dtype))
         )
-        return MatrixPlan(boxes=boxes, lengths=lengths, num_rows=len(rows))
+        return MatrixPlan(boxes=boxes, lengths=lengths, num_rows=len(rows), to_spread=to_spread)
 
     def _spans(self, which: IntArray, local: IntArray) -> tuple[IntArray, IntArray]:
         if len(self._matrices) == 1:
@@ -197,8 +204,9 @@ class DenseStack:
         self.row_bytes = self._rows.row_bytes
         self.fingerprint = self._rows.fingerprint
 
-    def plan(self, rows: IntArray, reader: BoxReader) -> MatrixPlan:
+    def plan(self, rows: IntArray, reader: BoxReader, *, to_spread: bool = False) -> MatrixPlan:
         """Return how rows are read; see `MatrixStack.plan`."""
+        del to_spread  # they are dense
         which, local = self._rows.find(rows)
         boxes: tuple[BoxPlan, ...] = ()
         if math.prod(self.spec.shape):

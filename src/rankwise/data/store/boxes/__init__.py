@@ -4,7 +4,20 @@ from __future__ import annotations
 
 from rankwise.data.store.boxes.request import BoxError, BoxReport, BoxRequest, Pad
 from rankwise.data.store.boxes.runs import Runs
+from rankwise.data.store.boxes.spread import OUTSIDE, TWICE, Spread
 from rankwise.data.store.boxes.summing import sum_reports
 from rankwise.data.store.boxes.values import check_conversion, converted
 
-__all__ = ["BoxError", "BoxReport", "BoxRequest", "Pad", "Runs", "check_conversion", "converted", "sum_reports"]
+__all__ = [
+    "OUTSIDE",
+    "TWICE",
+    "BoxError",
+    "BoxReport",
+    "BoxRequest",
+    "Pad",
+    "Runs",
+    "Spread",
+    "check_conversion",
+    "converted",
+    "sum_reports",
+]

@@ -36,7 +36,7 @@ class Runs:
                     f"{name} of runs want int64[{len(self.lengths)}], got {values.dtype}{list(values.shape)}"
                 )
         filled = np.flatnonzero(self.lengths)  # a negative length is seen as well
-        in_order = filled[np.argsort(self.places[filled], kind="stable")]
+        in_order = filled[np.argsort(self.places[filled])]
         begin, length = self.places[in_order], self.lengths[in_order]
         edges = np.append(begin[1:], self.num_rows)
         wrong = np.flatnonzero((length < 0) | (begin < 0) | (begin > edges) | (length > edges - begin))
@@ -48,7 +48,16 @@ class Runs:
             )
 
     @classmethod
-    def packed(cls, lengths: IntArray) -> Runs:
-        """Return runs that follow each other without gaps, in their own order."""
-        ends = np.cumsum(lengths, dtype=np.int64)
-        return cls(lengths=lengths, places=ends - lengths, num_rows=int(ends[-1]) if len(ends) else 0)
+    def packed(cls, lengths: IntArray, order: IntArray | None = None) -> Runs:
+        """Return runs that follow each other without gaps.
+
+        Args:
+            lengths: int64[B].
+            order: int64[B], the runs in the order in which they lie in the output; None = in their own.
+        """
+        ends = np.cumsum(lengths if order is None else lengths[order], dtype=np.int64)
+        places = ends - (lengths if order is None else lengths[order])
+        if order is not None:
+            in_order, places = places, np.empty_like(places)
+            places[order] = in_order
+        return cls(lengths=lengths, places=places, num_rows=int(ends[-1]) if len(ends) else 0)

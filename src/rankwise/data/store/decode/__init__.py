@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from rankwise.data.store.decode.choosing import choose_decoder
-from rankwise.data.store.decode.decoder import Decoder
+from rankwise.data.store.decode.decoder import Decoder, Spreader
+from rankwise.data.store.decode.pairs import is_castable
 from rankwise.data.store.decode.scratch import Scratch
 from rankwise.data.store.decode.status import describe, is_damage
 from rankwise.data.store.decode.tasks import (
@@ -25,8 +26,10 @@ __all__ = [
     "ChunkTasks",
     "Decoder",
     "Scratch",
+    "Spreader",
     "address_of",
     "choose_decoder",
     "describe",
+    "is_castable",
     "is_damage",
 ]

@@ -20,7 +20,10 @@ __all__ = ["compiled_address"]
 _caching: Any = importlib.import_module("numba.core.caching")
 _cpu: Any = importlib.import_module("numba.core.registry").cpu_target
 
-_SOURCES = ("bits", "machine", "job", "layout", "tasks", "status", "symbols", "planes", "fetching", "placing")
+_SOURCES = (
+    "bits", "machine", "job", "layout", "tasks", "status", "symbols", "streaming", "planes", "spreading", "fetching",
+    "placing",
+)  # fmt: skip
 
 _kept: list[Any] = []  # compiled code lives as long as the process: addresses of it are handed out
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from rankwise.data.contract import NDArray
+from rankwise.data.store.decode.dense_rows import DenseRows
 from rankwise.data.store.decode.scratch import Scratch
 from rankwise.data.store.decode.tasks import ChunkTasks
 
-__all__ = ["Decoder", "check_run"]
+__all__ = ["Decoder", "Spreader", "check_run"]
 
 
 class Decoder(Protocol):
@@ -32,6 +33,30 @@ class Decoder(Protocol):
 
         Raises:
             ValueError: chunks or targets that are not there: a bug in the planner, not damage.
+        """
+
+
+@runtime_checkable
+class Spreader(Protocol):
+    """A decoder that can place elements of sparse rows in dense ones."""
+
+    def spread(  # noqa: PLR0917
+        self, tasks: ChunkTasks, dense: DenseRows, first: int, last: int, out: NDArray, scratch: Scratch
+    ) -> None:
+        """Do the chunks from `first` to `last` (exclusive), and write how it went into the statuses and marks.
+
+        A row that one target fills comes out whole; one of several pieces must be zero before.
+
+        Args:
+            tasks: what is to be done; `is_castable` to the dtype of the output.
+            dense: where it goes.
+            first: first chunk.
+            last: end of the chunks.
+            out: [B, width], C-contiguous and writeable, of elements of 1, 2, 4 or 8 bytes.
+            scratch: memory of the calling thread.
+
+        Raises:
+            ValueError: tables do not fit together: a bug in the planner, not damage.
         """
 
 

@@ -12,6 +12,7 @@ import errno
 from rankwise.data.store.decode import status as codes
 from rankwise.data.store.decode.job import SLOTS
 from rankwise.data.store.decode.machine import ended, entry, external, get, inlined, peek32, put, types
+from rankwise.data.store.decode.streaming import memcpy
 from rankwise.data.store.decode.symbols import PREFIX
 from rankwise.data.store.decode.tasks import KIND_BLOSC, KIND_FILL, KIND_LZ4, KIND_RAW, KIND_ZSTD
 
@@ -20,7 +21,6 @@ __all__ = ["fetch"]
 _long, _int = types.int64, types.int32
 _pread = external(f"{PREFIX}pread", _long, _int, _long, _long, _long)
 _errno = external(f"{PREFIX}errno", _long)
-_memcpy = external(f"{PREFIX}memcpy", _long, _long, _long, _long)
 _zstd = external(f"{PREFIX}ZSTD_decompressDCtx", _long, _long, _long, _long, _long, _long)
 _lz4 = external(f"{PREFIX}LZ4_decompress_safe", _int, _long, _long, _int, _int)
 _blosc_validate = external(f"{PREFIX}blosc_cbuffer_validate", _int, _long, _long, _long)
@@ -151,7 +151,7 @@ def _bring(job: int, chunk: int, target: int) -> int:
         status = _read(job, chunk, buffer, low, high)
         return status if raw or status != _OK else _decode(job, chunk, buffer, target)
     if raw:
-        _memcpy(target, frame + low, high - low)
+        memcpy(target, frame + low, high - low)
         return _OK
     return _decode(job, chunk, frame, target)
 

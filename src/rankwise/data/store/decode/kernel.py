@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rankwise.data.contract import DType, NDArray
+from rankwise.data.contract import DType, IntArray, NDArray
 from rankwise.data.store.decode.decoder import check_run
+from rankwise.data.store.decode.dense_rows import DenseRows
 from rankwise.data.store.decode.job import NUM_SLOTS, SLOTS
 from rankwise.data.store.decode.pairs import copies, is_castable, plane_for, plane_name
 from rankwise.data.store.decode.scratch import Scratch
@@ -19,6 +20,7 @@ from rankwise.data.store.decode.threads import ThreadsDecoder
 
 if TYPE_CHECKING:
     from rankwise.data.store.decode.decoder import Decoder
+    from rankwise.data.store.decode.planes import PlaneLoop
 
 __all__ = ["KernelDecoder"]
 
@@ -88,10 +90,28 @@ class KernelDecoder:
         scratch.job[:_FIRST_SLOT] = tasks.addresses
         scratch.job[_FIRST_SLOT : _FIRST_SLOT + len(settings)] = settings
 
+    def spread(  # noqa: PLR0917
+        self, tasks: ChunkTasks, dense: DenseRows, first: int, last: int, out: NDArray, scratch: Scratch
+    ) -> None:
+        """Do the chunks from `first` to `last`, into dense rows; see `Spreader.spread`."""
+        dense.check(tasks, out)
+        if first == last:
+            return
+        self._write_job(tasks, first, last, out, scratch)
+        dense.write(scratch.job)
+        stored, plane = tasks.fill.dtype, 0
+        if not copies(stored, out.dtype, scaled=False):
+            plane = self._plane((stored, out.dtype, False))
+            most = tasks.layout.extents[int(tasks.bounds[first]) : int(tasks.bounds[last])].max(initial=0)
+            scratch.reserve_stage(int(most) * out.itemsize)
+        scratch.reserve_blank((dense.spread.width + 1) * out.itemsize)
+        loop = self._spread_loop(out.dtype, dense.spread.columns.dtype)
+        _write(scratch.job, plane=plane, stage=address_of(scratch.stage), spread=loop, blank=address_of(scratch.blank))
+        self._run(address_of(scratch.job))
+
     def _write_planes(self, tasks: ChunkTasks, first: int, last: int, out: NDArray, scratch: Scratch) -> None:
         """Choose the loops: rows of outputs that are larger than caches are written past them."""
-        key = (tasks.fill.dtype, out.dtype, tasks.scaled)
-        plane, stream = self._planes.get(key) or self._add_plane(key), 0
+        plane, stream = self._plane((tasks.fill.dtype, out.dtype, tasks.scaled)), 0
         longest = _streamed_bytes(tasks, first, last, out)
         if longest:
             stream = self._stream()
@@ -101,29 +121,39 @@ class KernelDecoder:
                 scratch.reserve_stage(longest)
             else:
                 stream = 0
-        for slot, value in (("plane", plane), ("stream", stream), ("stage", address_of(scratch.stage))):
-            scratch.job[SLOTS[slot] // 8] = value
+        _write(scratch.job, plane=plane, stream=stream, stage=address_of(scratch.stage), spread=0)
+
+    def _plane(self, key: tuple[DType, DType, bool]) -> int:
+        if key not in self._planes:
+            stored, wanted, scaled = key
+            name = plane_name(stored, wanted, scaled=scaled)
+            self._planes[key] = self._loop(name, lambda: plane_for(stored, wanted, scaled=scaled))
+        return self._planes[key]
 
     def _stream(self) -> int:
-        with self._lock:
-            if "streamed" not in self._addresses:
-                from rankwise.data.store.decode.planes import PLANE_SIGNATURE, streamed_plane
+        def make() -> PlaneLoop:
+            from rankwise.data.store.decode.planes import streamed_plane
 
-                self._addresses["streamed"] = self._compiled(streamed_plane(), "plane_streamed", PLANE_SIGNATURE)
-            return self._addresses["streamed"]
+            return streamed_plane()
 
-    def _add_plane(self, key: tuple[DType, DType, bool]) -> int:
-        stored, wanted, scaled = key
-        name = plane_name(stored, wanted, scaled=scaled)
+        return self._loop("streamed", make)
+
+    def _spread_loop(self, element: DType, column: DType) -> int:
+        def make() -> PlaneLoop:
+            from rankwise.data.store.decode.spreading import spread_loop
+
+            return spread_loop(getattr(np, f"uint{8 * element.itemsize}"), getattr(np, column.name))
+
+        return self._loop(f"spread_{element.itemsize}_{column.name}", make)
+
+    def _loop(self, name: str, make: Callable[[], PlaneLoop]) -> int:
+        """Return the address of a compiled loop, which is made if it is not known yet."""
         with self._lock:
-            address = self._addresses.get(name)
-            if address is None:
+            if name not in self._addresses:
                 from rankwise.data.store.decode.planes import PLANE_SIGNATURE
 
-                loop = plane_for(stored, wanted, scaled=scaled)
-                address = self._addresses[name] = self._compiled(loop, f"plane_{name}", PLANE_SIGNATURE)
-            self._planes[key] = address
-        return address
+                self._addresses[name] = self._compiled(make(), f"plane_{name}", PLANE_SIGNATURE)
+            return self._addresses[name]
 
     def _compiled_loop(self) -> Callable[[int], int]:
         from rankwise.data.store.decode.machine import types
@@ -140,6 +170,11 @@ class KernelDecoder:
         self.num_loaded += was_on_disk
         self.num_compiled += not was_on_disk
         return address
+
+
+def _write(job: IntArray, **settings: int) -> None:
+    for slot, value in settings.items():
+        job[SLOTS[slot] // 8] = value
 
 
 def _streamed_bytes(tasks: ChunkTasks, first: int, last: int, out: NDArray) -> int:

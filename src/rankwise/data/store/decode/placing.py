@@ -8,7 +8,8 @@ from __future__ import annotations
 from rankwise.data.store.decode import status as codes
 from rankwise.data.store.decode.fetching import fetch
 from rankwise.data.store.decode.job import SLOTS
-from rankwise.data.store.decode.machine import call_plane, entry, get, inlined, put8, put32, real_entry, streamed
+from rankwise.data.store.decode.machine import call_plane, entry, get, inlined, put, put8, put32, real_entry, streamed
+from rankwise.data.store.decode.spreading import FOLLOWS, WHOLE
 
 __all__ = ["run_chunks"]
 
@@ -19,6 +20,10 @@ _SRC_FIRST, _EXTENTS, _SRC_STRIDES = SLOTS["src_first"], SLOTS["extents"], SLOTS
 _DST_START, _STRIDES, _OUT, _PLANE = SLOTS["dst_start"], SLOTS["strides"], SLOTS["out"], SLOTS["plane"]
 _SCALE, _OFFSET, _DST_UNIT, _COL_UNIT = SLOTS["scale"], SLOTS["offset_"], SLOTS["dst_unit"], SLOTS["col_unit"]
 _STAGE, _STREAM = SLOTS["stage"], SLOTS["stream"]
+_SPREAD, _COLUMNS, _COLUMN_BYTES, _WIDTH = SLOTS["spread"], SLOTS["columns"], SLOTS["column_bytes"], SLOTS["width"]
+_TABLES, _PLACES, _NUM_COLS = SLOTS["tables"], SLOTS["places"], SLOTS["num_cols"]
+_ITS_PLACES, _ITS_NUM_COLS = SLOTS["its_places"], SLOTS["its_num_cols"]
+_ROWS, _BEGINS, _LENGTHS, _MARKS = SLOTS["rows"], SLOTS["begins"], SLOTS["lengths"], SLOTS["marks"]
 
 
 def run_chunks(job: int) -> int:
@@ -27,7 +32,8 @@ def run_chunks(job: int) -> int:
         status = fetch(job, chunk)
         if status == _OK:
             for target in range(entry(job, _BOUNDS, chunk), entry(job, _BOUNDS, chunk + 1)):
-                if _place(job, chunk, target) != 0:
+                unfit = _place(job, chunk, target) if get(job, _SPREAD) == 0 else _spread(job, target)
+                if unfit != 0:
                     put8(job, _UNFIT, target, 1)
                     status = _OUT_OF_RANGE
         put32(job, _STATUS, chunk, status)
@@ -77,4 +83,25 @@ def _staged(  # noqa: PLR0917
     for row in range(rows):
         unfit |= call_plane(get(job, _PLANE), src + row * src_step, stage, 1, cols, 0, 0, scale, offset)
         call_plane(get(job, _STREAM), stage, dst + row * dst_step, 1, cols * unit, 0, 0, 1.0, 0.0)
+    return unfit
+
+
+@inlined
+def _spread(job: int, target: int) -> int:
+    """Spread elements over their dense row, cast first if need be; returns whether a value does not fit."""
+    unit, row, at = get(job, _DST_UNIT), entry(job, _ROWS, target), entry(job, _DST_START, target)
+    src = get(job, _SOURCE) + entry(job, _SRC_FIRST, target) * get(job, _STRIDED)
+    count, unfit = entry(job, _EXTENTS, target), 0
+    if get(job, _PLANE) != 0:
+        unfit = call_plane(get(job, _PLANE), src, get(job, _STAGE), 1, count, 0, 0, 1.0, 0.0)
+        src = get(job, _STAGE)
+    mode = WHOLE if count == entry(job, _LENGTHS, row) else 0
+    if at > entry(job, _BEGINS, row):
+        mode |= FOLLOWS
+    table = entry(job, _TABLES, target)
+    put(job, _ITS_PLACES, entry(job, _PLACES, table))
+    put(job, _ITS_NUM_COLS, entry(job, _NUM_COLS, table))
+    dst = get(job, _OUT) + row * get(job, _WIDTH) * unit
+    columns = get(job, _COLUMNS) + at * get(job, _COLUMN_BYTES)
+    put8(job, _MARKS, target, call_plane(get(job, _SPREAD), src, dst, columns, count, mode, job, 0.0, 0.0))
     return unfit

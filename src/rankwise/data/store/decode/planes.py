@@ -16,14 +16,12 @@ from rankwise.data.store.decode.machine import (
     bfloat16_bits,
     double_from_half,
     elements,
-    external,
     float_from_half_bits,
     half_bits,
     half_bits_of_double,
-    stream64,
     types,
 )
-from rankwise.data.store.decode.symbols import PREFIX
+from rankwise.data.store.decode.streaming import memcpy, stream_bytes
 
 __all__ = ["BFLOAT16", "BOOLEAN", "HALF", "NUMBER", "PLANE_SIGNATURE", "PlaneLoop", "checked_plane", "copied_plane"]
 __all__ += ["cast_plane", "streamed_plane"]
@@ -35,8 +33,6 @@ PLANE_SIGNATURE = types.int64(*[types.int64] * 6, types.float64, types.float64)
 # What the elements are, where a dtype of numba does not say it.
 NUMBER, BOOLEAN, HALF, BFLOAT16 = range(4)
 
-_memcpy = external(f"{PREFIX}memcpy", types.int64, types.int64, types.int64, types.int64)
-
 
 def copied_plane() -> PlaneLoop:
     """Return the loop for outputs of the stored dtype."""
@@ -45,30 +41,20 @@ def copied_plane() -> PlaneLoop:
         src: int, dst: int, rows: int, cols: int, src_stride: int, dst_stride: int, _scale: float, _offset: float
     ) -> int:
         for row in range(rows):
-            _memcpy(dst + row * dst_stride, src + row * src_stride, cols)
+            memcpy(dst + row * dst_stride, src + row * src_stride, cols)
         return 0
 
     return plane
 
 
 def streamed_plane() -> PlaneLoop:
-    """Return the loop for outputs of the stored dtype that are larger than caches: whole lines are written past them.
-
-    A store that goes through the caches reads the line first that it then overwrites: twice the traffic.
-    """
+    """Return the loop for outputs of the stored dtype that are larger than caches."""
 
     def plane(  # noqa: PLR0917
         src: int, dst: int, rows: int, cols: int, src_stride: int, dst_stride: int, _scale: float, _offset: float
     ) -> int:
         for row in range(rows):
-            source, target, rest = src + row * src_stride, dst + row * dst_stride, cols
-            head = min(-target & 63, rest)
-            _memcpy(target, source, head)
-            source, target, rest = source + head, target + head, rest - head
-            lines = rest >> 6
-            for line in range(lines):
-                stream64(target + 64 * line, source + 64 * line)
-            _memcpy(target + 64 * lines, source + 64 * lines, rest & 63)
+            stream_bytes(dst + row * dst_stride, src + row * src_stride, cols)
         return 0
 
     return plane

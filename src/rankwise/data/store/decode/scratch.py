@@ -28,6 +28,7 @@ class Scratch:
         decode: uint8 buffer for one decoded chunk, small enough for the second-level cache if chunks are.
         job: int64 table through which Python and the compiled loop talk.
         stage: uint8 buffer for a row of the output.
+        blank: uint8 buffer for a dense row, zero whenever no chunk is at work.
         rows: rows of fill values, of any dtype.
         context: address of a decoder's own memory (of zstd), 0 until one is needed.
     """
@@ -36,6 +37,7 @@ class Scratch:
         self.read: NDArray = _aligned(0)
         self.decode: NDArray = _aligned(0)
         self.stage: NDArray = _aligned(0)
+        self.blank: NDArray = _aligned(0)
         self.job: IntArray = np.zeros(0, dtype=np.int64)
         self.rows: NDArray = _aligned(0)
         self.context = 0
@@ -54,6 +56,12 @@ class Scratch:
         """Make room for a row of the output."""
         if len(self.stage) < num_bytes:
             self.stage = _aligned(num_bytes)
+
+    def reserve_blank(self, num_bytes: int) -> None:
+        """Make room for a dense row."""
+        if len(self.blank) < num_bytes:
+            self.blank = _aligned(num_bytes)
+            self.blank[:] = 0
 
     def ensure_context(self, make: Callable[[], int], free: Callable[[int], object]) -> None:
         """Create the decoder's context if there is none yet.
@@ -74,7 +82,7 @@ class Scratch:
         if self._free is not None:
             self._free()
         self.context, self._free = 0, None
-        self.read, self.decode, self.stage, self.rows = (_aligned(0) for _ in range(4))
+        self.read, self.decode, self.stage, self.blank, self.rows = (_aligned(0) for _ in range(5))
         self.job = np.zeros(0, dtype=np.int64)
 
     def __enter__(self) -> Self:

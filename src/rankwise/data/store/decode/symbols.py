@@ -66,7 +66,9 @@ def _addresses() -> dict[str, int]:
     for name in _CONTEXT:
         _address("zstd", name)
     errno = "__error" if sys.platform == "darwin" else "__errno_location"
-    return found | {"pread": _libc_address("pread"), "memcpy": _libc_address("memcpy"), "errno": _libc_address(errno)}
+    return (
+        found | {name: _libc_address(name) for name in ("pread", "memcpy", "memset")} | {"errno": _libc_address(errno)}
+    )
 
 
 @functools.cache

@@ -6,12 +6,14 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from rankwise.data.contract import BoolArray, IntArray, NDArray
-from rankwise.data.store.boxes import BoxError, BoxReport, converted
+from rankwise.data.contract import BoolArray, DType, IntArray, NDArray
+from rankwise.data.store.boxes import BoxError, BoxReport, Spread, converted
+from rankwise.data.store.meta import ArrayMeta
 from rankwise.data.store.plan import BoxPlan, OddBox
 from rankwise.data.store.reading.failures import ChunkFailure, box_errors, changed_files, unwritten
-from rankwise.data.store.reading.fast import FastChunks
+from rankwise.data.store.reading.fast import FastChunks, States
 from rankwise.data.store.reading.slow_chunks import SlowChunks
+from rankwise.data.store.reading.spreads import settled
 from rankwise.data.store.reading.stats import ReaderStats
 from rankwise.data.store.reading.threads import WorkCrew
 from rankwise.data.store.reading.tools import Tools
@@ -39,7 +41,21 @@ class Executor:
 
     def run(self, jobs: Sequence[tuple[BoxPlan, NDArray]]) -> tuple[tuple[BoxReport, ...], ReaderStats]:
         """Fill the outputs; return a report for each job, and what was done."""
-        runs = [_Run(plan, out, self._tools) for plan, out in jobs]
+        return self._run([_Run(plan, out, self._tools) for plan, out in jobs])
+
+    def spreads(self, arrays: Sequence[ArrayMeta], dtype: DType) -> bool:
+        """Whether `spread` can carry plans for these arrays out."""
+        return self._tools.spreads(arrays, dtype)
+
+    def spread(self, plan: BoxPlan, out: NDArray, spread: Spread) -> tuple[BoxReport, States, ReaderStats]:
+        """Fill dense rows; return a report, what was noticed about the columns of each row, and what was done."""
+        pieces = np.bincount(plan.targets.box, minlength=len(plan.request))
+        out[pieces != 1] = 0
+        run = _Run(plan, out, self._tools, spread)
+        (report,), stats = self._run([run])
+        return report, settled(run.states(), plan, spread), stats
+
+    def _run(self, runs: Sequence[_Run]) -> tuple[tuple[BoxReport, ...], ReaderStats]:
         self._crew.run(task for run in runs for task in run.tasks(self._crew.num_threads))
         reports = tuple(run.report() for run in runs)
         return reports, sum((run.stats for run in runs), ReaderStats())
@@ -48,12 +64,12 @@ class Executor:
 class _Run:
     """One plan on its way into one output."""
 
-    def __init__(self, plan: BoxPlan, out: NDArray, tools: Tools) -> None:
+    def __init__(self, plan: BoxPlan, out: NDArray, tools: Tools, spread: Spread | None = None) -> None:
         self._plan = plan
         self._out = out
         self._unfilled = _prefill(plan, out)
         fast, slow = _split(plan)
-        self._parts: list[FastChunks | SlowChunks] = [FastChunks(plan, chosen, out, tools) for chosen in fast]
+        self._parts: list[FastChunks | SlowChunks] = [FastChunks(plan, chosen, out, tools, spread) for chosen in fast]
         self._parts.append(SlowChunks(plan, slow, out, tools))
         self._odd = [_OddRun(odd, plan, tools) for odd in plan.odd]
 
@@ -62,6 +78,14 @@ class _Run:
             yield from part.tasks(num_threads)
         for odd in self._odd:
             yield from odd.run.tasks(num_threads)
+
+    def states(self) -> States:
+        """What the decoder noticed about the columns of each row of a spread, uint8[B]."""
+        states = np.zeros(len(self._plan.request), dtype=np.uint8)
+        for part in self._parts:
+            if isinstance(part, FastChunks):
+                np.bitwise_or.at(states, *part.marked)
+        return states
 
     @property
     def stats(self) -> ReaderStats:

@@ -8,10 +8,14 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import partial
+from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from rankwise.data.contract import DType, IntArray, NDArray
+from rankwise.data.store.boxes import Spread
+from rankwise.data.store.decode.dense_rows import DenseRows
 from rankwise.data.store.decode.status import BAD_FRAME, OK, OS_ERROR, OUT_OF_RANGE, describe, is_damage
 from rankwise.data.store.decode.tasks import (
     KIND_BLOSC,
@@ -33,6 +37,7 @@ from rankwise.data.store.reading.tools import Tools
 
 __all__ = ["FastChunks"]
 
+States: TypeAlias = npt.NDArray[np.uint8]
 _READ_BYTES = 2**16  # what a thread could place in the time that a small read takes
 _KINDS = {"raw": KIND_RAW, "zstd": KIND_ZSTD, "blosc": KIND_BLOSC, "lz4": KIND_LZ4}
 
@@ -45,9 +50,13 @@ class FastChunks:
         chosen: int64[n], which of its chunks, ascending.
         out: [B, *shape], C-contiguous.
         tools: what runs share.
+        spread: in which columns of dense rows elements come out; `out` is then [B, width], and zero in rows of several
+            pieces.
     """
 
-    def __init__(self, plan: BoxPlan, chosen: IntArray, out: NDArray, tools: Tools) -> None:
+    def __init__(
+        self, plan: BoxPlan, chosen: IntArray, out: NDArray, tools: Tools, spread: Spread | None = None
+    ) -> None:
         self._plan = plan
         self._chosen = chosen
         self._out = out
@@ -55,6 +64,7 @@ class FastChunks:
         self._wanted: dict[int, tuple[Hashable, ArrayMeta]] = {}  # position -> what is worth keeping once decoded
         self._found: dict[int, NDArray] = {}  # position -> decoded already
         self._box, self._tasks = self._tables()
+        self._dense = None if spread is None else _dense_rows(plan, spread, self._box)
         self._local = LocalFiles(plan, chosen, self._tasks, tools.handles)
         self._trouble: dict[int, ChunkFailure] = {}  # position -> why no decoder could begin
         self._hopeless = False  # chunks stayed unreadable for so long that others need not wait as well
@@ -85,6 +95,14 @@ class FastChunks:
         """Chunks of the plan whose objects turned out not to be there when they were read."""
         absent: IntArray = self._chosen[(self._tasks.kind == KIND_FILL) & (self._plan.chunks.offset[self._chosen] >= 0)]
         return absent
+
+    @property
+    def marked(self) -> tuple[IntArray, States]:
+        """Rows about whose columns there is something to say, and what; some several times."""
+        if self._dense is None:
+            return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.uint8)
+        told = np.flatnonzero(self._dense.marks)
+        return self._box[told], self._dense.marks[told]
 
     def tasks(self, num_threads: int) -> Iterator[Callable[[], None]]:
         """Yield pieces of work, in the order in which they should start."""
@@ -209,7 +227,10 @@ class FastChunks:
     def _decode(self, first: int, last: int) -> None:
         try:
             with self._tools.scratches.borrow() as scratch:
-                self._tools.decoder.run(self._tasks, first, last, self._out, scratch)
+                if self._dense is None:
+                    self._tools.decoder.run(self._tasks, first, last, self._out, scratch)
+                else:
+                    self._tools.spreader.spread(self._tasks, self._dense, first, last, self._out, scratch)
         except MemoryError as error:
             if last - first > 1:  # it may be one chunk of an absurd size
                 for at in range(first, last):
@@ -280,6 +301,14 @@ class FastChunks:
             # an object that was not there is asked for again, so that it is told again
             if int(self._chosen[at]) not in self.failed and self._tasks.kind[at] != KIND_FILL:
                 self._tools.cache.put(self._wanted[at][0], buffer)
+
+
+def _dense_rows(plan: BoxPlan, spread: Spread, box: IntArray) -> DenseRows:
+    runs = plan.request.runs
+    assert runs is not None
+    marks = np.zeros(len(box), dtype=np.uint8)
+    tables = plan.request.which[box] if len(spread.num_cols) > 1 else np.zeros(len(box), dtype=np.int64)
+    return DenseRows(spread=spread, rows=box, begins=runs.places, lengths=runs.lengths, tables=tables, marks=marks)
 
 
 def _fill_values(arrays: Sequence[ArrayMeta], dtype: DType) -> NDArray:

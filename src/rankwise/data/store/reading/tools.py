@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Self
 
+from rankwise.data.contract import DType
 from rankwise.data.store.cache import ChunkCache
-from rankwise.data.store.decode import Decoder, Scratch, choose_decoder
+from rankwise.data.store.decode import Decoder, Scratch, Spreader, choose_decoder, is_castable
 from rankwise.data.store.files import HandleCache
 from rankwise.data.store.meta import ArrayMeta
 from rankwise.data.store.reading.admission import Admission
@@ -21,6 +22,7 @@ from rankwise.errors import DataError
 
 __all__ = ["ScratchPool", "Tools"]
 
+_ITEMSIZES = (1, 2, 4, 8)
 _LOG = logging.getLogger(__name__)
 
 
@@ -81,6 +83,21 @@ class Tools:
         if why:
             _say_slower(why)
         return cls(decoder=decoder, **parts)
+
+    @property
+    def spreader(self) -> Spreader:
+        """The decoder, which can place elements in dense rows: see `spreads`."""
+        assert isinstance(self.decoder, Spreader)
+        return self.decoder
+
+    def spreads(self, arrays: Sequence[ArrayMeta], dtype: DType) -> bool:
+        """Whether runs of arrays of one axis can be placed in dense rows of a dtype while they are decoded."""
+        if not isinstance(self.decoder, Spreader) or dtype.itemsize not in _ITEMSIZES:
+            return False
+        return all(
+            array.ndim == 1 and array.codec.kind != "zarr" and is_castable(array.dtype, dtype, scaled=False)
+            for array in arrays
+        )
 
 
 @functools.cache

@@ -4,7 +4,7 @@ import numpy as np
 import scipy.sparse as sp
 import torch
 
-from rankwise.data.rows.loader.memory_pool import MemoryPool
+from rankwise.data.rows.memory_pool import MemoryPool
 
 
 def address(array):

@@ -1,0 +1,80 @@
+"""`DenseRows`: where the targets of some tasks go in dense rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from rankwise.data.contract import IntArray, NDArray
+from rankwise.data.store.boxes.spread import OUTSIDE, TWICE, Spread
+from rankwise.data.store.decode.job import SLOTS
+from rankwise.data.store.decode.tasks import ChunkTasks, address_of
+
+__all__ = ["OUTSIDE", "UNSURE", "DenseRows"]
+
+UNSURE = TWICE  # a column may have come twice
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class DenseRows:
+    """Tasks of one axis whose targets are pieces of sparse rows; each piece goes to its dense row.
+
+    Attributes:
+        spread: the columns of the elements; element p of the flat output is in column ``spread.columns[p]``.
+        rows: int64[T], the row of each target.
+        begins: int64[B], element of the flat output where each row begins.
+        lengths: int64[B], its elements.
+        tables: int64[T], which of the tables of `spread` holds for each target.
+        marks: uint8[T], written: `OUTSIDE` where a column that there is not was left out, `UNSURE` where a column may
+            have come twice.
+    """
+
+    spread: Spread
+    rows: IntArray
+    begins: IntArray
+    lengths: IntArray
+    tables: IntArray
+    marks: npt.NDArray[np.uint8]
+    num_cols: IntArray = field(init=False, repr=False)
+    places: IntArray = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        spread = self.spread
+        given = [None] * len(spread.num_cols) if spread.places is None else spread.places
+        addresses = [0 if table is None else address_of(table) for table in given]
+        object.__setattr__(self, "num_cols", np.array(spread.num_cols, dtype=np.int64))
+        object.__setattr__(self, "places", np.array(addresses, dtype=np.int64))
+
+    def check(self, tasks: ChunkTasks, out: NDArray) -> None:
+        """Refuse what would touch memory that is not there.
+
+        Raises:
+            ValueError: tables do not fit together: a bug in the planner, not damage.
+        """
+        wanted = (len(self.begins), self.spread.width)
+        if out.shape != wanted or not (out.flags.c_contiguous and out.flags.writeable):
+            raise ValueError(f"dense rows want a C-contiguous and writeable output of {wanted}, got {out.shape}")
+        if tasks.reach >= len(self.spread.columns):
+            raise ValueError(f"targets reach element {tasks.reach}, there are {len(self.spread.columns)} columns")
+        if tasks.ndim != 1 or tasks.scaled or not len(self.rows) == len(self.marks) == len(tasks.dst_start):
+            raise ValueError("dense rows want targets of one axis that are not scaled, and a row and a mark for each")
+        if len(self.tables) != len(self.rows) or not set(np.unique(self.tables)) <= set(range(len(self.num_cols))):
+            raise ValueError(f"dense rows want a table for each target, there are {len(self.num_cols)}")
+        if len(self.lengths) != len(self.begins) or self.begins.min(initial=0) < 0:
+            raise ValueError("dense rows want a beginning and a length for each row")
+        if len(self.rows) and not 0 <= self.rows.min() <= self.rows.max() < len(self.begins):
+            raise ValueError(f"targets want rows from 0 to {len(self.begins) - 1}")
+
+    def write(self, job: IntArray) -> None:
+        """Write what compiled code needs to know into its job."""
+        spread = self.spread
+        settings = {
+            "columns": address_of(spread.columns), "column_bytes": spread.columns.itemsize, "width": spread.width,
+            "rows": address_of(self.rows), "begins": address_of(self.begins), "lengths": address_of(self.lengths),
+            "tables": address_of(self.tables), "num_cols": address_of(self.num_cols),
+            "places": address_of(self.places), "marks": address_of(self.marks),
+        }  # fmt: skip
+        for slot, value in settings.items():
+            job[SLOTS[slot] // 8] = value
