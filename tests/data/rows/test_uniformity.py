@@ -1,0 +1,188 @@
+"""Uniformity: of orders over collections, of the writer's shuffle, and of draws; each beside NumPy's own.
+
+Bounds come from the chi-square distribution. Where many statistics are looked at, the largest must stay below what all
+of them stay below together but for a chance of 10^-4, however they depend on each other (Bonferroni's inequality). All
+seeds are fixed.
+"""
+
+import anndata
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.sparse as sp
+from scipy import stats
+
+from rankwise.data.order import Order
+from rankwise.data.rows import DatasetCollection, RowSource
+from rankwise.data.rows.collection.shuffling import cut_datasets, order_rows
+from rankwise.testing.small_rows import write_anndata
+
+CHANCE = 1e-4
+
+
+def chi_squares(counts, expected):
+    """One statistic for each row of a table of counts."""
+    return ((counts - expected) ** 2 / expected).sum(axis=-1)
+
+
+def check_each(found, degrees):
+    """Each is as large as chance makes it, and so is their mean."""
+    assert found.max() < stats.chi2.isf(CHANCE / len(found), degrees)
+    # the mean of a chi-square is its degrees of freedom, whatever others it depends on
+    assert found.mean() == pytest.approx(degrees, rel=0.1)
+
+
+NUM_ROWS, NUM_EPOCHS, NUM_PARTS = 4_099, 800, 8
+
+
+def parts_of_epochs(epoch_of):
+    """How often each row comes in each eighth of an epoch, [rows, eighths], and how often it should."""
+    part = np.arange(NUM_ROWS) * NUM_PARTS // NUM_ROWS
+    counts = np.zeros((NUM_ROWS, NUM_PARTS))
+    for epoch in range(NUM_EPOCHS):
+        counts[epoch_of(epoch), part] += 1
+    return counts, np.bincount(part) * NUM_EPOCHS / NUM_ROWS
+
+
+@pytest.mark.parametrize("options", [{"lanes": 4, "window": 8}, {"lanes": 16, "window": 2}, {"lanes": 1, "window": 30}])
+def test_a_row_comes_at_any_time_of_an_epoch(options):
+    """In a window order over a collection each row is as likely in each eighth of an epoch as with NumPy's permutation.
+
+    The collection ends in a chunk that is not full.
+    """
+    collection = order_rows(cut_datasets(NUM_ROWS, 1_500), seed=3, shuffle=True, run=1)
+    order = Order(NUM_ROWS, batch_size=64, seed=11, chunk_samples=4, **options)
+    places, rng = np.arange(NUM_ROWS), np.random.default_rng(5)
+    for epoch_of in (lambda epoch: collection[order.ids(places, epoch)], lambda _: rng.permutation(NUM_ROWS)):
+        check_each(chi_squares(*parts_of_epochs(epoch_of)), NUM_PARTS - 1)
+
+
+def together_in_batches(epoch, batch_size):
+    """How many pairs of neighbouring rows of the inputs share a batch of an epoch."""
+    batch = np.empty(len(epoch), dtype=np.int64)
+    batch[epoch] = np.arange(len(epoch)) // batch_size
+    return int((batch[1:] == batch[:-1]).sum())
+
+
+def test_neighbours_of_the_inputs_meet_in_batches_by_chance():
+    """Rows that were neighbours before the shuffle share a global batch as often as NumPy's permutation puts them."""
+    num, batch_size, trials = 2_000, 50, 300
+    chance = (num - 1) * (batch_size - 1) / (num - 1)  # pairs, each with (batch - 1) of (rows - 1) places to meet at
+    edges, rng = cut_datasets(num, 900), np.random.default_rng(1)
+
+    def score(of_trial):
+        """Standard errors between the mean of the trials and chance."""
+        seen = np.array([together_in_batches(of_trial(trial), batch_size) for trial in range(trials)])
+        return (seen.mean() - chance) / (seen.std() / np.sqrt(trials))
+
+    def ours(trial, *, shuffle=True):
+        order = Order(num, batch_size=batch_size, seed=trial, chunk_samples=8, lanes=5, window=4)
+        return order_rows(edges, seed=trial, shuffle=shuffle, run=1)[order.ids(np.arange(num), 0)]
+
+    bound = stats.norm.isf(CHANCE / 2)
+    assert abs(score(ours)) < bound
+    assert abs(score(lambda _: rng.permutation(num))) < bound
+    assert score(lambda trial: ours(trial, shuffle=False)) > 20 * bound  # the window alone keeps neighbours together
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """Where rows of the inputs came to lie, for several seeds: as is the default, and with runs of 1,000 rows."""
+    num, folder = 6_000, tmp_path_factory.mktemp("written")
+    values = np.zeros((num, 200), dtype="f4")  # 4.8 MB: several buckets for each dataset
+    source = anndata.AnnData(X=values, obs=pd.DataFrame(index=[str(row) for row in range(num)]))
+
+    def places(name, **options):
+        collection = DatasetCollection(folder / f"{name}.zarr")
+        collection.add_adatas([source], dataset_size=2_000, n_obs_per_chunk=64, memory_budget="1MB", **options)
+        return np.argsort(collection.obs(["src_row"])["src_row"].to_numpy())
+
+    uniform = [places(f"uniform {seed}", rng=seed) for seed in range(3)]
+    return uniform, places("runs", rng=0, shuffle_chunk_size=1_000)
+
+
+def table_of_places(places, size=20):
+    """How many rows of each stretch of the inputs lie in each stretch of the collection."""
+    part = np.arange(len(places)) * size // len(places)
+    return np.bincount(part * size + part[places], minlength=size * size).reshape(size, size)
+
+
+def test_written_rows_lie_anywhere(written):
+    """Stretches of the inputs against stretches of the collection, which is no table of chance with runs of rows."""
+    uniform, runs = written
+    rng = np.random.default_rng(2)
+    tables = [table_of_places(places) for places in (*uniform, *(rng.permutation(6_000) for _ in range(3)))]
+    # sums of rows and columns are given: (20 - 1)^2 degrees of freedom
+    bounds = stats.chi2.isf([1 - CHANCE / 6, CHANCE / 6], 19**2)
+    for table in tables:
+        assert table.sum(axis=0).tolist() == table.sum(axis=1).tolist() == [300] * 20
+        assert bounds[0] < chi_squares(table.ravel(), 15) < bounds[1]
+    assert chi_squares(table_of_places(runs).ravel(), 15) > 10 * bounds[1]
+
+
+def test_neighbours_of_the_inputs_share_a_written_chunk_by_chance(written):
+    """Rows that were neighbours lie in one chunk as seldom as those of NumPy's permutation; runs of rows do not."""
+    uniform, runs = written
+
+    def shared(places):
+        chunk = places // 2_000 * 32 + places % 2_000 // 64  # of each dataset of 2,000 rows
+        return int((np.diff(chunk) == 0).sum())
+
+    # 31 chunks of 64 rows in each dataset, and one of 16
+    chance = 3 * (31 * 64 * 63 + 16 * 15) / 6_000
+    low, high = stats.poisson.ppf([CHANCE / 12, 1 - CHANCE / 12], chance)  # few of many pairs: a Poisson number
+    rng = np.random.default_rng(2)
+    for places in (*uniform, *(rng.permutation(6_000) for _ in range(3))):
+        assert low < shared(places) < high
+    assert shared(runs) > 1.5 * high
+
+
+@pytest.fixture(scope="module")
+def labelled(tmp_path_factory):
+    """A store of 300 rows of three kinds, one of them rare."""
+    kinds = np.repeat(["common", "some", "rare"], [220, 70, 10])
+    obs = pd.DataFrame({"kind": pd.Categorical(np.random.default_rng(0).permutation(kinds))})
+    obs.index = obs.index.astype(str)
+    made = anndata.AnnData(X=sp.random(300, 5, density=0.5, format="csr", dtype="f4", rng=1), obs=obs)
+    return write_anndata(made, tmp_path_factory.mktemp("labelled") / "a.zarr"), obs["kind"].to_numpy()
+
+
+@pytest.mark.parametrize("together", [1, 4])
+@pytest.mark.parametrize("by", ["weights", "balance"])
+def test_draws_follow_the_weights(labelled, together, by):
+    """Each row is drawn as often as its weight says and NumPy draws it, at each place of a group of draws.
+
+    Draws at one place of all groups are independent of each other, so their counts have a chi-square distribution.
+    """
+    place, kinds = labelled
+    weights = np.random.default_rng(4).gamma(1.0, size=300) * (np.arange(300) % 7 > 0)
+    if by == "balance":
+        weights = 1 / pd.Series(kinds).map(pd.Series(kinds).value_counts()).to_numpy(dtype=float)
+    num = 50_000
+    with RowSource(place, threads=1) as rows:
+        chosen = {"balance": "kind"} if by == "balance" else {"weights": weights}
+        drawn = rows.drawn(num_samples=num * together, together=together, **chosen)
+        samples = drawn.row_numbers(np.arange(num * together), seed=7, epoch=2).reshape(num, together)
+    theirs = np.random.default_rng(9).choice(300, size=num, p=weights / weights.sum())
+    wanted = weights / weights.sum() * num
+    tiny = wanted < 5  # the distribution needs counts that are not: these rows count together
+    pooled = np.where(tiny, np.flatnonzero(~tiny)[0], np.arange(300))
+    expected = np.bincount(pooled, weights=wanted)
+    expected = expected[expected > 0]
+    low, high = stats.chi2.isf([1 - CHANCE / 5, CHANCE / 5], len(expected) - 1)
+    for column in (*samples.T, theirs):
+        assert (weights[column] > 0).all()
+        counts = np.bincount(pooled[column], minlength=pooled.max() + 1)
+        assert low < chi_squares(counts[np.unique(pooled)], expected) < high
+
+
+def test_draws_of_one_sample_vary_over_epochs(labelled):
+    """The same sample of many epochs is any row, as likely as its weight says."""
+    place, kinds = labelled
+    with RowSource(place, threads=1) as rows:
+        drawn = rows.drawn(balance="kind", num_samples=8, together=4)
+        seen = [drawn.row_numbers(np.array([5]), seed=1, epoch=epoch)[0] for epoch in range(4_000)]
+    counts = pd.Series(kinds[seen]).value_counts()
+    assert chi_squares(counts.to_numpy(), 4_000 / 3) < stats.chi2.isf(CHANCE, 2)
+    rare = np.bincount(seen, minlength=300)[kinds == "rare"]
+    assert chi_squares(rare, rare.sum() / 10) < stats.chi2.isf(CHANCE, 9)
