@@ -142,7 +142,60 @@ def test_batch_transform_sees_the_batch_on_its_device():
         batches(batch_transform=lambda _f, _k: [1])
 
 
-def test_ragged_fields_have_no_samples_to_transform():
-    """A per-sample transform over rows of a CSR matrix is refused with the other way."""
-    with pytest.raises(ConfigError, match=r"x is ragged: use batch_transform="):
-        FeedLoader(Squares(ragged=True), Order(11, batch_size=4), transform=noisy)
+class Ragged(Squares):
+    """Sample i has i % 3 values i, in the columns from 1 on, of four."""
+
+    def __init__(self):
+        self.fields = {"x": FieldSpec(shape=(4,), dtype=np.dtype("i4"), ragged=True)}
+
+    def plan(self, share):
+        plan = Plan(share)
+        plan.capacity = {"x": int((share.ids % 3).sum())}
+        return plan
+
+    def read(self, plan, into):
+        ids = plan.share.ids
+        into.reserve(self.fields, len(ids), plan.capacity)
+        data, indices, indptr = into.arrays("x")
+        indptr[0], indptr[1:] = 0, np.cumsum(ids % 3)
+        data[:] = np.repeat(ids, ids % 3)
+        indices[:] = np.concatenate([np.arange(1, 1 + i % 3) for i in ids] or [[]])
+        return ReadReport(valid=np.ones(len(ids), dtype=np.bool_))
+
+
+def tripled(fields, key):
+    row = fields["x"]
+    assert row.shape == (1, 4)
+    row.data *= 3
+    return {"x": row, "sum": row.sum(), "key": key, "cut": row[:, 1:3].astype("f8")}
+
+
+@pytest.mark.parametrize(("device", "world_size"), [(None, 1), ("cpu", 3), ("cpu", 6)])
+def test_sparse_rows_go_in_and_come_out(device, world_size):
+    """A ragged sample is a CSR matrix of one row, and may come out as one: of other columns, in empty shares too."""
+    seen = []
+    for rank in range(world_size):
+        options = {"rank": rank, "world_size": world_size, "device": device, "transform": tripled}
+        for batch in [b.detach() for step in FeedLoader(Ragged(), Order(11, batch_size=5), **options) for b in step]:
+            dense = {name: batch[name].to_dense() if device else batch[name].toarray() for name in ("x", "cut")}
+            assert (dense["x"].shape, dense["cut"].shape) == ((len(batch), 4), (len(batch), 2))
+            for at, sample in enumerate(batch.ids.tolist()):
+                wanted = [3 * sample if 1 <= column <= sample % 3 else 0 for column in range(4)]
+                assert dense["x"][at].tolist() == wanted
+                assert dense["cut"][at].tolist() == wanted[1:3]
+                assert (int(batch["sum"][at]), int(batch["key"][at])) == (sum(wanted), int(batch.key[at]))
+                seen.append(sample)
+    assert sorted(seen) == list(range(11))
+
+
+@pytest.mark.parametrize(
+    ("transform", "said"),
+    [
+        (lambda f, _: {"x": f["x"].T}, r"a sparse matrix \[4, 1\]: return one row"),
+        (lambda f, _: {"x": f["x"] if f["x"].nnz else f["x"].toarray()}, "sparse int32"),
+    ],
+)
+def test_sparse_rows_that_cannot_be(transform, said):
+    """One row each, and always sparse or always dense."""
+    with pytest.raises(ConfigError, match=said):
+        list(FeedLoader(Ragged(), Order(11, batch_size=4, kind="sequential"), transform=transform))

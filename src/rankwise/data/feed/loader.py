@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from rankwise.data.contract import Order, Source
 from rankwise.data.feed.batch import FeedBatch
 from rankwise.data.feed.buffer import BufferPool, HostBuffer
+from rankwise.data.feed.csr_rows import num_cols_of
 from rankwise.data.feed.cursor import Cursor, CursorLoader, check_fits
 from rankwise.data.feed.done import done_of
 from rankwise.data.feed.place import Placer, make_placer
@@ -74,7 +75,8 @@ class FeedLoader(CursorLoader):
             ``jax.sharding.Sharding`` global ones: padded to one shape, ``batch.weights`` telling which rows are real.
         depth: steps that may lie ready, at least 0; 0 reads in the calling thread, which suits a debugger.
         transform: ``transform(fields, key) -> fields`` for one sample on the reader thread; gets a dict of NumPy
-            arrays that it may change, and the sample's key, an int that is the same at any world size.
+            arrays that it may change (ragged fields as SciPy CSR matrices of one row), and the sample's key, an int
+            that is the same at any world size.
         batch_transform: ``batch_transform(fields, keys) -> fields`` for a whole batch, on the consumer's thread and
             device, when the batch is handed over; batches may be empty.
         fields: the fields to read; None = all.
@@ -108,6 +110,7 @@ class FeedLoader(CursorLoader):
     ) -> None:
         if depth < 0:
             raise ConfigError(f"depth is how many steps may lie ready, at least 0; got {depth}")
+        source = _counted(source, order)
         check_fits(order, num_samples=source.num_samples, fingerprint=source.fingerprint)
         self.source = source if fields is None else _select(source, fields)
         super().__init__(Cursor(order, rank=rank, world_size=world_size, micro_batch=micro_batch))
@@ -122,7 +125,6 @@ class FeedLoader(CursorLoader):
         self._stopped: Callable[[], Exception] | None = None
         self._stats = LoaderStats()
         self._budget = SkipBudget(on_bad_sample)
-        _check_ragged(self.source, transform)
 
     def _choose_placer(self, device: Any, order: Order, world_size: int, micro_batch: int | None) -> Placer:
         if not is_jax_target(device):
@@ -185,7 +187,7 @@ class FeedLoader(CursorLoader):
             names=tuple(self.source.fields),
             pool=pool,
             placer=self._placer,
-            transform=None if self._transform is None else SampleTransform(self._transform),
+            transform=None if self._transform is None else SampleTransform(self._transform, num_cols_of(self.source)),
             depth=self._depth,
             budget=self._budget,
         )
@@ -248,18 +250,16 @@ def _release(batches: tuple[FeedBatch, ...]) -> None:
         batch.release()
 
 
+def _counted(source: Source, order: Order) -> Source:
+    """The samples that the order counts: a source that can draw does so as the order says."""
+    bound_to = getattr(source, "bound_to", None)
+    bound: Source = source if bound_to is None else bound_to(order)
+    return bound
+
+
 def _select(source: Source, fields: Sequence[str]) -> Source:
     select = getattr(source, "select", None)
     if select is None:
         raise ConfigError(f"fields= needs a source that can select fields; {type(source).__name__} cannot")
     chosen: Source = select(fields)
     return chosen
-
-
-def _check_ragged(source: Source, transform: Transform | None) -> None:
-    ragged = [name for name, spec in source.fields.items() if spec.ragged]
-    if transform is not None and ragged:
-        raise ConfigError(
-            f"transform= works on dense fields, but {', '.join(ragged)} is ragged: use batch_transform=, or leave it "
-            "out with fields="
-        )

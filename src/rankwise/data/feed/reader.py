@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import logging
-import math
 import threading
 import time
 import weakref
@@ -17,6 +16,7 @@ import numpy as np
 from rankwise.data.contract import BoolArray, IntArray, Plan, ReadReport, Share, Source, Step, sample_keys
 from rankwise.data.feed.buffer import BufferPool, HostBuffer
 from rankwise.data.feed.conveyor import Conveyor
+from rankwise.data.feed.csr_rows import num_cols_of
 from rankwise.data.feed.place import Placed, Placer
 from rankwise.data.feed.skipping import SkipBudget
 from rankwise.data.feed.transform import SampleTransform
@@ -87,7 +87,7 @@ class StepReader:
         self._depth = depth
         self._budget = budget
         self._scratch = HostBuffer()
-        self._num_cols = {name: math.prod(spec.shape) for name, spec in source.fields.items() if spec.ragged}
+        self._num_cols = num_cols_of(source)
 
     def read(self, steps: Iterable[tuple[Step, tuple[Share, ...]]]) -> Iterator[ReadStep]:
         """Yield every step, read and placed; ends early when the pool is closed.
@@ -131,14 +131,14 @@ class StepReader:
         if buffer is None:
             return None
         try:
-            names = self._names
+            names, num_cols = self._names, self._num_cols
             if self._transform is None:
                 share, report = self._read(plan, buffer)
             else:
                 share, report = self._read(plan, self._scratch)
                 self._transformed(self._transform, step, share, buffer)
-                names = tuple(self._transform.specs or ())
-            placed = self._placer.place(buffer, names, self._num_cols)
+                names, num_cols = tuple(self._transform.specs or ()), self._transform.num_cols
+            placed = self._placer.place(buffer, names, num_cols)
         except BaseException:
             self.pool.give_back(buffer)
             raise
@@ -172,8 +172,7 @@ class StepReader:
                 continue  # whoever has it in his share counts it
             if report.errors:
                 raise report.errors[0]
-            fields = {name: held.arrays(name)[0][0] for name in self._names}
-            transform.learn(fields, int(probe.ids[0]), int(_keys(step, probe.ids)[0]))
+            transform.learn(held, self._names, int(probe.ids[0]), int(_keys(step, probe.ids)[0]))
             return
 
 

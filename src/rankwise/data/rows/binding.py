@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rankwise.data.rows.source import RowSource
 from rankwise.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rankwise.data.rows.source import RowSource
 
 __all__ = ["bound_rows"]
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from types import MappingProxyType, TracebackType
@@ -12,16 +11,17 @@ from typing import Any, Self, overload
 import numpy as np
 
 from rankwise.data.contract import BatchBuffer, FieldSpec, IntArray, ReadReport, Share
+from rankwise.data.rows.binding import bound_rows
 from rankwise.data.rows.blockwise import num_stretches
 from rankwise.data.rows.chosen import ChosenRows
 from rankwise.data.rows.datasets import Dataset
 from rankwise.data.rows.drawing import DrawOptions, settled_options
 from rankwise.data.rows.failing import RowErrors
-from rankwise.data.rows.fields import FieldChoice, RowField, open_fields, read_fields
-from rankwise.data.rows.memory_pool import MemoryPool
+from rankwise.data.rows.fields import FieldChoice, open_fields
 from rankwise.data.rows.obs import ObsColumn, read_column
 from rankwise.data.rows.places import NamedRows, find_rows
 from rankwise.data.rows.plans import RowPlan
+from rankwise.data.rows.reading import RowFields, Shelf
 from rankwise.data.store import DEFAULT_CACHE_BYTES, BoxReader, ChunkCache, ReaderStats
 from rankwise.errors import ConfigError
 
@@ -29,7 +29,6 @@ __all__ = ["RowSource"]
 
 # What the chunks that an order mixes may take, decoded; the same number as the order's own.
 _WINDOW_BYTES = 128 << 20
-_PIECES_PER_FIELD = 4
 _LEAST_LANES, _MOST_LANES = 4, 64
 _CHOICES = ("matrices", "obs", "dense", "genes", "dtype", "rows")
 
@@ -81,7 +80,7 @@ class RowSource:
         self._chosen = ChosenRows.of(named, self.datasets, rows)
         self._columns: dict[str, ObsColumn] = {}
         self._open(choice)
-        self._shelf: list[MemoryPool] = []
+        self._shelf = Shelf()
 
     def __repr__(self) -> str:
         fields = ", ".join(f"{name}: {spec.dtype}{list(spec.shape)}" for name, spec in self.fields.items())
@@ -89,9 +88,6 @@ class RowSource:
 
     def __len__(self) -> int:
         return self.num_samples
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_shelf": []}
 
     @property
     def num_samples(self) -> int:
@@ -101,8 +97,7 @@ class RowSource:
     @property
     def fields(self) -> Mapping[str, FieldSpec]:
         """Fields of a row by name: matrices, then obs columns."""
-        known: dict[str, RowField | ObsColumn] = {**self._matrices, **self._columns}
-        return MappingProxyType({name: known[name].spec for name in self._names})
+        return MappingProxyType(self._read_fields().specs)
 
     @property
     def categories(self) -> Mapping[str, tuple[Any, ...]]:
@@ -246,6 +241,14 @@ class RowSource:
         """
         return self._with(_chosen=self._chosen.drawn(options))
 
+    def bound_to(self, order: Any) -> RowSource:
+        """Return the samples that an order counts: these rows, drawn where the order draws.
+
+        Raises:
+            ConfigError: the order was made of other rows, or draws otherwise.
+        """
+        return bound_rows(self, order)
+
     def subset(self, rows: Any) -> RowSource:
         """Return a source of some of these samples, with the same reader and columns.
 
@@ -325,7 +328,7 @@ class RowSource:
         if len(ids) and not (ids.min() >= 0 and ids.max() < self.num_samples):
             raise IndexError(f"a share asks for samples {ids.min()} to {ids.max()}: the source has {self.num_samples}")
         rows = self.row_numbers(ids, seed=share.step.resume.seed, epoch=share.step.epoch)
-        plans = {name: field.plan(rows, self.reader) for name, field in self._read_fields().items()}
+        plans = {name: field.plan(rows, self.reader) for name, field in self._read_fields().matrices.items()}
         return RowPlan.of(share, rows, plans, self.reader)
 
     def hint(self, plan: RowPlan) -> None:
@@ -334,23 +337,8 @@ class RowSource:
 
     def read(self, plan: RowPlan, into: BatchBuffer) -> ReadReport:
         """Read a plan into a buffer, which it reserves. Thread-safe; rows that fail are reported, not raised."""
-        num, fields = plan.share.num_samples, self._read_fields()
-        into.reserve(self.fields, num, plan.capacity)
         errors = RowErrors(plan.share.ids, plan.rows, self.datasets)
-        arrays = {name: into.arrays(name) for name in fields}
-        with self._memory() as memory:
-            done = read_fields(fields, plan.matrices, arrays, self.reader, memory)
-        reports = [report for finished in done.values() for report in finished.reports]
-        for report in reports:
-            for error in report.errors:
-                errors.add(error)
-        for name, finished in done.items():
-            if finished.outside is not None:
-                errors.add_outside(np.flatnonzero(finished.outside), name, fields[name].stack.spec.shape[0])
-        for name, column in self._columns.items():
-            if name in self._names:
-                column.take(plan.rows, into.arrays(name)[0])
-        return errors.summed(reports)
+        return self._read_fields().read(plan, into, self.reader, errors, self._shelf)
 
     def close(self) -> None:
         """Give threads, files and scratch memory back. Reading again opens them anew."""
@@ -377,17 +365,9 @@ class RowSource:
         vars(made).pop("_chunk_rows", None)
         return made
 
-    def _read_fields(self) -> dict[str, RowField]:
-        return {name: field for name, field in self._matrices.items() if name in self._names}
-
-    @contextmanager
-    def _memory(self) -> Iterator[MemoryPool]:
-        """Memory for rows on their way to another shape; one for each thread that reads at a time, used again."""
-        try:
-            held = self._shelf.pop()
-        except IndexError:
-            held = MemoryPool(_PIECES_PER_FIELD * len(self._matrices))
-        try:
-            yield held
-        finally:
-            self._shelf.append(held)
+    def _read_fields(self) -> RowFields:
+        names = self._names
+        return RowFields(
+            matrices={name: field for name, field in self._matrices.items() if name in names},
+            columns={name: column for name, column in self._columns.items() if name in names},
+        )

@@ -163,6 +163,29 @@ def test_transforms(held):
         assert batch["x"].tolist() == held.dense("X")[batch.ids][:, [0, 4]].sum(axis=1).tolist()
 
 
+def test_sparse_rows_one_by_one(held):
+    """A transform of single sparse rows, random by key: the same rows on three ranks as on one; the slow way."""
+
+    def dropped(fields, key):
+        row = fields["X"]
+        row.data *= np.random.default_rng(key & (2**63 - 1)).random(row.nnz) < 0.5
+        return {"X": row, "n": fields["n"]}
+
+    def rows_of(world):
+        loader = loader_of(held.places, world, source={"obs": ("n",)}, transform=dropped)
+        return [
+            (n, row)
+            for (batch,) in loader
+            for n, row in zip(batch["n"].tolist(), array_of(batch["X"]).tolist(), strict=True)
+        ]
+
+    one = rows_of(Place())
+    assert sorted(one) == sorted(row for rank in range(3) for row in rows_of(Place(rank, 3)))
+    whole = dict(zip(held.obs["n"].tolist(), held.dense("X"), strict=True))
+    assert all(got in (0, was) for n, row in one for got, was in zip(row, whole[n], strict=True))
+    assert 0.3 < sum(np.count_nonzero(row) for _, row in one) / held.matrices["X"].nnz < 0.7
+
+
 def test_damage_raises_or_is_skipped(tmp_path):
     """A damaged chunk ends the epoch, or its rows are left out within the budget, all fields alike."""
     held = make_stores(tmp_path)

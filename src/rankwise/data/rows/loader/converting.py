@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from importlib.util import find_spec
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
+from rankwise.data.feed.csr import torch_csr
 from rankwise.errors import ConfigError, MissingExtraError
 
 __all__ = ["Library", "check_library", "convert"]
@@ -53,15 +53,8 @@ def _torch(rows: Any) -> Any:
 
     if isinstance(rows, np.ndarray):
         return torch.from_numpy(rows)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta state", UserWarning)
-        return torch.sparse_csr_tensor(
-            torch.from_numpy(rows.indptr),
-            torch.from_numpy(rows.indices),
-            torch.from_numpy(rows.data),
-            size=rows.shape,
-            check_invariants=False,  # rows and columns were checked when they were read
-        )
+    parts = tuple(torch.from_numpy(part) for part in (rows.data, rows.indices, rows.indptr))
+    return torch_csr(parts, rows.shape[1])  # rows and columns were checked when they were read
 
 
 def _jax(rows: Any) -> Any:

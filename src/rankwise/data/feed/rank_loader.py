@@ -1,0 +1,90 @@
+"""`RankLoader`: a source and an order to batches, on this rank and its device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from rankwise.data.contract import Order
+from rankwise.data.feed.advice import warn_small_cache
+from rankwise.data.feed.loader import BatchTransform, FeedLoader
+from rankwise.data.feed.rank_place import find_place
+from rankwise.data.feed.skipping import OnBadSample
+from rankwise.data.feed.transform import Transform
+
+if TYPE_CHECKING:
+    import jax
+    import torch
+
+    from rankwise.world import World
+
+__all__ = ["RankLoader"]
+
+
+class RankLoader(FeedLoader):
+    """A `FeedLoader` that takes rank, world size and device from the world. Leaving its context closes the source.
+
+    Args:
+        source: samples by index.
+        order: which samples form which step; its batch size is that of all ranks together.
+        micro_batch: most samples of this rank in one batch; None = its whole share at once.
+        device: "auto" = the world's device, any torch device, or None for NumPy arrays and SciPy matrices;
+            ``"jax"`` or a ``jax.sharding.Sharding`` as `FeedLoader` says.
+        world: the world; None = `World.current()`.
+        depth: steps that may lie ready; 0 reads in the calling thread.
+        transform: ``transform(fields, key) -> fields`` for one sample, on the reader thread; sparse rows go in as SciPy
+            CSR matrices of one row, and may come out so.
+        batch_transform: ``batch_transform(fields, keys) -> fields`` for a whole batch, on the device.
+        fields: the fields to read; None = all.
+        on_bad_sample: "raise", or how many damaged samples this rank may leave out; see `FeedLoader`.
+
+    Raises:
+        ConfigError: an argument is out of range, there is no such field, or the order was made for other data.
+        MissingExtraError: torch is needed and not installed.
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        *,
+        order: Order,
+        micro_batch: int | None = None,
+        device: str | torch.device | jax.sharding.Sharding | None = "auto",
+        world: World | None = None,
+        depth: int = 2,
+        transform: Transform | None = None,
+        batch_transform: BatchTransform | None = None,
+        fields: Sequence[str] | None = None,
+        on_bad_sample: OnBadSample = "raise",
+    ) -> None:
+        place = find_place(world, device)
+        super().__init__(
+            source,
+            order,
+            rank=place.rank,
+            world_size=place.world_size,
+            micro_batch=micro_batch,
+            device=place.device,
+            depth=depth,
+            transform=transform,
+            batch_transform=batch_transform,
+            fields=fields,
+            on_bad_sample=on_bad_sample,
+        )
+        warn_small_cache(self.source, order, rank=place.rank, world_size=place.world_size)
+
+    def close(self) -> None:
+        """Close the source's files and threads, and say how many samples were left out. Calling it twice is fine."""
+        self.say_skipped()
+        close = getattr(self.source, "close", None)
+        if close is not None:
+            close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

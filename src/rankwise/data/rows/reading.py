@@ -1,0 +1,90 @@
+"""Rows of a plan into a batch: matrices straight into it or by way of scratch memory, columns of obs beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+
+from rankwise.data.contract import BatchBuffer, FieldSpec, ReadReport
+from rankwise.data.rows.failing import RowErrors
+from rankwise.data.rows.fields import RowField, read_fields
+from rankwise.data.rows.memory_pool import MemoryPool
+from rankwise.data.rows.obs import ObsColumn
+from rankwise.data.rows.plans import RowPlan
+from rankwise.data.store import BoxReader
+
+__all__ = ["RowFields", "Shelf"]
+
+_PIECES_PER_FIELD = 4
+
+
+class Shelf:
+    """Memory for rows on their way to another shape: a pool for each thread that reads at a time, used again."""
+
+    def __init__(self) -> None:
+        self._held: list[MemoryPool] = []
+
+    def __reduce__(self) -> tuple[type[Shelf], tuple[()]]:
+        return Shelf, ()
+
+    @contextmanager
+    def memory(self, num_pieces: int) -> Iterator[MemoryPool]:
+        """Lend a pool, a new one of so many pieces where none is left."""
+        try:
+            lent = self._held.pop()
+        except IndexError:
+            lent = MemoryPool(num_pieces)
+        try:
+            yield lent
+        finally:
+            self._held.append(lent)
+
+    def clear(self) -> None:
+        """Give the memory back."""
+        self._held.clear()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowFields:
+    """The fields that are read of a row, by name.
+
+    Attributes:
+        matrices: those out of matrices.
+        columns: those out of obs.
+    """
+
+    matrices: Mapping[str, RowField]
+    columns: Mapping[str, ObsColumn]
+
+    @property
+    def specs(self) -> dict[str, FieldSpec]:
+        """What a row is, matrices first."""
+        found = {name: field.spec for name, field in self.matrices.items()}
+        return found | {name: column.spec for name, column in self.columns.items()}
+
+    def read(self, plan: RowPlan, into: BatchBuffer, reader: BoxReader, errors: RowErrors, shelf: Shelf) -> ReadReport:
+        """Read a plan into a buffer, which it reserves. Thread-safe.
+
+        Args:
+            plan: what to read.
+            into: where to.
+            reader: reads it.
+            errors: is told which rows fail.
+            shelf: lends memory.
+        """
+        into.reserve(self.specs, plan.share.num_samples, plan.capacity)
+        arrays = {name: into.arrays(name) for name in self.matrices}
+        with shelf.memory(_PIECES_PER_FIELD * len(self.matrices)) as memory:
+            done = read_fields(self.matrices, plan.matrices, arrays, reader, memory)
+        reports = [report for finished in done.values() for report in finished.reports]
+        for error in (error for report in reports for error in report.errors):
+            errors.add(error)
+        for name, finished in done.items():
+            if finished.outside is not None:
+                errors.add_outside(np.flatnonzero(finished.outside), name, self.matrices[name].stack.spec.shape[0])
+        for name, column in self.columns.items():
+            column.take(plan.rows, into.arrays(name)[0])
+        return errors.summed(reports)

@@ -1,0 +1,46 @@
+"""Loaders that take their place from the world."""
+
+import numpy as np
+import pytest
+
+from rankwise.data.feed import RankLoader
+from rankwise.data.order import Order
+from rankwise.data.samples import ArraySource
+from rankwise.errors import ConfigError
+
+
+class Place:
+    device = "cpu"
+
+    def __init__(self, rank=0, world_size=1):
+        self.rank, self.world_size = rank, world_size
+
+
+class Closing(ArraySource):
+    """Counts how often it is closed; tells orders what they count."""
+
+    closed, asked = 0, 0
+
+    def close(self):
+        self.closed += 1
+
+    def bound_to(self, order):
+        self.asked += order.samples
+        return self
+
+
+def test_ranks_share_and_the_context_closes():
+    """Rank and world size are the world's; the context closes the source; the source is asked what is counted."""
+    source = Closing({"x": np.arange(10)})
+    seen = []
+    for rank in range(3):
+        with RankLoader(source, order=Order(source, batch_size=4), world=Place(rank, 3)) as loader:
+            seen += [x for (batch,) in loader for x in batch["x"].tolist()]
+    assert sorted(seen) == list(range(10))
+    assert (source.closed, source.asked) == (3, 30)
+
+
+def test_an_order_of_other_data_is_refused():
+    """Where samples do not match, before anything is read."""
+    with pytest.raises(ConfigError, match="the order is over 7 samples, the data have 10"):
+        RankLoader(Closing({"x": np.arange(10)}), order=Order(7, batch_size=2), world=Place())
