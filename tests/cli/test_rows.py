@@ -52,6 +52,30 @@ def test_write_info_verify(tmp_path, inputs, command):
     assert (code, said) == (1, "dataset_0/X/data is not what was written: its checksum differs\n")
 
 
+def test_ranks_share_the_writing(tmp_path, inputs, command):
+    """`--ranks 2` starts two processes, and the collection is the one that a single process writes."""
+    words = [*inputs, "--seed", 3, "--rows-per-chunk", 8, "--shard-size", "2KB"]
+    command("rows", "write", tmp_path / "one.zarr", *words)
+    code, said, _ = command("rows", "write", tmp_path / "two.zarr", *words, "--ranks", 2)
+    assert (code, said) == (0, f"{tmp_path}/two.zarr: 160 rows written as dataset_0, seed 3\n")
+    one, two = (
+        {path.relative_to(place): path.read_bytes() for path in place.rglob("*") if path.is_file()}
+        for place in (tmp_path / "one.zarr", tmp_path / "two.zarr")
+    )
+    assert one == two
+    assert len(one) > 30
+
+
+def test_ranks_inside_ranks_are_refused(tmp_path, inputs, command, monkeypatch):
+    """A rank of a job step does not start others."""
+    step = {"RANK": 1, "WORLD_SIZE": 2, "LOCAL_RANK": 1, "MASTER_ADDR": "here", "MASTER_PORT": 29500}
+    for name, value in step.items():
+        monkeypatch.setenv(name, str(value))
+    code, _, said = command("rows", "write", tmp_path / "c.zarr", inputs[0], "--ranks", 2)
+    assert code == 2
+    assert "this one is rank 1 of 2 already (torchrun): leave --ranks out" in said
+
+
 def test_what_converting_would_buy(tmp_path, inputs, command):
     """Of an ordinary AnnData store the waste is told, from its metadata."""
     code, said, _ = command("rows", "info", inputs[1])

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+
+from rankwise.errors import ConfigError
 
 __all__ = ["EXAMPLES", "write_command"]
 
 EXAMPLES = (
     "Examples:  rankwise rows write cells.zarr plate1.h5ad plate2.h5ad --seed 0  |  "
-    "rankwise rows write cells.zarr *.h5ad --layer counts --no-x --memory-budget 16GB"
+    "rankwise rows write cells.zarr *.h5ad --layer counts --no-x --memory-budget 16GB --ranks 8  |  "
+    "srun rankwise rows write cells.zarr *.h5ad"
 )
 
 
@@ -24,6 +28,10 @@ def write_command(  # noqa: PLR0917  (typer's way: a parameter per option)
     obsm: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="A matrix of obsm to write; may come several times.")
     ] = None,
+    modality: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A modality of MuData inputs; may come several times, the first has X."),
+    ] = None,
     x: Annotated[bool, typer.Option("--x/--no-x", help="Write X, where layers or obsm are chosen.")] = True,
     genes: Annotated[
         Path | None, typer.Option(metavar="FILE", help="File of the variables to take, one a line.")
@@ -32,7 +40,7 @@ def write_command(  # noqa: PLR0917  (typer's way: a parameter per option)
     rows_per_chunk: Annotated[int, typer.Option(metavar="N", min=1, help="Rows of a chunk.")] = 64,
     shard_size: Annotated[str, typer.Option(metavar="SIZE", help="Decoded bytes of a file, such as 1GB.")] = "1GB",
     dataset_size: Annotated[str, typer.Option(metavar="SIZE", help="Decoded bytes of a dataset.")] = "20GB",
-    memory_budget: Annotated[str, typer.Option(metavar="SIZE", help="Memory for matrices while writing.")] = "2GB",
+    memory_budget: Annotated[str, typer.Option(metavar="SIZE", help="Memory of a rank for rows on their way.")] = "2GB",
     seed: Annotated[int | None, typer.Option(metavar="N", help="Of the shuffle; default: a fresh one, noted.")] = None,
     shuffle: Annotated[bool, typer.Option("--shuffle/--no-shuffle", help="Put all rows into a random order.")] = True,
     align_rows: Annotated[
@@ -41,31 +49,67 @@ def write_command(  # noqa: PLR0917  (typer's way: a parameter per option)
     reshuffle: Annotated[
         bool, typer.Option("--reshuffle", help="Rewrite what is there too, in one order with the new rows.")
     ] = False,
+    ranks: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Processes of this machine that share the work; the bytes are the same. Default: one, or those of the "
+            "job step (srun, torchrun, mpirun) in which the command is called.",
+        ),
+    ] = None,
 ) -> None:
     """Write a collection of shuffled rows, or add to one. Killed, it leaves what was there; called again, it goes on.
 
     Without --layer and --obsm every matrix that all inputs have is written.
     """
-    from rankwise.data.rows.collection import DatasetCollection
-
     chosen = [f"layers/{name}" for name in layer or ()] + [f"obsm/{name}" for name in obsm or ()]
     matrices = None if not chosen and x else ["X"] * x + chosen
+    options = {
+        "matrices": matrices,
+        "modalities": modality or None,
+        "var_subset": None if genes is None else genes.read_text(encoding="utf-8").split(),
+        "groupby": groupby or None,
+        "n_obs_per_chunk": rows_per_chunk,
+        "shard_size": shard_size,
+        "dataset_size": dataset_size,
+        "memory_budget": memory_budget,
+        "rng": seed,
+        "shuffle": shuffle,
+        "align_rows": align_rows,
+        "reshuffle": reshuffle,
+    }
+    if ranks is None or ranks == 1:
+        _write_rank(out, inputs, options)
+    else:
+        _start_ranks(ranks, out, inputs, options)
+
+
+def _start_ranks(ranks: int, out: Path, inputs: list[str], options: dict[str, Any]) -> None:
+    from rankwise.data.rows.collection import watched_progress
+    from rankwise.launch.calls import run
+    from rankwise.world.place import find_place
+
+    place = find_place(os.environ)
+    if place.world_size > 1:
+        raise ConfigError(
+            f"--ranks {ranks} starts processes, but this one is rank {place.rank} of {place.world_size} already "
+            f"({place.family}): leave --ranks out"
+        )
+    with watched_progress(out):
+        run(_write_rank, out, inputs, options, num_ranks=ranks)
+
+
+def _write_rank(out: Path, inputs: list[str], options: dict[str, Any]) -> None:
+    """Write, alone or as one of several ranks."""
+    from rankwise.data.rows.collection import DatasetCollection
+    from rankwise.world.place import find_place
+
+    place = find_place(os.environ)
     collection = DatasetCollection(out)
     before = set(collection.manifest["datasets"])
-    collection.add_adatas(
-        inputs,
-        matrices=matrices,
-        var_subset=None if genes is None else genes.read_text(encoding="utf-8").split(),
-        groupby=groupby or None,
-        n_obs_per_chunk=rows_per_chunk,
-        shard_size=shard_size,
-        dataset_size=dataset_size,
-        memory_budget=memory_budget,
-        rng=seed,
-        shuffle=shuffle,
-        align_rows=align_rows,
-        reshuffle=reshuffle,
-    )
-    made = {name: entry for name, entry in collection.manifest["datasets"].items() if name not in before}
-    rows = sum(entry["rows"] for entry in made.values())
-    print(f"{out}: {rows} rows written as {', '.join(made)}, seed {collection.manifest['writes'][-1]['seed']}")
+    collection.add_adatas(inputs, **options, world=place)
+    if place.rank == 0:
+        made = {name: entry for name, entry in collection.manifest["datasets"].items() if name not in before}
+        rows = sum(entry["rows"] for entry in made.values())
+        print(f"{out}: {rows} rows written as {', '.join(made)}, seed {collection.manifest['writes'][-1]['seed']}")

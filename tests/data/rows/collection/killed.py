@@ -10,15 +10,22 @@ from pathlib import Path
 import anndata  # noqa: F401  (imported once for all the forks)
 
 from rankwise.data.rows import DatasetCollection
-from rankwise.data.rows.collection import adding, buckets, passes
+from rankwise.data.rows.collection import adding
+from rankwise.data.rows.collection.crew import tasks
+from rankwise.data.rows.collection.moving import buckets
+from rankwise.data.rows.collection.steps import closing, skeletons, tables
+from rankwise.data.rows.writing import shards
 from rankwise.testing.small_rows import small_anndata
 
 # Where a kill falls: owner, name, which call, and whether before or after it.
 PLACES = {
-    "half-block": (buckets.Buckets, "_append_rows", 9, "before"),
-    "half-dataset": (passes.SparseWriter, "append_rows", 3, "before"),
-    "second-dataset": (adding, "array_checksums", 2, "before"),
-    "half-moved": (Path, "rename", 2, "before"),
+    "half-block": (buckets, "append_record", 5, "before"),
+    "no-mark": (tasks.Marks, "put", 2, "before"),
+    "half-skeleton": (skeletons, "_create_matrix", 2, "before"),
+    "half-shard": (shards._ShardFile, "add", 2, "before"),
+    "half-table": (tables, "_put", 3, "before"),
+    "second-dataset": (closing, "array_checksums", 2, "before"),
+    "half-moved": (adding, "fsync_folder", 1, "before"),
     "before-commit": (adding, "commit", 1, "before"),
     "after-commit": (adding, "commit", 1, "after"),
     "dropped": (adding, "_drop", 2, "after"),
@@ -33,7 +40,9 @@ def inputs():
 def add(folder, *, reshuffle):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        DatasetCollection(folder).add_adatas(inputs(), rng=7, dataset_size=30, matrices=["X"], reshuffle=reshuffle)
+        DatasetCollection(folder).add_adatas(
+            inputs(), rng=7, dataset_size=30, n_obs_per_chunk=8, matrices=["X"], reshuffle=reshuffle
+        )
 
 
 def arm(owner, name, count, moment):

@@ -4,5 +4,6 @@ from __future__ import annotations
 
 from rankwise.data.rows.collection.checksums import array_checksums
 from rankwise.data.rows.collection.collection import DatasetCollection
+from rankwise.data.rows.collection.progress import watched_progress
 
-__all__ = ["DatasetCollection", "array_checksums"]
+__all__ = ["DatasetCollection", "array_checksums", "watched_progress"]

@@ -8,7 +8,6 @@ import os
 import shutil
 import warnings
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,70 +16,76 @@ import numpy as np
 from rankwise._files import fsync_folder
 from rankwise._version import __version__
 from rankwise.data.contract import IntArray
-from rankwise.data.rows.collection.buckets import Buckets
 from rankwise.data.rows.collection.checksums import array_checksums
+from rankwise.data.rows.collection.crew import Crew, Marks, Task, work_off
+from rankwise.data.rows.collection.grouping import group_ranks
 from rankwise.data.rows.collection.inputs import Input
 from rankwise.data.rows.collection.joining import Joined
-from rankwise.data.rows.collection.journal import Journal, locked, work_folder
+from rankwise.data.rows.collection.journal import Journal, work_folder
 from rankwise.data.rows.collection.manifest import commit, has_manifest, listed_names, on_disk, read_manifest
 from rankwise.data.rows.collection.options import WriteOptions
-from rankwise.data.rows.collection.passes import bucket_edges, spill_rows, write_dataset
+from rankwise.data.rows.collection.placing import Placing, cut_datasets
 from rankwise.data.rows.collection.progress import Progress
-from rankwise.data.rows.collection.shuffling import cut_datasets, order_rows
+from rankwise.data.rows.collection.steps import (
+    Job,
+    dataset_tasks,
+    entries_of,
+    name_tasks,
+    skeleton_tasks,
+    spill_tasks,
+    turn_tasks,
+)
 from rankwise.errors import ConfigError
 
 __all__ = ["add_rows", "plan_of", "settle"]
 
-# Shares of the memory budget. A bucket is held three times (as it came, in order, with zeros), a block twice, and
-# Zarr holds a shard decoded, encoded and joined.
+# Shares of the memory budget. A bucket is held three times (as it came, in order, with zeros), a block twice.
 _BUCKET_SHARE = 8
 _BLOCK_SHARE = 12
 _PAYS = 0.1  # of the rows outside the largest write
 
 
 def add_rows(
-    folder: Path, joined: Joined, options: WriteOptions, *, plan: str, seed: int | None, progress: bool | None = None
+    folder: Path,
+    joined: Joined,
+    options: WriteOptions,
+    *,
+    crew: Crew,
+    plan: str,
+    seed: int | None,
+    progress: bool | None = None,
 ) -> None:
     """Add joined inputs to the collection in a folder, or continue to.
 
     Everything is prepared in a folder beside the collection; its datasets move in at the end, and one atomic
     replacement of the metadata makes them part of it. With `options.reshuffle` that replacement also drops the old
-    ones.
+    ones. Every process of the crew calls this; the main one holds the lock.
 
     Args:
         folder: the collection.
         joined: the inputs.
         options: how.
+        crew: who writes.
         plan: identifies what was asked for; an unfinished writing of the same is continued.
         seed: of the shuffle; None = that of an unfinished writing, or a fresh one.
         progress: whether to show how far it is; None = on a terminal.
 
     Raises:
         ConfigError: there are no rows, or a parameter does not fit them.
-        DataError: an input cannot be read, or another process writes this collection.
+        DataError: an input cannot be read.
+        DesyncError: another process failed, or is gone.
     """
-    if not len(joined.obs):
+    if not joined.num_rows:
         raise ConfigError("a collection wants inputs with rows, got none")
-    edges = cut_datasets(len(joined.obs), options.dataset_rows(joined))
-    with locked(work_folder(folder)):
-        old = listed_names(folder)
-        stale = Journal.stale(work_folder(folder), plan)
-        _drop(folder, [] if stale is None else [name for name in stale["names"] if name not in old])
-        fresh = {
-            "spilled": 0,
-            "sizes": {},
-            "seed": int(np.random.default_rng().integers(2**63)) if seed is None else seed,
-            "names": _next_names(folder, len(edges) - 1),
-            "old": [] if options.reshuffle else old,
-            "dropped": old if options.reshuffle else [],
-            "bucket_rows": options.part_rows(joined, _BUCKET_SHARE),
-            "entries": {},
-        }
-        journal = Journal(work_folder(folder), plan, fresh)
-        with Progress(len(joined.obs), enabled=progress) as shown:
-            _prepare(joined, options, journal, edges, shown)
-        _publish(folder, joined, options, journal)
-        _drop(folder, journal.facts["dropped"])
+    options.check_columns(joined)
+    edges = cut_datasets(joined.num_rows, options.dataset_rows(joined))
+    facts = crew.agree("facts", lambda: _facts(folder, joined, options, edges, plan=plan, seed=seed))
+    job = _job(work_folder(folder), joined, options, edges=edges, facts=facts, crew=crew)
+    with Progress(joined.num_rows, enabled=progress, crew=crew) as shown:
+        _work(job, shown)
+    if crew.is_main:
+        _publish(folder, job, facts)
+        _drop(folder, facts["dropped"])
 
 
 def settle(folder: Path, plan: str) -> bool:
@@ -92,8 +97,8 @@ def settle(folder: Path, plan: str) -> bool:
     facts = Journal.peek(work_folder(folder))
     if facts is None or not set(facts["names"]) <= set(read_manifest(folder)["datasets"]):
         return False
-    with locked(work_folder(folder)):
-        _drop(folder, facts["dropped"])
+    _drop(folder, facts["dropped"])
+    (work_folder(folder) / Journal.NAME).unlink()
     return bool(facts["plan"] == plan)
 
 
@@ -103,9 +108,29 @@ def plan_of(inputs: Sequence[Input], options: WriteOptions, seed: int | None) ->
         "rankwise": __version__,
         "inputs": [(held.label, held.stamp, held.num_rows, sorted(held.tables)) for held in inputs],
         "options": options.facts(),
+        "memory_budget": options.memory_budget,
         "seed": seed,
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _facts(
+    folder: Path, joined: Joined, options: WriteOptions, edges: IntArray, *, plan: str, seed: int | None
+) -> dict[str, Any]:
+    """Open the journal, and return what it says."""
+    work = work_folder(folder)
+    old = listed_names(folder)
+    stale = Journal.stale(work, plan)
+    _drop(folder, [] if stale is None else [name for name in stale["names"] if name not in old])
+    fresh = {
+        "seed": int(np.random.default_rng().integers(2**63)) if seed is None else seed,
+        "names": _next_names(folder, len(edges) - 1),
+        "old": [] if options.reshuffle else old,
+        "dropped": old if options.reshuffle else [],
+        "bucket_rows": options.part_rows(joined, _BUCKET_SHARE),
+        "block_rows": options.part_rows(joined, _BLOCK_SHARE),
+    }
+    return Journal(work, plan, fresh).facts
 
 
 def _next_names(folder: Path, count: int) -> list[str]:
@@ -114,61 +139,65 @@ def _next_names(folder: Path, count: int) -> list[str]:
     return [f"dataset_{number}" for number in range(first, first + count)]
 
 
-def _prepare(joined: Joined, options: WriteOptions, journal: Journal, edges: IntArray, shown: Progress) -> None:
-    """Both passes; whatever is done already is not done again."""
-    work = journal.folder
-    order = order_rows(
-        edges,
-        seed=journal.facts["seed"],
-        shuffle=options.shuffle,
-        run=options.shuffle_chunk_size,
-        obs=joined.obs,
-        groupby=options.groupby,
+def _job(
+    work: Path, joined: Joined, options: WriteOptions, *, edges: IntArray, facts: dict[str, Any], crew: Crew
+) -> Job:
+    groups = group_ranks(joined, options.groupby, facts["block_rows"]) if options.groupby else None
+    placing = Placing(edges, seed=facts["seed"], shuffle=options.shuffle, run=options.shuffle_chunk_size, groups=groups)
+    return Job(
+        work=work,
+        joined=joined,
+        options=options,
+        edges=edges,
+        placing=placing,
+        names=tuple(facts["names"]),
+        bucket_rows=facts["bucket_rows"],
+        block_rows=facts["block_rows"],
+        crew=crew,
+        marks=Marks(work / "done", shared=not crew.alone),
     )
-    cuts = bucket_edges(edges, journal.facts["bucket_rows"])
-    buckets = Buckets(work / "buckets", cuts, joined.fields)
-    block_rows = options.part_rows(joined, _BLOCK_SHARE)
-    spill_rows(joined, order, buckets, journal, block_rows=block_rows, shown=lambda rows: shown.step(spilled=rows))
-    for number, name in enumerate(journal.facts["names"]):
-        rows = order[edges[number] : edges[number + 1]]
-        if name in journal.facts["entries"]:
-            shown.step(written=len(rows))
-            continue
-        first, last = np.searchsorted(cuts, edges[number : number + 2]).tolist()
-        numbers = range(first, last)
-        told = partial(_told, shown)
-        write_dataset(work / name, joined, rows, buckets, numbers, form=options.form, shown=told)
-        entry = {"rows": len(rows), "arrays": array_checksums(work / name)}
-        journal.keep(entries=journal.facts["entries"] | {name: entry})
-        buckets.drop(numbers)
 
 
-def _told(shown: Progress, rows: float) -> None:
-    shown.step(written=rows)
+def _work(job: Job, shown: Progress) -> None:
+    """Both passes; whatever is done already is not done again."""
+
+    def work(tasks: list[Task], bar: str) -> None:
+        work_off(tasks, job.marks, job.crew, shown=lambda rows: shown.show(bar, rows))
+
+    work(turn_tasks(job), "turned")
+    work(spill_tasks(job), "spilled")
+    work(name_tasks(job), "named")
+    work(skeleton_tasks(job), "begun")
+    work(dataset_tasks(job), "written")
+    os.sync()  # what the metadata will name is on the disk before they are: on every machine that wrote
+    work([Task(name=f"synced-{job.piece}", run=lambda: None)], "synced")
+    everybody = job.crew.size
+    job.crew.wait_for(
+        lambda: sum(name.startswith("synced-") for name in job.marks.done(look=True)) >= everybody, "all ranks to sync"
+    )
 
 
-def _publish(folder: Path, joined: Joined, options: WriteOptions, journal: Journal) -> None:
+def _publish(folder: Path, job: Job, facts: dict[str, Any]) -> None:
     """Move the datasets in and replace the metadata; repeated after a kill it does what is left."""
     if not has_manifest(folder):  # readers would take folders that have moved in for members
-        held = _known(folder, {}, [*journal.facts["old"], *journal.facts["dropped"]])
+        held = _known(folder, {}, [*facts["old"], *facts["dropped"]])
         commit(folder, {**read_manifest(folder), "datasets": held})
-    os.sync()  # what the metadata will name is on the disk before they are
-    for name in journal.facts["names"]:
-        if (journal.folder / name).exists():
-            (journal.folder / name).rename(folder / name)
+    for name in job.names:
+        if (job.work / name).exists():
+            (job.work / name).rename(folder / name)
     fsync_folder(folder)
-    manifest = read_manifest(folder)
-    old = {} if options.reshuffle else _known(folder, manifest["datasets"], journal.facts["old"])
+    manifest, entries = read_manifest(folder), entries_of(job)
+    old = {} if job.options.reshuffle else _known(folder, manifest["datasets"], facts["old"])
     write = {
         "rankwise": __version__,
-        "seed": journal.facts["seed"],
-        "parameters": options.facts(),
-        "sources": [{"src_path": held.label, "rows": held.num_rows} for held in joined.inputs],
-        "datasets": journal.facts["names"],
+        "seed": facts["seed"],
+        "parameters": job.options.facts(),
+        "sources": [{"src_path": held.label, "rows": held.num_rows} for held in job.joined.inputs],
+        "datasets": list(job.names),
     }
     writes = [*manifest["writes"], write]
-    commit(folder, {**manifest, "datasets": old | journal.facts["entries"], "writes": writes})
-    _advise(folder, old, journal.facts["entries"])
+    commit(folder, {**manifest, "datasets": old | entries, "writes": writes})
+    _advise(folder, old, entries)
 
 
 def _known(folder: Path, entries: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rankwise.data.rows.collection.adding import add_rows, plan_of, settle
+from rankwise.data.rows.collection.crew import Crew, take_seat
 from rankwise.data.rows.collection.inputs import Input, open_input
 from rankwise.data.rows.collection.joining import join_inputs
+from rankwise.data.rows.collection.journal import locked, work_folder
 from rankwise.data.rows.collection.manifest import listed_names, read_manifest
 from rankwise.data.rows.collection.options import WriteOptions
 from rankwise.data.rows.datasets import COLLECTION_TYPE, load_anndata
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from rankwise.data.rows.source import RowSource
+    from rankwise.world.place import Place
+    from rankwise.world.value import World
 
 __all__ = ["DatasetCollection"]
 
@@ -150,6 +154,8 @@ class DatasetCollection:
         memory_budget: int | str = "2GB",
         reshuffle: bool = False,
         progress: bool | None = None,
+        modalities: Sequence[str] | None = None,
+        world: World | Place | None = None,
     ) -> DatasetCollection:
         """Make datasets of inputs in random order, beside those that are there.
 
@@ -164,8 +170,7 @@ class DatasetCollection:
             var_subset: names of variables to take; None = all of all inputs. Of a collection that is not empty the
                 variables are kept.
             n_obs_per_chunk: rows of a chunk.
-            shard_size: of a file: rows, or bytes as a text such as "1GB"; files are also kept small enough for the
-                memory budget.
+            shard_size: of a file: rows, or bytes as a text such as "1GB".
             zarr_compressor: codecs of Zarr; None = Blosc with lz4 at level 3 and byte shuffle.
             h5ad_compressor: without effect, as collections are Zarr.
             dataset_size: most rows of a dataset, or bytes as a text.
@@ -176,18 +181,25 @@ class DatasetCollection:
             merge: how columns of var come together, as in anndata.concat.
             matrices: names of what to write, such as ["X", "layers/counts", "obsm/X_pca"]; None = what all inputs have.
             align_rows: let the chunk edges of CSR matrices fall on row edges; see `write_sharded`.
-            memory_budget: memory for matrices while writing, at least "1MB"; the tables of observations come on top.
+            memory_budget: memory of one rank for rows on their way, at least "1MB".
             reshuffle: also rewrite what is there, in one order with the new rows.
             progress: show rate and time left; None = on a terminal.
+            modalities: of MuData inputs, by name. The first one is the AnnData of each dataset; matrices of the others
+                are called such as "mod/protein/X". Rows are the observations that all of them have.
+            world: the ranks that write together, each of which makes this call: they share the work, and the bytes are
+                those of one rank. `rankwise.world.place.find_place` does where there is no process group. None = those
+                of the process group, where there is one.
 
         Raises:
             ConfigError: an argument makes no sense, the inputs do not fit together, or the collection is read-only.
-            DataError: an input cannot be read, or another process writes this collection.
+            DataError: an input cannot be read, or another job writes this collection.
+            DesyncError: another rank failed, or is gone.
         """
         if self._mode == "r":
             raise ConfigError(f"{self.path} was opened to read (mode='r'): open it with mode='a' to add data")
         del h5ad_compressor
         matrices = None if matrices is None else list(matrices)
+        modalities = [] if modalities is None else list(modalities)
         var_subset = None if var_subset is None else [str(name) for name in var_subset]
         options = WriteOptions(
             form=MatrixFormat(
@@ -202,30 +214,54 @@ class DatasetCollection:
             shuffle=shuffle,
             memory_budget=memory_budget,
             reshuffle=reshuffle,
-            extra={"matrices": matrices, "merge": merge, "var_subset": var_subset},
+            extra={"matrices": matrices, "modalities": modalities, "merge": merge, "var_subset": var_subset},
         )
-        options = replace(options, form=replace(options.form, most_shard_bytes=options.budget // 16))
-        inputs = [
-            open_input(source, number, load_adata=load_adata, matrices=matrices)
-            for number, source in enumerate(adata_paths)
-        ]
-        if not inputs and not reshuffle:
-            raise ConfigError("add_adatas wants at least one input, got none")
-        seed = _seed(rng)
-        plan = plan_of(inputs, options, seed)
-        if settle(self.path, plan):
-            return self
-        var = None if self.is_empty else load_anndata().io.read_elem(next(iter(self))["var"])
-        if var is not None:
-            _warn_of_variables(inputs, var)
-            inputs = [*self._members(matrices), *inputs] if reshuffle else inputs
-        joined = join_inputs(inputs, var=var, var_subset=var_subset, merge=merge)
-        add_rows(self.path, joined, options, plan=plan, seed=seed, progress=progress)
+        crew = Crew(take_seat(world), work_folder(self.path))
+        with _quiet(wanted=not crew.is_main), crew.together(locked(work_folder(self.path))):
+            self._add(list(adata_paths), options, crew, load_adata=load_adata, seed=_seed(rng), progress=progress)
         return self
+
+    def _add(
+        self,
+        sources: list[Any],
+        options: WriteOptions,
+        crew: Crew,
+        *,
+        load_adata: Callable[[Any], Any] | None,
+        seed: int | None,
+        progress: bool | None,
+    ) -> None:
+        wanted = {name: options.extra[name] for name in ("matrices", "modalities")}
+        inputs = [open_input(source, number, load_adata=load_adata, **wanted) for number, source in enumerate(sources)]
+        if not inputs and not options.reshuffle:
+            raise ConfigError("add_adatas wants at least one input, got none")
+        self._agree(crew, plan_of(inputs, options, None))
+        plan = plan_of(inputs, options, seed)
+        if crew.agree("settled", lambda: settle(self.path, plan)):
+            return
+        vars_ = None if self.is_empty else self._vars()
+        if vars_ is not None:
+            _warn_of_variables(inputs, vars_)
+            inputs = [*self._members(options.extra["matrices"]), *inputs] if options.reshuffle else inputs
+        joined = join_inputs(inputs, vars_=vars_, var_subset=options.extra["var_subset"], merge=options.extra["merge"])
+        add_rows(self.path, joined, options, crew=crew, plan=plan, seed=seed, progress=progress)
+
+    def _agree(self, crew: Crew, asked: str) -> None:
+        if crew.agree("asked", lambda: asked) != asked:
+            raise ConfigError(
+                f"rank {crew.rank} was asked to write other inputs, or with other parameters, into {self.path} than "
+                "rank 0: every rank must make the same call"
+            )
+
+    def _vars(self) -> dict[str, Any]:
+        """Tables of the variables of the first dataset, by modality."""
+        read, group = load_anndata().io.read_elem, next(iter(self))
+        others = group["uns/mod"] if "uns" in group and "mod" in group["uns"] else {}
+        return {"": read(group["var"])} | {name: read(others[name]["var"]) for name in sorted(others)}
 
     def _members(self, matrices: Sequence[str] | None) -> list[Input]:
         return [
-            open_input(str(self.path / name), number, matrices=matrices)
+            open_input(str(self.path / name), number, matrices=matrices, member=True)
             for number, name in enumerate(listed_names(self.path))
         ]
 
@@ -235,8 +271,12 @@ def _open(path: Path, mode: str) -> Any:
         warnings.warn(f"collections want names that end in .zarr, got {path}", stacklevel=3)
     if mode != "a" and not path.is_dir():
         raise DataError(f"there is no collection at {path}; mode={mode!r} makes none, mode='a' does")
-    options = {"zarr_format": 3} if mode == "a" and not (path / ".zgroup").exists() else {}
-    return load_zarr().open_group(str(path), mode=mode, **options)
+    zarr = load_zarr()
+    if mode == "a" and not any((path / name).exists() for name in ("zarr.json", ".zgroup")):
+        # another rank may be just about to make it
+        with contextlib.suppress(zarr.errors.ContainsGroupError):
+            return zarr.create_group(str(path), zarr_format=3)
+    return zarr.open_group(str(path), mode="r" if mode == "r" else "r+")
 
 
 def _obs(group: Any, columns: Sequence[str] | None) -> Any:
@@ -249,14 +289,31 @@ def _obs(group: Any, columns: Sequence[str] | None) -> Any:
     return pd.DataFrame({column: read(group[column]) for column in chosen}, index=index)
 
 
+@contextlib.contextmanager
+def _quiet(*, wanted: bool) -> Iterator[None]:
+    """What one rank says, the others need not."""
+    if not wanted:
+        yield
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
 def _seed(rng: Any) -> int | None:
     if rng is None or isinstance(rng, int):
         return rng
     return int(rng.integers(2**63))
 
 
-def _warn_of_variables(inputs: Sequence[Input], var: Any) -> None:
-    dropped = sorted({name for held in inputs for name in held.var.index.difference(var.index)})
+def _warn_of_variables(inputs: Sequence[Input], vars_: dict[str, Any]) -> None:
+    dropped = sorted(
+        {name for held in inputs for key, var in held.vars.items() if key in vars_ for name in _beyond(var, vars_[key])}
+    )
     if dropped:
         shown = ", ".join(dropped[:5]) + (", ..." if len(dropped) > 5 else "")
-        warnings.warn(f"{len(dropped)} variables are not in the collection and are left out: {shown}", stacklevel=3)
+        warnings.warn(f"{len(dropped)} variables are not in the collection and are left out: {shown}", stacklevel=4)
+
+
+def _beyond(mine: Any, var: Any) -> list[str]:
+    return [str(name) for name in mine.index.difference(var.index)]

@@ -1,4 +1,4 @@
-"""`Joined`: inputs one over the other, with one table of observations and one set of variables."""
+"""`Joined`: inputs one over the other, with one set of columns and of variables."""
 
 from __future__ import annotations
 
@@ -10,35 +10,15 @@ from typing import Any
 import numpy as np
 
 from rankwise.data.contract import DType, IntArray, NDArray
+from rankwise.data.rows.collection.columns import Column, ObsColumn, unite_columns
 from rankwise.data.rows.collection.inputs import Input
-from rankwise.data.rows.datasets import load_anndata
+from rankwise.data.rows.collection.moving import Field
+from rankwise.data.rows.datasets import load_anndata, split_modality
 from rankwise.errors import ConfigError
 
-__all__ = ["Field", "Joined", "join_inputs"]
+__all__ = ["Joined", "join_inputs"]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Field:
-    """One matrix over all inputs.
-
-    Attributes:
-        name: "X", "layers/counts", ...
-        sparse: whether it is CSR.
-        row_shape: shape of a row.
-        dtype: dtype that holds the elements of all inputs.
-        row_bytes: decoded bytes of a row, on average.
-    """
-
-    name: str
-    sparse: bool
-    row_shape: tuple[int, ...]
-    dtype: DType
-    row_bytes: float
-
-    @property
-    def by_var(self) -> bool:
-        """Whether its columns are the variables."""
-        return not self.name.startswith("obsm/")
+SOURCE, SOURCE_ROW = "src_path", "src_row"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -47,28 +27,45 @@ class Joined:
 
     Attributes:
         inputs: the inputs.
-        obs: table of all observations, with src_path and src_row.
-        var: table of the variables.
-        fields: the matrices.
-        columns: for each input the column of each of its variables, -1 = left out; None = as they are.
+        index: names of the observations.
+        columns: columns of the observations, with src_path and src_row.
+        vars: tables of the variables, by modality; the first one is "".
+        matrices: the matrices.
+        gathers: by modality, for each input the column of each of its variables, -1 = left out; None = as they are.
     """
 
     inputs: tuple[Input, ...]
-    obs: Any
-    var: Any
-    fields: tuple[Field, ...]
-    columns: tuple[IntArray | None, ...]
+    index: ObsColumn
+    columns: tuple[ObsColumn, ...]
+    vars: dict[str, Any]
+    matrices: tuple[Field, ...]
+    gathers: dict[str, tuple[IntArray | None, ...]]
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of all inputs."""
+        return sum(held.num_rows for held in self.inputs)
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """What a row has: matrices, names, columns."""
+        return (*self.matrices, self.index.field, *(column.field for column in self.columns))
+
+    @property
+    def matrix_bytes(self) -> float:
+        """Decoded bytes of a row of all matrices, on average."""
+        return max(1.0, sum(field.row_bytes for field in self.matrices))
 
     @property
     def row_bytes(self) -> float:
-        """Decoded bytes of a row of all matrices, on average."""
+        """Bytes of a row in memory, on average."""
         return max(1.0, sum(field.row_bytes for field in self.fields))
 
-    def block(self, number: int, field: Field, start: int, stop: int) -> Any:
-        """Return rows of one input as they go into the collection: a CSR matrix or an array."""
-        part = self.inputs[number].tables[field.name].block(start, stop)
-        columns = self.columns[number] if field.by_var else None
-        if field.sparse:
+    def shape(self, number: int, field: Field, part: Any) -> Any:
+        """Bring rows of a matrix of one input into the columns and the dtype of the collection."""
+        modality, name = split_modality(field.name)
+        columns = None if name.startswith("obsm/") else self.gathers[modality][number]
+        if field.kind == "csr":
             return _sparse(part, columns, field)
         return part.astype(field.dtype, copy=False) if columns is None else _dense(part, columns, field)
 
@@ -76,7 +73,7 @@ class Joined:
 def join_inputs(
     inputs: Sequence[Input],
     *,
-    var: Any = None,
+    vars_: dict[str, Any] | None = None,
     var_subset: Iterable[str] | None = None,
     merge: str | None = None,
 ) -> Joined:
@@ -84,74 +81,90 @@ def join_inputs(
 
     Args:
         inputs: at least one.
-        var: table of variables of a collection that is there already; variables that it has not are left out.
-        var_subset: names of the variables to take.
+        vars_: tables of variables of a collection that is there already; variables that it has not are left out.
+        var_subset: names of the variables of the first modality to take.
         merge: how columns of `var` come together, as in anndata.concat.
 
     Raises:
         ConfigError: their matrices do not fit together.
     """
-    if var is None:
-        var = _join_var(inputs, merge)
-        var = var if var_subset is None else var[var.index.isin(list(var_subset))]
-    var = var.set_axis(var.index.astype(str).astype(object))  # plain text, which every anndata reads
-    columns = tuple(_columns(held, var) for held in inputs)
+    if vars_ is None:
+        modalities = [name for name in inputs[0].vars if all(name in held.vars for held in inputs)]
+        vars_ = {name: _join_var([held.vars[name] for held in inputs], merge) for name in modalities}
+        if var_subset is not None:
+            vars_[""] = vars_[""][vars_[""].index.isin(list(var_subset))]
+    # plain text, which every anndata reads
+    vars_ = {name: var.set_axis(var.index.astype(str).astype(object)) for name, var in vars_.items()}
+    gathers = {
+        name: tuple(_gather(held.vars[name], var, held.label) if name in held.vars else None for held in inputs)
+        for name, var in vars_.items()
+    }
     return Joined(
-        inputs=tuple(inputs), obs=_join_obs(inputs), var=var, fields=_fields(inputs, len(var)), columns=columns
+        inputs=tuple(inputs),
+        index=unite_columns([held.index for held in inputs]),
+        columns=_join_columns(inputs),
+        vars=vars_,
+        matrices=_fields(inputs, {name: len(var) for name, var in vars_.items()}),
+        gathers=gathers,
     )
 
 
-def _join_var(inputs: Sequence[Input], merge: str | None) -> Any:
-    if len(inputs) == 1:
-        return inputs[0].var
+def _join_var(parts: Sequence[Any], merge: str | None) -> Any:
+    if len(parts) == 1:
+        return parts[0]
     anndata = load_anndata()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        parts = [anndata.AnnData(var=held.var, shape=(0, len(held.var))) for held in inputs]
-        return anndata.concat(parts, join="outer", merge=merge).var
+        empty = [anndata.AnnData(var=var, shape=(0, len(var))) for var in parts]
+        return anndata.concat(empty, join="outer", merge=merge).var
 
 
-def _join_obs(inputs: Sequence[Input]) -> Any:
+def _join_columns(inputs: Sequence[Input]) -> tuple[ObsColumn, ...]:
     import pandas as pd
 
-    anndata = load_anndata()
-    labels = list(dict.fromkeys(held.label for held in inputs if "src_path" not in held.obs))
-    frames = []
-    for held in inputs:
-        frame = held.obs.copy()
-        if "src_path" not in frame:
-            frame["src_path"] = pd.Categorical([held.label] * len(frame), categories=labels)
-            frame["src_row"] = np.arange(len(frame), dtype=np.int64)
-        elif "src_row" not in frame:  # of a collection that somebody else wrote
-            frame["src_row"] = np.full(len(frame), -1, dtype=np.int64)
-        frames.append(frame)
-    _warn_of_columns(frames)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        settings = anndata.settings.override(remove_unused_categories=False)
-        with settings:
-            obs = anndata.concat([anndata.AnnData(obs=frame) for frame in frames], join="outer").obs.copy()
-        obs.index = anndata.utils.make_index_unique(obs.index.astype(str))
-    return obs
-
-
-def _warn_of_columns(frames: Sequence[Any]) -> None:
-    everywhere = set.intersection(*(set(frame) for frame in frames))
-    some = sorted(set.union(*(set(frame) for frame in frames)) - everywhere)
+    labels = pd.Index(list(dict.fromkeys(held.label for held in inputs if SOURCE not in held.columns)), dtype=object)
+    parts = [held.columns | _sources(held, labels) for held in inputs]
+    names = list(dict.fromkeys(name for part in parts for name in part))
+    some = sorted(name for name in names if any(name not in part for part in parts))
     if some:
         warnings.warn(f"obs columns {', '.join(map(repr, some))} are not in all inputs: missing there", stacklevel=6)
+    return tuple(unite_columns([part.get(name) for part in parts]) for name in names)
 
 
-def _columns(held: Input, var: Any) -> IntArray | None:
-    if not held.var.index.is_unique:
-        raise ConfigError(f"the variables of {held.label} have names that come twice: adata.var_names_make_unique()")
-    if held.var.index.equals(var.index):
+def _sources(held: Input, labels: Any) -> dict[str, Column]:
+    """Where rows come from; those of a collection know it already, its source rows only if rankwise wrote it."""
+    own = SOURCE in held.columns
+    made = {}
+    if not own:
+        code = labels.get_loc(held.label)
+        made[SOURCE] = Column(
+            name=SOURCE,
+            kind="category",
+            num_rows=held.num_rows,
+            read=lambda a, b: np.full(b - a, code, dtype=np.int64),
+            categories=labels,
+        )
+    if not own or SOURCE_ROW not in held.columns:
+        made[SOURCE_ROW] = Column(
+            name=SOURCE_ROW,
+            kind="number",
+            num_rows=held.num_rows,
+            read=lambda a, b: np.full(b - a, -1, dtype=np.int64) if own else np.arange(a, b, dtype=np.int64),
+            dtype=np.dtype(np.int64),
+        )
+    return made
+
+
+def _gather(mine: Any, var: Any, label: str) -> IntArray | None:
+    if not mine.index.is_unique:
+        raise ConfigError(f"the variables of {label} have names that come twice: adata.var_names_make_unique()")
+    if mine.index.equals(var.index):
         return None
-    found: IntArray = var.index.get_indexer(held.var.index).astype(np.int64)
+    found: IntArray = var.index.get_indexer(mine.index).astype(np.int64)
     return found
 
 
-def _fields(inputs: Sequence[Input], num_vars: int) -> tuple[Field, ...]:
+def _fields(inputs: Sequence[Input], num_vars: dict[str, int]) -> tuple[Field, ...]:
     names = [name for name in inputs[0].tables if all(name in held.tables for held in inputs)]
     some = sorted({name for held in inputs for name in held.tables} - set(names))
     if some:
@@ -161,22 +174,25 @@ def _fields(inputs: Sequence[Input], num_vars: int) -> tuple[Field, ...]:
     return tuple(_field(name, inputs, num_vars) for name in names)
 
 
-def _field(name: str, inputs: Sequence[Input], num_vars: int) -> Field:
+def _field(name: str, inputs: Sequence[Input], num_vars: dict[str, int]) -> Field:
+    modality, inner = split_modality(name)
+    free = inner.startswith("obsm/")
     tables = [held.tables[name] for held in inputs]
-    kinds = {(table.sparse, table.shape[1:] if name.startswith("obsm/") else len(table.shape)) for table in tables}
+    kinds = {(table.sparse, table.shape[1:] if free else len(table.shape)) for table in tables}
     if len(kinds) > 1:
         listing = ", ".join(
             f"{'sparse' if table.sparse else 'dense'} {list(table.shape)} in {held.label}"
             for table, held in zip(tables, inputs, strict=True)
         )
         raise ConfigError(f"{name} wants to be of one kind and shape in all inputs; it is {listing}")
-    row_shape = tables[0].shape[1:] if name.startswith("obsm/") else (num_vars, *tables[0].shape[2:])
+    row_shape = tables[0].shape[1:] if free else (num_vars[modality], *tables[0].shape[2:])
     dtype: DType = np.result_type(*(table.dtype for table in tables))
     rows = max(1, sum(table.shape[0] for table in tables))
     row_bytes = sum(table.row_bytes * table.shape[0] for table in tables) / rows
     if not tables[0].sparse:
         row_bytes = max(row_bytes, float(np.prod(row_shape) * dtype.itemsize))
-    return Field(name=name, sparse=tables[0].sparse, row_shape=row_shape, dtype=dtype, row_bytes=row_bytes)
+    facts: dict[str, Any] = {"row_shape": row_shape, "dtype": dtype, "row_bytes": row_bytes}
+    return Field(name=name, kind="csr" if tables[0].sparse else "dense", **facts)
 
 
 def _sparse(part: Any, columns: IntArray | None, field: Field) -> Any:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from rankwise.data.rows.collection.crew.crew import put_json
 from rankwise.errors import DataError
 
 __all__ = ["Journal", "locked", "work_folder"]
@@ -22,7 +23,7 @@ def work_folder(folder: Path) -> Path:
 
 
 class Journal:
-    """Facts about one unfinished writing, kept whole on disk.
+    """What was decided about one unfinished writing, kept whole on disk; what of it is done, marks beside it say.
 
     Args:
         folder: the folder beside the collection.
@@ -30,25 +31,25 @@ class Journal:
         facts: what a fresh one begins with.
     """
 
+    NAME = "journal.json"
+
     def __init__(self, folder: Path, plan: str, facts: dict[str, Any]) -> None:
         self.folder = folder
-        self._path = folder / "journal.json"
         stale, held = self.stale(folder, plan), self.peek(folder)
         if stale is not None and stale["boot"] == _boot():
             warnings.warn(
                 f"{folder} holds the unfinished writing of other inputs or parameters; it is thrown away", stacklevel=5
             )
         held = held if stale is None else None
+        self.facts: dict[str, Any] = {"plan": plan, "boot": _boot(), **facts} if held is None else held
         if held is None:
             self._clear()
-        self.facts: dict[str, Any] = {"plan": plan, "boot": _boot(), **facts} if held is None else held
-        (folder / "buckets").mkdir(exist_ok=True)
-        self.keep()
+            put_json(folder / self.NAME, self.facts)
 
     @staticmethod
     def peek(folder: Path) -> dict[str, Any] | None:
         """Return the facts of an unfinished writing, None if there is none."""
-        path = folder / "journal.json"
+        path = folder / Journal.NAME
         facts: dict[str, Any] | None = json.loads(path.read_bytes()) if path.exists() else None
         return facts
 
@@ -62,18 +63,11 @@ class Journal:
         held = cls.peek(folder)
         return held if held is not None and (held["plan"] != plan or held["boot"] != _boot()) else None
 
-    def keep(self, **facts: Any) -> None:
-        """Change facts, in the file too, which a kill leaves whole."""
-        self.facts |= facts
-        beside = self._path.with_suffix(".new")
-        beside.write_text(json.dumps(self.facts))
-        beside.replace(self._path)
-
     def _clear(self) -> None:
         for path in self.folder.iterdir():
-            if path.is_dir():
+            if path.is_dir() and not path.name.startswith("session-"):
                 shutil.rmtree(path)
-            elif path.name != "lock":
+            elif path.is_file() and path.name != "lock":
                 path.unlink()
 
 
@@ -85,7 +79,7 @@ def _boot() -> str:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold a folder against other writers; it is deleted at the end if all went well.
+    """Hold a folder against other writers; it is deleted at the end if all went well, or nothing was begun.
 
     Raises:
         DataError: another process holds it.
@@ -96,5 +90,10 @@ def locked(folder: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise DataError(f"another process writes this collection: it holds {folder}/lock; wait for it") from error
-        yield
+        try:
+            yield
+        except BaseException:
+            if not (folder / Journal.NAME).exists():  # nothing was begun
+                shutil.rmtree(folder, ignore_errors=True)
+            raise
         shutil.rmtree(folder)

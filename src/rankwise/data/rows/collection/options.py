@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -42,7 +43,7 @@ class WriteOptions:
 
     @property
     def budget(self) -> int:
-        """Bytes of memory for matrices."""
+        """Bytes of memory for rows on their way, in each process."""
         return parse_size(self.memory_budget, "memory_budget")
 
     def dataset_rows(self, joined: Joined) -> int:
@@ -53,7 +54,7 @@ class WriteOptions:
         """
         size = self.dataset_size
         if isinstance(size, str):
-            size = max(1, int(parse_size(size, "dataset_size") / joined.row_bytes))
+            size = max(1, int(parse_size(size, "dataset_size") / joined.matrix_bytes))
         if self.shuffle and size < self.shuffle_chunk_size:
             raise ConfigError(
                 f"runs of shuffle_chunk_size={self.shuffle_chunk_size} rows do not fit into datasets of {size} rows: "
@@ -65,10 +66,23 @@ class WriteOptions:
         """Rows that take one `share`-th of the memory budget."""
         return max(1, int(self.budget / share / joined.row_bytes))
 
+    def check_columns(self, joined: Joined) -> None:
+        """Say where a column of a dataset alone is beyond the budget, as one is written at a time."""
+        rows = min(self.dataset_rows(joined), joined.num_rows)
+        column = max((joined.index, *joined.columns), key=lambda column: column.field.row_bytes)
+        need = column.field.row_bytes * rows
+        if need > self.budget / 2:
+            warnings.warn(
+                f"obs column {column.name!r} takes about {column.field.row_bytes:.0f} bytes a row in memory, "
+                f"{need / 2**20:.0f} MB for the {rows} rows of a dataset, of a memory_budget of "
+                f"{self.budget / 2**20:.0f} MB: lower dataset_size, raise the budget, or make it a category",
+                stacklevel=4,
+            )
+
     def facts(self) -> dict[str, Any]:
         """Return the parameters, for the manifest."""
         facts = asdict(self)
         form = facts.pop("form")
         codecs = [codec.to_dict() if hasattr(codec, "to_dict") else str(codec) for codec in self.form.codecs]
-        form.pop("most_shard_bytes")
+        facts.pop("memory_budget")  # it decides nothing that is written
         return {**facts.pop("extra"), **facts, **form, "groupby": list(self.groupby), "compressors": codecs}

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Self
 
-__all__ = ["Progress"]
+from rankwise.data.rows.collection.crew.crew import Crew, put_json
+from rankwise.data.rows.collection.journal import work_folder
+
+__all__ = ["Progress", "watched_progress"]
+
+_LOOK_S = 0.3
+_LINES = {"spilled": "reading", "written": "writing"}
 
 
 class Progress:
@@ -14,11 +25,14 @@ class Progress:
     Args:
         num_rows: rows of the inputs.
         enabled: whether it is shown; None = where stderr is a terminal.
+        crew: who writes: the main process shows what all have done, and puts it into a file for who started them.
     """
 
-    def __init__(self, num_rows: int, *, enabled: bool | None = None) -> None:
+    def __init__(self, num_rows: int, *, enabled: bool | None = None, crew: Crew | None = None) -> None:
         self._num_rows = num_rows
-        self._enabled = sys.stderr.isatty() if enabled is None else enabled
+        self._enabled = (sys.stderr.isatty() if enabled is None else enabled) and (crew is None or crew.is_main)
+        self._told = crew.folder / "progress" if crew is not None and crew.is_main and not crew.alone else None
+        self._counts: dict[str, float] = {}
         self._bars: Any = None
         self._tasks: dict[str, Any] = {}
 
@@ -36,8 +50,7 @@ class Progress:
             )
             self._bars = Progress(*columns, console=Console(stderr=True))
             self._tasks = {
-                name: self._bars.add_task(words, total=self._num_rows, rate="")
-                for name, words in (("spilled", "reading"), ("written", "writing"))
+                name: self._bars.add_task(words, total=self._num_rows, rate="") for name, words in _LINES.items()
             }
             self._bars.start()
         return self
@@ -46,12 +59,51 @@ class Progress:
         if self._bars is not None:
             self._bars.stop()
 
-    def step(self, **rows: float) -> None:
-        """Say that so many more rows were ``spilled`` or ``written``."""
-        if self._bars is None:
+    def finish(self) -> None:
+        """Say that all rows are written."""
+        for name in _LINES:
+            self.show(name, self._num_rows)
+
+    def show(self, name: str, rows: float) -> None:
+        """Say how many rows are ``spilled`` or ``written``; what else takes time is too short for a line."""
+        if name not in _LINES:
             return
-        for name, count in rows.items():
+        if self._told is not None and self._counts.get(name) != rows:
+            self._counts[name] = rows
+            put_json(self._told, {"num_rows": self._num_rows, **self._counts})
+        if self._bars is not None:
             task = self._tasks[name]
-            self._bars.advance(task, count)
+            self._bars.update(task, completed=rows)
             speed = self._bars.tasks[task].speed
             self._bars.update(task, rate=f"{speed:,.0f} rows/s" if speed else "")
+
+
+@contextlib.contextmanager
+def watched_progress(folder: Path) -> Iterator[None]:
+    """Show how far the processes are that this one has started to write a collection, on a terminal."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    done = threading.Event()
+    watcher = threading.Thread(target=_watch, args=(work_folder(folder), done), daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        done.set()
+        watcher.join()
+
+
+def _watch(work: Path, done: threading.Event) -> None:
+    with contextlib.ExitStack() as stack:
+        shown: Progress | None = None
+        while not done.wait(_LOOK_S):
+            for path in work.glob("session-*/progress"):
+                with contextlib.suppress(OSError):  # it has just gone: all is written
+                    counts = json.loads(path.read_bytes())
+                    num_rows = counts.pop("num_rows")
+                    shown = shown or stack.enter_context(Progress(num_rows, enabled=True))
+                    for name, rows in counts.items():
+                        shown.show(name, rows)
+        if shown is not None and not any(work.parent.glob(work.name)):
+            shown.finish()

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from rankwise.data.rows.datasets.extras import load_anndata
+from rankwise.data.rows.datasets.modality import stored_name
 from rankwise.data.rows.matrices import StoredMatrix, open_matrix
 from rankwise.data.store import BoxReader, load_zarr
 from rankwise.data.store.meta import STORES
@@ -64,18 +65,23 @@ class Dataset:
 
     @property
     def matrices(self) -> tuple[str, ...]:
-        """Names of what rows can be read from: "X", "layers/counts", "obsm/X_pca", ..."""
+        """Names of what rows can be read from: "X", "layers/counts", "obsm/X_pca", "mod/protein/X", ..."""
         modalities = [f"{name}/" for name in self._inside("mod")]
         return tuple(f"{first}{name}" for first in ("", *modalities) for name in self._matrices_of(first))
 
     def _matrices_of(self, modality: str) -> list[str]:
-        names = ["X"] if STORES.node(f"{self.place}/{modality}X") is not None else []
+        names = ["X"] if STORES.node(self._at(f"{modality}X")) is not None else []
         held = [name for table in _TABLES for name in self._inside(f"{modality}{table}")]
         return names + [name.removeprefix(modality) for name in held]
 
     def _inside(self, name: str) -> list[str]:
-        group = STORES.node(f"{self.place}/{name}")
+        group = STORES.node(self._at(name))
         return [] if group is None else [f"{name}/{held}" for held in STORES.inside(group.place, group)]
+
+    def _at(self, name: str) -> str:
+        """Return the place of something in the store; modalities lie where collections have them, or at the top."""
+        place = f"{self.place}/{stored_name(name)}"
+        return place if STORES.node(place) is not None else f"{self.place}/{name}"
 
     def matrix(self, name: str = "X") -> StoredMatrix:
         """Open a matrix.
@@ -84,9 +90,9 @@ class Dataset:
             ConfigError: there is none of this name.
             DataError: it is damaged, or its rows are not those of the table of observations.
         """
-        if STORES.node(f"{self.place}/{name}") is None:
+        if STORES.node(self._at(name)) is None:
             raise ConfigError(f"{self.place} has no {name!r}; rows can be read from {', '.join(self.matrices)}")
-        opened = open_matrix(f"{self.place}/{name}", self._reader)
+        opened = open_matrix(self._at(name), self._reader)
         if opened.num_rows != self.num_rows:
             raise DataError(
                 f"{opened.place} has {opened.num_rows} rows, the table of observations {self.num_rows}: write the "
@@ -135,7 +141,7 @@ class Dataset:
         return tuple(map(str, self._frame(name, self._table(name), ()).index.tolist()))
 
     def _table(self, name: str) -> dict[str, Any]:
-        node = STORES.node(f"{self.place}/{name}")
+        node = STORES.node(self._at(name))
         if node is None or node.attributes.get("encoding-type") != "dataframe":
             raise DataError(f"the AnnData store {self.place} has no table {name!r}: write it again")
         return {"column-order": [], "_index": "_index", **node.attributes}
@@ -165,7 +171,7 @@ class Dataset:
 
     def _group(self, name: str) -> Any:
         zarr = load_zarr()
-        place = f"{self.place}/{name}"
+        place = self._at(name)
         store = RemoteFiles().zarr_store(place) if "://" in place else place
         return zarr.open_group(store, mode="r")
 

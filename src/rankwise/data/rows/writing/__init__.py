@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from rankwise.data.rows.writing.layout import SparseLayout, lay_out
-from rankwise.data.rows.writing.matrices import DenseWriter, MatrixFormat, SparseWriter
+from rankwise.data.rows.writing.matrices import MatrixFormat, create_dense, create_sparse
 from rankwise.data.rows.writing.padding import pad_rows
 from rankwise.data.rows.writing.sharded import quiet_anndata, write_sharded
+from rankwise.data.rows.writing.shards import ShardStream
 from rankwise.data.rows.writing.sizes import parse_size
 
 __all__ = [
-    "DenseWriter",
     "MatrixFormat",
+    "ShardStream",
     "SparseLayout",
-    "SparseWriter",
+    "create_dense",
+    "create_sparse",
     "lay_out",
     "pad_rows",
     "parse_size",

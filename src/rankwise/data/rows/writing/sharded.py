@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from rankwise.data.rows.datasets import load_anndata
-from rankwise.data.rows.writing.matrices import DenseWriter, MatrixFormat, SparseWriter
+from rankwise.data.rows.writing.matrices import MatrixFormat, write_dense, write_sparse
 from rankwise.data.store import load_zarr
 from rankwise.errors import ConfigError
 
@@ -102,27 +102,9 @@ class _Callback:
         if not rows or not shape or shape[0] != self._num_rows or "raw" in parent:
             write(store, name, elem, dataset_kwargs=dict(dataset_kwargs or {}))
         elif iospec.encoding_type in _SPARSE:
-            self._sparse(store, name, elem)
+            matrix = elem.to_memory() if hasattr(elem, "to_memory") else elem
+            write_sparse(store, name, matrix.tocsr(), self._form)
         elif iospec.encoding_type == "array" and elem.dtype.kind in "biufc":
-            self._dense(store, name, elem)
+            write_dense(store, name, np.asarray(elem), self._form)
         else:
             write(store, name, elem, dataset_kwargs=dict(dataset_kwargs or {}))
-
-    def _sparse(self, store: Any, name: str, elem: Any) -> None:
-        matrix = elem.to_memory() if hasattr(elem, "to_memory") else elem
-        matrix = matrix.tocsr()
-        lengths = np.diff(matrix.indptr).astype(np.int64)
-        writer = SparseWriter(
-            store, name, lengths=lengths, num_cols=matrix.shape[1], dtype=matrix.dtype, form=self._form
-        )
-        writer.append_rows(matrix.data, matrix.indices, len(lengths))
-        writer.close()
-
-    def _dense(self, store: Any, name: str, elem: Any) -> None:
-        values = np.asarray(elem)
-        form = self._form
-        writer = DenseWriter(
-            store, name, num_rows=len(values), row_shape=values.shape[1:], dtype=values.dtype, form=form
-        )
-        writer.append(values)
-        writer.close()

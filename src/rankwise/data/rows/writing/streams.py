@@ -8,11 +8,21 @@ import numpy as np
 
 from rankwise.data.contract import DType, NDArray
 
-__all__ = ["ArrayStream"]
+__all__ = ["ArrayStream", "create_array"]
 
 
-class ArrayStream:
-    """An array whose rows come in pieces of any length; every shard is encoded once, when it is full.
+def create_array(
+    group: Any,
+    name: str,
+    *,
+    shape: tuple[int, ...],
+    dtype: DType,
+    chunk: int,
+    shard: int,
+    compressors: Any,
+    attributes: dict[str, Any] | None = None,
+) -> Any:
+    """Create an array that is cut along its first axis only.
 
     Args:
         group: Zarr v3 group that will hold it.
@@ -24,33 +34,30 @@ class ArrayStream:
         compressors: codecs of Zarr.
         attributes: its attributes.
     """
+    chunk = max(1, min(chunk, shape[0]))
+    shard = max(chunk, min(shard, shape[0]) // chunk * chunk)
+    inner = tuple(max(1, extent) for extent in shape[1:])
+    return group.create_array(
+        name,
+        shape=shape,
+        dtype=dtype,
+        chunks=(chunk, *inner),
+        shards=None if 0 in shape else (shard, *inner),
+        compressors=compressors,
+        attributes=attributes or {},
+    )
 
-    def __init__(
-        self,
-        group: Any,
-        name: str,
-        *,
-        shape: tuple[int, ...],
-        dtype: DType,
-        chunk: int,
-        shard: int,
-        compressors: Any,
-        attributes: dict[str, Any] | None = None,
-    ) -> None:
-        chunk = max(1, min(chunk, shape[0]))
-        self._shard = max(chunk, min(shard, shape[0]) // chunk * chunk)
-        inner = tuple(max(1, extent) for extent in shape[1:])
-        empty = 0 in shape
-        self._array = group.create_array(
-            name,
-            shape=shape,
-            dtype=dtype,
-            chunks=(chunk, *inner),
-            shards=None if empty else (self._shard, *inner),
-            compressors=compressors,
-            attributes=attributes or {},
-        )
-        self._dtype = dtype
+
+class ArrayStream:
+    """An array whose rows come in pieces of any length; every shard is encoded once, when it is full.
+
+    Args:
+        array: what `create_array` made.
+    """
+
+    def __init__(self, array: Any) -> None:
+        self._array = array
+        self._shard = (array.shards or array.chunks)[0]
         self._held: list[NDArray] = []
         self._num_held = 0
         self._written = 0
@@ -59,7 +66,7 @@ class ArrayStream:
         """Add rows at the end."""
         while len(values):
             part = values[: self._shard - self._num_held]
-            self._held.append(np.asarray(part, dtype=self._dtype))
+            self._held.append(np.asarray(part, dtype=self._array.dtype))
             self._num_held += len(part)
             values = values[len(part) :]
             if self._num_held == self._shard:

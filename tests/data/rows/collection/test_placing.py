@@ -1,10 +1,18 @@
 """The order of rows in a collection."""
 
 import numpy as np
-import pandas as pd
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from rankwise.data.rows.collection.shuffling import cut_datasets, order_rows
+from rankwise.data.rows.collection.placing import Placing, cut_datasets
+
+
+def order_of(edges, **options):
+    """The input row of every place."""
+    places = Placing(edges, **options).places(np.arange(edges[-1]))
+    assert sorted(places.tolist()) == list(range(edges[-1]))
+    return np.argsort(places)
 
 
 def chi_square(orders):
@@ -20,9 +28,7 @@ def chi_square(orders):
 def test_every_row_is_as_likely_at_every_place():
     """Chi-square of rows against places over many seeds is that of numpy's permutations; runs of 10 rows are not."""
     edges = cut_datasets(60, 20)
-    orders = {
-        run: np.stack([order_rows(edges, seed=seed, shuffle=True, run=run) for seed in range(2_000)]) for run in (1, 10)
-    }
+    orders = {run: np.stack([order_of(edges, seed=seed, run=run) for seed in range(2_000)]) for run in (1, 10)}
     rng = np.random.default_rng(0)
     theirs = chi_square(np.stack([rng.permutation(60) for _ in range(2_000)]))
     spread = np.sqrt(2 / 59**2)
@@ -48,9 +54,18 @@ def test_datasets_are_of_equal_size(num_rows, most):
 
 def test_groups_keep_their_random_order_inside():
     """Sorting by groups is stable: rows of a group stay as the shuffle left them."""
-    edges, obs = cut_datasets(30, 15), pd.DataFrame({"kind": np.arange(30) % 3})
-    free = order_rows(edges, seed=1, shuffle=True, run=1)
-    grouped = order_rows(edges, seed=1, shuffle=True, run=1, obs=obs, groupby=["kind"])
+    edges, groups = cut_datasets(30, 15), np.arange(30) % 3
+    free = order_of(edges, seed=1)
+    grouped = order_of(edges, seed=1, groups=groups)
     for start in (0, 15):
         mine, theirs = grouped[start : start + 15], free[start : start + 15]
         assert mine.tolist() == sorted(theirs.tolist(), key=lambda row: row % 3)
+
+
+@given(st.integers(1, 400), st.integers(1, 60), st.integers(1, 50), st.integers(0, 2**40), st.booleans())
+def test_every_row_has_a_place_of_its_own(num_rows, run, most, seed, shuffle):
+    """Places are a permutation, for any rows, runs and datasets."""
+    edges = cut_datasets(num_rows, most)
+    order = order_of(edges, seed=seed, run=run, shuffle=shuffle)
+    if not shuffle:
+        assert order.tolist() == list(range(num_rows))

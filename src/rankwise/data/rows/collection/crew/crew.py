@@ -1,0 +1,198 @@
+"""`Crew`: processes that write one collection together and talk through files in its work folder.
+
+Nothing but a file system that all of them see is needed: whoever may write there can take part. A file that another
+process reads comes into being whole, by a rename.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from rankwise.data.rows.collection.crew.seat import Seat
+from rankwise.errors import DesyncError, WorldError
+
+__all__ = ["Crew", "put_json"]
+
+_MEET_S = 600.0
+_LOOK_S = 2.0  # between two looks at whether the others live
+_PAUSES_S = (0.005, 0.2)  # shortest and longest pause between two looks for a file
+_SESSION = "session-"
+
+
+class Crew:
+    """The processes that write together.
+
+    Args:
+        seat: this one.
+        work: folder that all of them see.
+    """
+
+    def __init__(self, seat: Seat, work: Path) -> None:
+        self.rank, self.size, self._launch = seat.rank, seat.size, seat.launch
+        self.folder = work / f"{_SESSION}{seat.launch}"
+        self._token, self._looked_s = secrets.token_hex(8), time.monotonic()
+        self._peers: dict[int, dict[str, Any]] = {}
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is the process that decides and publishes."""
+        return self.rank == 0
+
+    @property
+    def alone(self) -> bool:
+        """Whether there are no others."""
+        return self.size == 1
+
+    @contextlib.contextmanager
+    def together(self, held: contextlib.AbstractContextManager[None]) -> Iterator[None]:
+        """Begin together and end together: an error of one process ends all.
+
+        Args:
+            held: keeps other crews out; entered by the main process only.
+
+        Raises:
+            DesyncError: another process failed, or is gone.
+            WorldError: a process did not come.
+        """
+        if self.alone:
+            with held:
+                yield
+            return
+        try:
+            with held if self.is_main else contextlib.nullcontext():
+                self._meet()
+                yield
+                self._part()
+        except BaseException as error:
+            if not isinstance(error, DesyncError):
+                with contextlib.suppress(OSError):
+                    self.folder.mkdir(parents=True, exist_ok=True)
+                    put_json(self.folder / f"failed-{self.rank}", {"error": f"{type(error).__name__}: {error}"})
+            raise
+
+    def agree(self, name: str, make: Callable[[], Any]) -> Any:
+        """Let the main process make something (JSON) and give it to all."""
+        if self.alone:
+            return make()
+        path = self.folder / name
+        if self.is_main:
+            put_json(path, make())
+        self.wait_for(path.exists, name)
+        return json.loads(path.read_bytes())
+
+    def wait_for(self, true: Callable[[], bool], what: str, *, most_s: float | None = None) -> None:
+        """Wait until something is true, as long as the others live.
+
+        Raises:
+            DesyncError: another process failed, or is gone.
+            WorldError: it took too long.
+        """
+        begun_s, pause_s = time.monotonic(), _PAUSES_S[0]
+        while not true():
+            self.check()
+            if most_s is not None and time.monotonic() - begun_s > most_s:
+                raise WorldError(f"rank {self.rank} of {self.size} waited {most_s:g} s for {what}")
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _PAUSES_S[1])
+
+    def check(self) -> None:
+        """Look at whether the others are well.
+
+        Raises:
+            DesyncError: one has failed, or is gone.
+        """
+        if self.alone:
+            return
+        for path in self.folder.glob("failed-*"):
+            rank = int(path.name.removeprefix("failed-"))
+            if rank != self.rank:
+                raise DesyncError(f"rank {rank} failed: {json.loads(path.read_bytes())['error']}", ranks=(rank,))
+        if time.monotonic() - self._looked_s > _LOOK_S:
+            self._looked_s = time.monotonic()
+            gone = tuple(rank for rank, peer in self._peers.items() if self._is_gone(rank, peer))
+            if gone:
+                raise DesyncError(f"rank {gone[0]} is gone without a word; its own output may say why", ranks=gone)
+
+    def _meet(self) -> None:
+        """Find each other; what earlier processes of the same launch have left is not taken for the others."""
+        if self.is_main:
+            for path in self.folder.parent.glob(f"{_SESSION}*"):
+                shutil.rmtree(path, ignore_errors=True)
+            self.folder.mkdir(parents=True, exist_ok=True)
+            others = [self.folder / f"hello-{rank}" for rank in range(1, self.size)]
+            self.wait_for(
+                lambda: all(path.exists() for path in others),
+                f"ranks 1 to {self.size - 1}: every rank must write, or world=World.single() on one of them",
+                most_s=_MEET_S,
+            )
+            cards = {0: self._card()} | {rank: _read(self.folder / f"hello-{rank}") for rank in range(1, self.size)}
+            put_json(self.folder / "begin", cards)
+        else:
+            self.wait_for(self._admitted, "rank 0", most_s=_MEET_S)
+        self._peers = {int(rank): card for rank, card in _read(self.folder / "begin").items()}
+        del self._peers[self.rank]
+
+    def _admitted(self) -> bool:
+        hello, begin = self.folder / f"hello-{self.rank}", self.folder / "begin"
+        try:
+            if begin.exists() and _read(begin)[str(self.rank)]["token"] == self._token:
+                return True
+            if not hello.exists() or _read(hello)["token"] != self._token:
+                hello.parent.mkdir(parents=True, exist_ok=True)
+                put_json(hello, self._card())
+        except (OSError, KeyError):  # the main process has just cleared the folder, or the size was another one
+            pass
+        return False
+
+    def _part(self) -> None:
+        """Leave; the main process leaves last, as it deletes the folder."""
+        if self.is_main:
+            put_json(self.folder / "end", {})
+            left = [self.folder / f"bye-{rank}" for rank in range(1, self.size)]
+            with contextlib.suppress(DesyncError):  # all is written: it does not matter how the others ended
+                self.wait_for(lambda: all(path.exists() for path in left), "the others", most_s=_MEET_S)
+        else:
+            self.wait_for((self.folder / "end").exists, "rank 0")
+            put_json(self.folder / f"bye-{self.rank}", {})
+
+    def _card(self) -> dict[str, Any]:
+        return {"token": self._token, "host": _host(), "pid": os.getpid()}
+
+    def _is_gone(self, rank: int, peer: dict[str, Any]) -> bool:
+        """Whether a process of this machine is gone; of others their launcher knows."""
+        if peer["host"] != _host() or (self.folder / f"bye-{rank}").exists():
+            return False
+        try:
+            os.kill(peer["pid"], 0)
+        except ProcessLookupError:
+            return not (self.folder / f"bye-{rank}").exists() and not (self.folder / "end").exists()
+        except PermissionError:
+            pass
+        return False
+
+
+def put_json(path: Path, facts: Any) -> None:
+    """Write a file that others see whole or not at all."""
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    beside.write_text(json.dumps(facts))
+    beside.replace(path)
+
+
+def _read(path: Path) -> Any:
+    return json.loads(path.read_bytes())
+
+
+def _host() -> str:
+    """Machines may share a host name, and containers of one machine its boot; processes are counted in a namespace."""
+    boot, space = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")
+    facts = [platform.node(), boot.read_text().strip() if boot.exists() else ""]
+    return "/".join([*facts, str(space.readlink()) if space.is_symlink() else ""])

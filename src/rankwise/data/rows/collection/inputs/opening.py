@@ -1,0 +1,158 @@
+"""`Input`: what rows of a collection are made from."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rankwise.data.rows.collection.columns import Column
+from rankwise.data.rows.collection.inputs.modalities import join_modalities
+from rankwise.data.rows.collection.inputs.parts import Parts, parts_in_memory, parts_of_member, stored_parts
+from rankwise.data.rows.collection.inputs.tables import Table, table_of
+from rankwise.data.store import load_zarr
+from rankwise.errors import ConfigError, DataError
+
+__all__ = ["Input", "open_input"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Input:
+    """One AnnData, or some modalities of a MuData; of a file, a store or in memory.
+
+    Attributes:
+        label: where it comes from, for the column src_path.
+        stamp: what changes when its content does, as far as the file system tells.
+        index: names of the observations.
+        columns: columns of the observations.
+        vars: tables of variables, in memory: of the first modality under "", of others under their names.
+        tables: its matrices by name.
+    """
+
+    label: str
+    stamp: tuple[int, ...]
+    index: Column
+    columns: dict[str, Column]
+    vars: dict[str, Any]
+    tables: dict[str, Table]
+
+    @property
+    def num_rows(self) -> int:
+        """Observations."""
+        return self.index.num_rows
+
+
+def open_input(
+    source: Any,
+    number: int,
+    *,
+    load_adata: Callable[[Any], Any] | None = None,
+    matrices: Sequence[str] | None = None,
+    modalities: Sequence[str] = (),
+    member: bool = False,
+) -> Input:
+    """Open an input; its table of variables is read into memory, everything else stays where it is.
+
+    Args:
+        source: path of an h5ad or h5mu file or a Zarr store, a group of Zarr or h5py, or an AnnData or MuData.
+        number: its place in the list, for the label of what is in memory.
+        load_adata: turns the path or group into an AnnData; None = all of it.
+        matrices: names to take; None = all.
+        modalities: names of the modalities of a MuData, the first one that of X; () = it is an AnnData.
+        member: it is a dataset of a collection, whose other modalities lie in uns.
+
+    Raises:
+        ConfigError: a matrix or modality of that name is not there.
+        DataError: it is no AnnData, or cannot be read.
+    """
+    label, stamp = _label(source, number), _stamp(source)
+    if load_adata is not None and not hasattr(source, "obs_names"):
+        source = load_adata(source)
+    elif not hasattr(source, "obs_names"):
+        source = _open_group(source, label)
+    parts = parts_of_member(source, label) if member else _parts(source, label, modalities)
+    if parts.raw and matrices is None:
+        warnings.warn(f"raw of {label} is left out; move it to a layer with load_adata to keep it", stacklevel=4)
+    tables = _tables(parts, label, matrices)
+    for table in tables.values():
+        if table.shape[0] != parts.index.num_rows:
+            raise DataError(
+                f"{table.name} of {label} has {table.shape[0]} rows, its observations are {parts.index.num_rows}"
+            )
+    return Input(label=label, stamp=stamp, index=parts.index, columns=parts.columns, vars=parts.vars, tables=tables)
+
+
+def _parts(source: Any, label: str, modalities: Sequence[str]) -> Parts:
+    """What of an AnnData, or of some modalities of a MuData, there is."""
+    memory = hasattr(source, "obs_names")
+    if memory:
+        held = source.mod if hasattr(source, "mod") else None
+    else:
+        kind = dict(source.attrs).get("encoding-type")
+        if kind not in {"anndata", "MuData"}:
+            raise DataError(f"{label} is no AnnData store")
+        held = source["mod"] if kind == "MuData" else None
+    read = parts_in_memory if memory else stored_parts
+    if held is None:
+        if modalities:
+            raise ConfigError(f"{label} is an AnnData without modalities; modalities={list(modalities)} wants a MuData")
+        return read(source, label)
+    names = sorted(held.keys())
+    unknown = [name for name in modalities if name not in names]
+    if unknown or not modalities:
+        what = f"has no {', '.join(map(repr, unknown))}" if unknown else "is a MuData"
+        raise ConfigError(f"{label} {what}: choose of {', '.join(names)} with modalities= (--modality)")
+    parts = [read(held[name], f"{label}/mod/{name}") for name in modalities]
+    return join_modalities(parts, modalities, source, label)
+
+
+def _label(source: Any, number: int) -> str:
+    if isinstance(source, (str, os.PathLike)):
+        return os.fspath(source)
+    if hasattr(source, "obs_names"):
+        return f"in memory {number}"
+    if hasattr(source, "store_path"):
+        return str(source.store_path)
+    return f"{getattr(getattr(source, 'file', None), 'filename', source)}{getattr(source, 'name', '')}"
+
+
+def _stamp(source: Any) -> tuple[int, ...]:
+    path = Path(source) if isinstance(source, (str, os.PathLike)) else None
+    if path is None or not path.exists():
+        return ()
+    if path.is_dir() and (path / "zarr.json").exists():
+        path = path / "zarr.json"
+    facts = path.stat()
+    return facts.st_size, facts.st_mtime_ns
+
+
+def _open_group(source: Any, label: str) -> Any:
+    if not isinstance(source, (str, os.PathLike)):
+        return source
+    path = Path(source)
+    if "://" not in str(source) and not path.exists():
+        raise DataError(f"there is nothing at {label}")
+    try:
+        if path.is_file():
+            import h5py
+
+            return h5py.File(path, "r")
+        return load_zarr().open_group(os.fspath(source), mode="r")
+    except Exception as error:
+        raise DataError(f"{label} cannot be opened as an h5ad file or a Zarr store: {error}") from error
+
+
+def _tables(parts: Parts, label: str, matrices: Iterable[str] | None) -> dict[str, Table]:
+    found = parts.matrices
+    names = list(found) if matrices is None else list(matrices)
+    unknown = [name for name in names if name not in found]
+    if unknown:
+        raise ConfigError(f"{label} has no {', '.join(map(repr, unknown))}; it has {', '.join(found) or 'no matrix'}")
+    tables = {name: table_of(name, *found[name]) for name in names}
+    odd = [name for name, table in tables.items() if table is None]
+    if odd:
+        warnings.warn(f"{', '.join(odd)} of {label} hold no rows of numbers and are left out", stacklevel=5)
+    return {name: table for name, table in tables.items() if table is not None}

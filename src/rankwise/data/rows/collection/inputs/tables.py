@@ -1,0 +1,108 @@
+"""`Table`: a matrix of an input, read in blocks of rows."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rankwise.data.contract import DType, IntArray
+from rankwise.data.rows.collection.inputs.columnwise import Columnwise
+from rankwise.errors import DataError
+
+__all__ = ["Table", "table_of"]
+
+_NEAR = 256  # rows between two wanted ones that are rather read than jumped over
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Table:
+    """One matrix of an input.
+
+    Attributes:
+        name: "X", "layers/counts", "obsm/pca", "mod/protein/X", ...
+        sparse: whether blocks come as CSR matrices.
+        shape: its shape.
+        dtype: dtype of its elements.
+        row_bytes: decoded bytes of a row, on average.
+        held: what is sliced; a `Columnwise` has no rows before it is turned.
+        rows: which of its rows the input has, in their order; None = all.
+    """
+
+    name: str
+    sparse: bool
+    shape: tuple[int, ...]
+    dtype: DType
+    row_bytes: float
+    held: Any
+    rows: IntArray | None = None
+
+    @property
+    def by_columns(self) -> bool:
+        """Whether it has to be turned before rows can be read."""
+        return isinstance(self.held, Columnwise)
+
+    def block(self, start: int, stop: int) -> Any:
+        """Return rows `start` to `stop` as a CSR matrix or an array, in memory.
+
+        Raises:
+            DataError: they cannot be read.
+        """
+        try:
+            return self._slice(start, stop) if self.rows is None else self._pick(self.rows[start:stop])
+        except Exception as error:  # whatever a file format raises
+            raise DataError(f"rows {start} to {stop} of {self.name} cannot be read: {error}") from error
+
+    def _slice(self, start: int, stop: int) -> Any:
+        part = self.held[start:stop]
+        part = part.compute() if hasattr(part, "compute") else part
+        return part.tocsr() if self.sparse else np.asarray(part)
+
+    def _pick(self, rows: IntArray) -> Any:
+        """Read runs of neighbouring rows, and take those that are wanted out of them."""
+        wanted, places = np.unique(rows, return_inverse=True)
+        runs = np.split(wanted, np.flatnonzero(np.diff(wanted) > _NEAR) + 1)
+        parts = [self._slice(int(run[0]), int(run[-1]) + 1)[run - run[0]] for run in runs if len(run)]
+        if not parts:
+            return self._slice(0, 0)
+        if self.sparse:
+            import scipy.sparse as sp
+
+            return sp.vstack(parts, format="csr")[places]
+        return np.concatenate(parts)[places]
+
+
+def table_of(name: str, held: Any, rows: IntArray | None = None) -> Table | None:
+    """Look at a matrix of an AnnData, in memory, backed or lazy; None for what has no rows of numbers, such as a table.
+
+    Args:
+        name: its name.
+        held: SciPy matrix, array, sparse dataset of anndata, `Columnwise`, array of Zarr, HDF5 or dask.
+        rows: which of its rows; None = all.
+    """
+    import scipy.sparse as sp
+
+    if sp.issparse(held) and held.format != "csr":
+        held = Columnwise.in_memory(held) if held.format == "csc" else held.tocsr()
+    shape, dtype = getattr(held, "shape", None), getattr(held, "dtype", None)
+    if not shape or not isinstance(dtype, np.dtype) or dtype.kind not in "biufc":
+        return None
+    lazy = getattr(held, "_meta", None)
+    sparse = sp.issparse(held) or hasattr(held, "to_memory") or sp.issparse(lazy) or isinstance(held, Columnwise)
+    if sparse:
+        row_bytes = _num_elements(held) / max(1, shape[0]) * (dtype.itemsize + 8)
+    else:
+        row_bytes = float(math.prod(shape[1:]) * dtype.itemsize)
+    whole = (shape[0] if rows is None else len(rows), *shape[1:])
+    return Table(name=name, sparse=sparse, shape=whole, dtype=dtype, row_bytes=row_bytes, held=held, rows=rows)
+
+
+def _num_elements(held: Any) -> float:
+    if hasattr(held, "nnz"):
+        return float(held.nnz)
+    group = getattr(held, "group", None)  # of a sparse dataset of anndata
+    if group is not None:
+        return float(group["data"].shape[0])
+    return float(math.prod(held.shape)) / 10  # a lazy one tells when it is read

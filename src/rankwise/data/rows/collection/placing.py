@@ -1,0 +1,79 @@
+"""Which row goes where: arithmetic, so that every process finds it without being told."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rankwise.data.contract import IntArray
+from rankwise.data.order.bijection import permute
+from rankwise.data.order.mixing import derive
+
+__all__ = ["Placing", "cut_datasets"]
+
+_RUNS, _INSIDE = 1, 2  # streams of the seed
+
+
+def cut_datasets(num_rows: int, dataset_rows: int) -> IntArray:
+    """Return the edges of datasets of at most `dataset_rows` rows, as equal as can be: int64[datasets + 1]."""
+    count = max(1, -(-num_rows // dataset_rows))
+    edges: IntArray = np.arange(count + 1, dtype=np.int64) * num_rows // count
+    return edges
+
+
+class Placing:
+    """The place in the collection of every input row.
+
+    With runs of one row it is a keyed permutation of all rows, computed and not stored. Longer runs of neighbouring
+    input rows stay together in one dataset as far as its edges allow, and are mixed inside it.
+
+    Args:
+        edges: int64[datasets + 1], of the datasets.
+        seed: decides the permutation.
+        shuffle: False keeps the order of the inputs.
+        run: rows of a run.
+        groups: int[rows], rank of the group of each input row: rows of each dataset are sorted by it after the
+            shuffle, which holds their order in memory.
+    """
+
+    def __init__(
+        self, edges: IntArray, *, seed: int, shuffle: bool = True, run: int = 1, groups: IntArray | None = None
+    ) -> None:
+        self._edges, self._num_rows, self._shuffle, self._run = edges, int(edges[-1]), shuffle, run
+        self._key, self._seed = np.uint64(derive(seed, _RUNS)), seed
+        self._sorted = None if groups is None else self._grouped(groups)
+
+    def places(self, rows: IntArray) -> IntArray:
+        """Return the places of input rows, int64 of their shape."""
+        return self._shuffled(rows) if self._sorted is None else self._sorted[rows]
+
+    def _shuffled(self, rows: IntArray) -> IntArray:
+        if not self._shuffle:
+            return rows
+        if self._run == 1:
+            return permute(rows, self._num_rows, self._key)
+        return self._mixed_inside(self._moved_runs(rows))
+
+    def _moved_runs(self, rows: IntArray) -> IntArray:
+        """Runs change places; those behind the last one, which may be short, move up."""
+        num_runs = -(-self._num_rows // self._run)
+        number = permute(rows // self._run, num_runs, self._key)
+        short = permute(np.array([num_runs - 1]), num_runs, self._key)
+        gap = num_runs * self._run - self._num_rows
+        moved: IntArray = number * self._run - np.where(number > short, gap, 0) + rows % self._run
+        return moved
+
+    def _mixed_inside(self, places: IntArray) -> IntArray:
+        dataset = np.searchsorted(self._edges, places, side="right") - 1
+        keys = np.array([derive(self._seed, _INSIDE, number) for number in range(len(self._edges) - 1)], np.uint64)
+        start = self._edges[dataset]
+        return start + permute(places - start, self._edges[dataset + 1] - start, keys[dataset])
+
+    def _grouped(self, groups: IntArray) -> IntArray:
+        """Sort the rows of each dataset by group; rows of a group keep their random order."""
+        places = self._shuffled(np.arange(self._num_rows, dtype=np.int64))
+        rows = np.empty_like(places)
+        rows[places] = np.arange(self._num_rows, dtype=np.int64)
+        for start, stop in zip(self._edges[:-1].tolist(), self._edges[1:].tolist(), strict=True):
+            members = rows[start:stop]
+            places[members[np.argsort(groups[members], kind="stable")]] = np.arange(start, stop)
+        return places

@@ -1,0 +1,95 @@
+"""Chunks to bytes, as Zarr would encode them."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from rankwise.data.contract import NDArray
+from rankwise.data.store import load_zarr
+from rankwise.world.threads import choose_threads, cpu_mask, usable_cores
+
+__all__ = ["ChunkEncoder"]
+
+
+class ChunkEncoder:
+    """Encodes chunks of one sharded array with its inner codecs.
+
+    Args:
+        array: a Zarr array that is cut along its first axis only.
+    """
+
+    def __init__(self, array: Any) -> None:
+        self._array, self._chunk = array, array.chunks
+        self._blosc = _plain_blosc(array)
+        cores = usable_cores(len(cpu_mask()))
+        self._threads = choose_threads(None, environ=os.environ, cores=min(cores, 8), sharers=1)
+        # also with one thread: Blosc orders the blocks of a chunk by chance where it is called from the main one
+        self._pool = ThreadPoolExecutor(self._threads)
+
+    def close(self) -> None:
+        """Let go of its threads."""
+        self._pool.shutdown()
+
+    def encode(self, values: NDArray) -> list[bytes | None]:
+        """Encode whole chunks; the last one may be short, and is filled up.
+
+        Args:
+            values: rows, chunk after chunk.
+
+        Returns:
+            The bytes of each chunk; None for one that holds nothing but the fill value, which is not stored.
+        """
+        size = self._chunk[0]
+        chunks = [values[start : start + size] for start in range(0, len(values), size)]
+        if len(chunks[-1]) < size:
+            whole = np.full(self._chunk, self._array.fill_value, dtype=self._array.dtype)
+            whole[: len(chunks[-1])] = chunks[-1]
+            chunks[-1] = whole
+        if self._blosc is None:
+            return self._by_zarr(chunks)
+        return list(self._pool.map(self._by_blosc, chunks))
+
+    def _by_blosc(self, chunk: NDArray) -> bytes | None:
+        assert self._blosc is not None
+        if not np.any(chunk.view(f"u{chunk.itemsize}")):  # by bits, as -0.0 is none of the fill value
+            return None
+        return bytes(self._blosc.encode(np.ascontiguousarray(chunk)))
+
+    def _by_zarr(self, chunks: list[NDArray]) -> list[bytes | None]:
+        zarr = load_zarr()
+        held: dict[str, Any] = {}
+        array = self._array
+        scratch = zarr.create_array(
+            zarr.storage.MemoryStore(held),
+            shape=(len(chunks) * self._chunk[0], *self._chunk[1:]),
+            chunks=self._chunk,
+            dtype=array.dtype,
+            compressors=array.compressors or None,
+            filters=array.filters or None,
+            serializer=array.serializer,
+            fill_value=array.fill_value,
+        )
+        scratch[:] = np.concatenate(chunks)
+        zeros = (0,) * (len(self._chunk) - 1)
+        keys = [scratch.metadata.encode_chunk_key((number, *zeros)) for number in range(len(chunks))]
+        return [held[key].to_bytes() if key in held else None for key in keys]
+
+
+def _plain_blosc(array: Any) -> Any:
+    """Return the codec of numcodecs, where the codecs are Blosc alone; else None."""
+    import numcodecs
+    from zarr.codecs import BloscCodec
+
+    codecs = array.compressors
+    plain = len(codecs) == 1 and isinstance(codecs[0], BloscCodec) and not array.filters
+    if not plain or array.dtype.kind not in "iuf" or array.fill_value != 0:
+        return None
+    facts = codecs[0].to_dict()["configuration"]
+    shuffle = {"noshuffle": 0, "shuffle": 1, "bitshuffle": 2}[facts["shuffle"]]
+    if facts["typesize"] != array.dtype.itemsize:
+        return None
+    return numcodecs.Blosc(facts["cname"], facts["clevel"], shuffle, facts["blocksize"])

@@ -1,0 +1,122 @@
+"""`ShardStream`: some shards of an array, written chunk by chunk."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from rankwise.data.contract import NDArray
+from rankwise.data.rows.writing.encoding import ChunkEncoder
+from rankwise.data.store.crc import crc32c
+
+__all__ = ["ShardStream"]
+
+_ABSENT = np.uint64(2**64 - 1)
+_MOST_CHUNKS = 64
+
+
+class ShardStream:
+    """Rows of an array from one shard edge to another; what is held in memory is a few chunks, never a shard.
+
+    The files are those that zarr-python writes: encoded chunks in their order, then the index with its checksum.
+
+    Args:
+        array: what `create_array` made, in a local folder.
+        start: first row, at a shard edge.
+        stop: last row + 1, at a shard edge or the end.
+        scratch: folder on the same file system; files lie there until they are whole.
+        batch_bytes: decoded bytes that are encoded at once, one chunk at least.
+    """
+
+    def __init__(self, array: Any, start: int, stop: int, scratch: Path, *, batch_bytes: int = 2**22) -> None:
+        self._array, self._place, self._stop, self._scratch = array, start, stop, scratch
+        self._encoder = ChunkEncoder(array)
+        self._chunk, self._shard = int(array.chunks[0]), int(array.shards[0])
+        row_bytes = int(np.prod(array.chunks[1:])) * array.dtype.itemsize
+        chunks = max(1, min(_MOST_CHUNKS, batch_bytes // (self._chunk * row_bytes)))
+        self._batch: int = chunks * self._chunk
+        self._held: list[NDArray] = []
+        self._num_held = 0
+        self._file: _ShardFile | None = None
+        self.digests: dict[str, str] = {}
+
+    def append(self, values: NDArray) -> None:
+        """Add rows at the end."""
+        while len(values):
+            part = values[: self._room() - self._num_held]
+            self._held.append(np.asarray(part, dtype=self._array.dtype))
+            self._num_held += len(part)
+            values = values[len(part) :]
+            if self._num_held == self._room():
+                self._flush()
+
+    def close(self) -> dict[str, str]:
+        """Write what is left; return the digest of each file by its path in the folder of the array.
+
+        Raises:
+            RuntimeError: other than the announced number of rows came.
+        """
+        if self._num_held:
+            self._flush()
+        self._encoder.close()
+        if self._place != self._stop:
+            raise RuntimeError(f"{self._array.path} was to get rows up to {self._stop}, it got {self._place}")
+        return self.digests
+
+    def _room(self) -> int:
+        """Rows that are encoded together: a batch, but no further than the shard."""
+        return min(self._batch, self._shard - self._place % self._shard, self._stop - self._place)
+
+    def _flush(self) -> None:
+        if self._file is None:
+            self._file = _ShardFile(self._scratch, self._shard // self._chunk)
+        for encoded in self._encoder.encode(np.concatenate(self._held)):
+            self._file.add(encoded)
+        self._place += self._num_held
+        self._held, self._num_held = [], 0
+        if self._place % self._shard == 0 or self._place == self._stop:
+            number = (self._place - 1) // self._shard
+            key = self._array.metadata.encode_chunk_key((number, *(0,) * (len(self._array.shape) - 1)))
+            digest = self._file.publish(Path(self._array.store.root) / self._array.path / key)
+            if digest is not None:
+                self.digests[key] = digest
+            self._file = None
+
+
+class _ShardFile:
+    """One file on its way."""
+
+    def __init__(self, scratch: Path, num_chunks: int) -> None:
+        scratch.mkdir(parents=True, exist_ok=True)
+        self._path = scratch / "shard"
+        self._file: IO[bytes] = self._path.open("wb")
+        self._index = np.full((num_chunks, 2), _ABSENT, dtype="<u8")
+        self._digest = hashlib.blake2b(digest_size=16)
+        self._next = self._end = 0
+
+    def add(self, encoded: bytes | None) -> None:
+        """Add the next chunk; None = it is not stored."""
+        if encoded is not None:
+            self._write(encoded)
+            self._index[self._next] = self._end, len(encoded)
+            self._end += len(encoded)
+        self._next += 1
+
+    def publish(self, place: Path) -> str | None:
+        """Finish the file and give it its name; a shard without stored chunks has none. Return its digest."""
+        index = self._index.tobytes()
+        self._write(index + crc32c(index).to_bytes(4, "little"))
+        self._file.close()
+        if not self._end:
+            self._path.unlink()
+            return None
+        place.parent.mkdir(parents=True, exist_ok=True)
+        self._path.rename(place)
+        return self._digest.hexdigest()
+
+    def _write(self, content: bytes) -> None:
+        self._file.write(content)
+        self._digest.update(content)

@@ -1,0 +1,110 @@
+"""Writes collections by several processes, some of which are killed; run by test_crew.py: python crewed.py FOLDER."""
+
+import json
+import os
+import signal
+import sys
+import traceback
+import warnings
+from pathlib import Path
+
+import anndata  # noqa: F401  (imported once for all the forks)
+
+from rankwise.data.rows import DatasetCollection
+from rankwise.data.rows.collection.crew import crew, tasks
+from rankwise.data.rows.collection.inputs import Table
+from rankwise.data.rows.collection.options import WriteOptions
+from rankwise.data.rows.writing import shards
+from rankwise.errors import DataError
+from rankwise.testing.small_rows import small_anndata, write_anndata
+from rankwise.world.place import Place
+
+# Where rank 1 ends: owner, name, which call, and what comes of it.
+FAULTS = {
+    "first-pass": (tasks.Marks, "put", 2, "killed"),
+    "second-pass": (shards._ShardFile, "add", 4, "killed"),
+    "bad-input": (Table, "block", 3, "raised"),
+}
+
+
+def make_inputs(base):
+    made = small_anndata(70, 12, seed=0)
+    made.X = made.X.tocsc()
+    made.obs["n"] = made.obs["n"].astype("Int64")
+    write_anndata(made, base / "by_columns.zarr")
+    more = small_anndata(90, 12, seed=1)
+    more.obs_names = [*made.obs_names, *more.obs_names[:20]]
+    more.write_h5ad(base / "rows.h5ad")
+
+
+def add(base, name, rank, size):
+    warnings.simplefilter("ignore")
+    WriteOptions.part_rows = lambda *_: 11  # several blocks and buckets
+    crew._LOOK_S = 0.1
+    world = None if size == 1 else Place(rank=rank, world_size=size)
+    DatasetCollection(base / f"{name}.zarr").add_adatas(
+        [str(base / "by_columns.zarr"), str(base / "rows.h5ad")],
+        rng=7,
+        dataset_size=90,
+        n_obs_per_chunk=8,
+        shard_size=16,
+        groupby="kind",
+        world=world,
+    )
+
+
+def arm(owner, name, count, what):
+    """Let the `count`-th call of a function be the end of this process."""
+    real, calls = getattr(owner, name), [0]
+
+    def deadly(*args, **kwargs):
+        calls[0] += 1
+        if calls[0] == count and what == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if calls[0] == count:
+            raise DataError("rows 5 to 6 of X cannot be read: no such luck")
+        return real(*args, **kwargs)
+
+    setattr(owner, name, deadly)
+
+
+def start(base, name, size, fault=None):
+    """Write by so many processes; return by rank how each ended, "" = well."""
+    os.environ["TORCHELASTIC_RUN_ID"] = f"{name}-{size}-{fault}"
+    children = {}
+    for rank in range(size):
+        child = os.fork()
+        if child == 0:
+            ended = base / f"{os.getpid()}.txt"
+            signal.alarm(60)
+            try:
+                if fault is not None and rank == 1:
+                    arm(*FAULTS[fault])
+                add(base, name, rank, size)
+                ended.write_text("")
+            except BaseException:  # noqa: BLE001  (told to the test)
+                ended.write_text(traceback.format_exc().strip().splitlines()[-1])
+            os._exit(0)
+        children[child] = rank
+    ends = {}
+    while children:
+        child, _ = os.wait()
+        path = base / f"{child}.txt"
+        ends[children.pop(child)] = path.read_text() if path.exists() else "killed"
+    return [ends[rank] for rank in range(size)]
+
+
+def main(base):
+    if os.fork() == 0:
+        make_inputs(base)
+        os._exit(0)
+    assert os.wait()[1] == 0
+    told = {f"whole-{size}": start(base, f"whole-{size}", size) for size in (1, 2, 3)}
+    for fault, size in (("first-pass", 3), ("second-pass", 1), ("bad-input", 2)):
+        told[fault] = start(base, fault, 2, fault)
+        told[f"{fault}-resumed"] = start(base, fault, size)
+    (base / "told.json").write_text(json.dumps(told))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

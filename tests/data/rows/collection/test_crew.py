@@ -1,0 +1,103 @@
+"""Several processes write one collection: the bytes are those of one, whoever of them dies."""
+
+import hashlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import anndata
+import numpy as np
+import pytest
+
+from rankwise.data.rows import DatasetCollection
+from rankwise.data.rows.datasets import find_datasets
+from rankwise.data.rows.inspecting import verify_rows
+from rankwise.testing.ranks import run_ranks
+from rankwise.testing.small_rows import small_anndata
+
+SCRIPT = Path(__file__).with_name("crewed.py")
+
+
+def files(folder):
+    """A hash of every file, the metadata with the manifest included."""
+    return {
+        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    base = tmp_path_factory.mktemp("crew")
+    done = subprocess.run([sys.executable, SCRIPT, base], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    return base
+
+
+@pytest.fixture(scope="module")
+def told(base):
+    return json.loads((base / "told.json").read_text())
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_bytes_do_not_depend_on_how_many_write(base, told, size):
+    """All files of the collection are the same, byte for byte, and nothing is left beside it."""
+    assert told[f"whole-{size}"] == [""] * size
+    whole = files(base / "whole-1.zarr")
+    assert len([name for name in whole if "/X/data/c/" in name]) > 4
+    assert files(base / f"whole-{size}.zarr") == whole
+    assert not (base / f"whole-{size}.zarr.writing").exists()
+
+
+def write_here(world, place):
+    """Runs on every rank: the world is that of the process group."""
+    made = DatasetCollection(place)
+    made.add_adatas([small_anndata(60, 6)], rng=3 + world.rank, n_obs_per_chunk=8, shard_size=8)
+    return len(made.obs(["src_row"])), made.manifest["writes"][0]["seed"]
+
+
+def test_ranks_of_a_process_group_write_together(tmp_path):
+    """Without a word the ranks of a process group write together, by the seed of rank 0, and all see the result."""
+    assert run_ranks(write_here, 2, str(tmp_path / "two.zarr")) == [(60, 3), (60, 3)]
+    DatasetCollection(tmp_path / "one.zarr").add_adatas([small_anndata(60, 6)], rng=3, n_obs_per_chunk=8, shard_size=8)
+    assert files(tmp_path / "two.zarr") == files(tmp_path / "one.zarr")
+
+
+def test_every_row_is_its_source(base):
+    """What was written by one process is what came, by rows and by columns, with names made unique."""
+    assert verify_rows(base / "whole-1.zarr") == []
+    sources = {
+        str(base / "by_columns.zarr"): anndata.read_zarr(base / "by_columns.zarr"),
+        str(base / "rows.h5ad"): anndata.read_h5ad(base / "rows.h5ad"),
+    }
+    names = []
+    for place in find_datasets(base / "whole-1.zarr"):
+        made = anndata.read_zarr(place)
+        assert made.obs["kind"].cat.codes.is_monotonic_increasing
+        for row, (label, number) in enumerate(zip(made.obs["src_path"], made.obs["src_row"], strict=True)):
+            source = sources[label]
+            np.testing.assert_array_equal(made.X[row].toarray()[0], source.X[number].toarray()[0])
+            assert made.obs["n"].iloc[row] == source.obs["n"].iloc[number]
+            assert made.obs_names[row] in {source.obs_names[number], f"{source.obs_names[number]}-1"}
+        names += made.obs_names.tolist()
+    assert len(set(names)) == len(names) == 160
+    assert sum(name.count("-") == 2 for name in names) == 70
+
+
+@pytest.mark.parametrize("fault", ["first-pass", "second-pass"])
+def test_a_killed_process_ends_all_and_others_go_on(base, told, fault):
+    """The one that is left says who is gone; fewer or more processes finish the work, to the same bytes."""
+    assert told[fault][1] == "killed"
+    assert "DesyncError: rank 1 is gone without a word" in told[fault][0]
+    assert set(told[f"{fault}-resumed"]) == {""}
+    whole = files(base / "whole-1.zarr")
+    assert files(base / f"{fault}.zarr") == whole
+
+
+def test_an_error_of_one_process_ends_all(base, told):
+    """An input that one process cannot read ends the others with that error, and nobody waits."""
+    assert "DataError: rows 5 to 6 of X cannot be read: no such luck" in told["bad-input"][1]
+    assert "DesyncError: rank 1 failed: DataError: rows 5 to 6 of X cannot be read" in told["bad-input"][0]
+    assert files(base / "bad-input.zarr") == files(base / "whole-1.zarr")
