@@ -18,7 +18,7 @@ from _rows.readers import KINDS
 from _rows.task import Task
 
 Found = tuple[list[dict[str, Any]], list[Verdict]]
-LOADER_RUNS, BESIDE_RUN = (32, 512), 512
+LOADER_RUNS, BESIDE_RUN = (32, 64, 512), 512
 
 
 def requests(chosen: argparse.Namespace, processes: Mapping[str, ReaderProcess], *, torch: bool) -> Found:
