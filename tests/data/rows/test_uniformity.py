@@ -14,10 +14,15 @@ from scipy import stats
 
 from rankwise.data.order import Order
 from rankwise.data.rows import DatasetCollection, RowSource
-from rankwise.data.rows.collection.shuffling import cut_datasets, order_rows
+from rankwise.data.rows.collection.placing import Placing, cut_datasets
 from rankwise.testing.small_rows import write_anndata
 
 CHANCE = 1e-4
+
+
+def order_of_places(edges, **options):
+    """The input row of every place of a collection."""
+    return np.argsort(Placing(edges, **options).places(np.arange(edges[-1])))
 
 
 def chi_squares(counts, expected):
@@ -50,7 +55,7 @@ def test_a_row_comes_at_any_time_of_an_epoch(options):
 
     The collection ends in a chunk that is not full.
     """
-    collection = order_rows(cut_datasets(NUM_ROWS, 1_500), seed=3, shuffle=True, run=1)
+    collection = order_of_places(cut_datasets(NUM_ROWS, 1_500), seed=3)
     order = Order(NUM_ROWS, batch_size=64, seed=11, chunk_samples=4, **options)
     places, rng = np.arange(NUM_ROWS), np.random.default_rng(5)
     for epoch_of in (lambda epoch: collection[order.ids(places, epoch)], lambda _: rng.permutation(NUM_ROWS)):
@@ -77,7 +82,7 @@ def test_neighbours_of_the_inputs_meet_in_batches_by_chance():
 
     def ours(trial, *, shuffle=True):
         order = Order(num, batch_size=batch_size, seed=trial, chunk_samples=8, lanes=5, window=4)
-        return order_rows(edges, seed=trial, shuffle=shuffle, run=1)[order.ids(np.arange(num), 0)]
+        return order_of_places(edges, seed=trial, shuffle=shuffle)[order.ids(np.arange(num), 0)]
 
     bound = stats.norm.isf(CHANCE / 2)
     assert abs(score(ours)) < bound
