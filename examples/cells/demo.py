@@ -1,10 +1,12 @@
 """Cells in one go: write the collection, train on two ranks through `rankwise run`, say what came out.
 
-python examples/cells/demo.py
+python examples/cells/demo.py          with torch
+python examples/cells/demo.py --jax    with JAX
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -19,12 +21,17 @@ WANTED_ACCURACY = 0.7
 
 def main() -> None:
     """Run the example in the current folder; exit non-zero when it does not reach the accuracy."""
-    collection, run_dir = Path("runs/cells.zarr"), Path("runs/cells")
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--jax", action="store_true", help="train with JAX; torch need not be installed")
+    parser.add_argument("--epochs", type=int, default=30)
+    args = parser.parse_args()
+    collection = Path("runs/cells.zarr")
+    run_dir, script = (Path("runs/cells_jax"), "train_jax.py") if args.jax else (Path("runs/cells"), "train.py")
     if not collection.exists():
         print(f"writing the cells that scanpy ships to {collection} (a collection of AnnData stores)", flush=True)
         write_collection(collection)
-    train = os.path.relpath(HERE / "train.py")
-    command = ["run", "--nproc", "2", "--fresh", "--run-dir", str(run_dir), train, "--collection", str(collection)]
+    train = [os.path.relpath(HERE / script), "--collection", str(collection), "--epochs", str(args.epochs)]
+    command = ["run", "--nproc", "2", "--fresh", "--run-dir", str(run_dir), *train]
     print("$ rankwise", " ".join(command), flush=True)
     done = subprocess.run([sys.executable, "-m", "rankwise", *command], check=False)
     if done.returncode:
