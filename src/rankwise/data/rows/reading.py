@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
@@ -80,7 +81,8 @@ class RowFields:
         with shelf.memory(_PIECES_PER_FIELD * len(self.matrices)) as memory:
             done = read_fields(self.matrices, plan.matrices, arrays, reader, memory)
         reports = [report for finished in done.values() for report in finished.reports]
-        for error in (error for report in reports for error in report.errors):
+        of_rows = [*(report.errors for report in reports), *(finished.gaps for finished in done.values())]
+        for error in chain.from_iterable(of_rows):
             errors.add(error)
         for name, finished in done.items():
             if finished.outside is not None:

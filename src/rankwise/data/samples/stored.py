@@ -9,7 +9,7 @@ import math
 import numpy as np
 
 from rankwise.data.contract import FieldSpec, IntArray
-from rankwise.data.store import ArrayMeta, BoxError, BoxPlan, BoxReader, BoxReport, BoxRequest
+from rankwise.data.store import ArrayMeta, BoxError, BoxPlan, BoxReader, BoxReport, BoxRequest, name_lacking
 from rankwise.errors import DataError, SampleError
 
 __all__ = ["StoredColumn"]
@@ -75,17 +75,12 @@ class StoredColumn:
 
     def _incomplete(self, box: int, plan: BoxPlan) -> BoxError:
         """Say which chunk a row lacks, as far as planning knew."""
-        owner = np.repeat(np.arange(len(plan.chunks)), np.diff(plan.targets.bounds))
-        missing = owner[(plan.targets.box == box) & (plan.chunks.offset[owner] == -1)]
-        names = ", ".join(str(tuple(coords)) for coords in plan.chunks.coords[missing[:3]].tolist())
-        what = f"chunk{'s' if len(missing) > 1 else ''} {names}" if len(missing) else "a chunk"
-        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         return BoxError(
             box=box,
             place=self.place,
             error=DataError(
-                f"{what}{more} of the array {self.place} {'are' if len(missing) > 1 else 'is'} not in the store and "
-                "would stand for the fill value: copy the store whole, or allow it with missing='fill'"
+                f"{name_lacking(plan, box)} and would stand for the fill value: copy the store whole, or allow it with "
+                "missing='fill'"
             ),
         )
 

@@ -16,7 +16,7 @@ from rankwise.data.store.meta import (
     open_plate,
     read_meta,
 )
-from rankwise.data.store.plan import BoxPlan
+from rankwise.data.store.plan import BoxPlan, name_lacking
 from rankwise.data.store.reader import BoxReader, Keep
 from rankwise.data.store.reading import ReaderStats
 from rankwise.data.store.remote import understands_url
@@ -41,6 +41,7 @@ __all__ = [
     "iter_images",
     "list_arrays",
     "load_zarr",
+    "name_lacking",
     "open_image",
     "open_plate",
     "read_meta",

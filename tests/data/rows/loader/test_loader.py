@@ -288,13 +288,13 @@ def test_damage_is_told_at_its_row(tmp_path):
     loader = Loader(batch_size=1, chunk_size=1, preload_nchunks=60, shuffle=False)
     loader.add_dataset(ad.io.sparse_dataset(root["X"]))
     arrived = []
-    with pytest.raises(SampleError, match=f"row {bad - 1} names a column outside of 0 to 10"):
+    with pytest.raises(SampleError, match=f"row {bad - 1} .* it names columns that the matrix has not .it has 11"):
         arrived.extend(iter(iter(loader).__next__, None))
     assert len(arrived) == bad - 1
     shard = next(path for path in (tmp_path / "d.zarr" / "X" / "data" / "c").iterdir() if path.name == "3")
     shard.write_bytes(shard.read_bytes()[:-1] + b"\x00")
     row = int(np.searchsorted(matrix.indptr, 120, side="right")) - 1
-    with pytest.raises(DataError, match=f"row {row} cannot be read"):
+    with pytest.raises(DataError, match=f"row {row} .row {row} of .* cannot be read"):
         list(Loader(batch_size=60, chunk_size=60, preload_nchunks=1, shuffle=False).add_dataset(loader_csr(root)))
 
 

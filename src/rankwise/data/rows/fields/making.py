@@ -11,7 +11,7 @@ import numpy as np
 from rankwise.data.contract import FieldSpec, IntArray, NDArray
 from rankwise.data.rows.fields.row_field import FieldRead, Finished, RowField
 from rankwise.data.rows.fields.spreading import Target, begin_spread
-from rankwise.data.rows.matrices import MatrixPlan, MatrixStack
+from rankwise.data.rows.matrices import MatrixPlan, MatrixStack, find_gaps
 from rankwise.data.rows.memory_pool import MemoryPool
 from rankwise.data.store import BoxPlan, BoxReader, BoxReport
 
@@ -50,12 +50,13 @@ class _Plain:
         return self.stack.plan(rows, reader)
 
     def begin(self, plan: MatrixPlan, out: tuple[NDArray, ...], _reader: BoxReader, _memory: MemoryPool) -> FieldRead:
-        return _PlainRead(self.spec, out, plan.jobs(out))
+        return _PlainRead(self.spec, plan, out, plan.jobs(out))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _PlainRead:
     spec: FieldSpec
+    plan: MatrixPlan
     out: tuple[NDArray, ...]
     jobs: list[tuple[BoxPlan, NDArray]]
 
@@ -64,14 +65,15 @@ class _PlainRead:
         if not self.spec.ragged:
             return Finished(reports=reports)
         _, indices, indptr = self.out
+        gaps = find_gaps(self.plan, reports, indices)
         num_cols = self.spec.shape[0]
         unsigned = indices.view(np.dtype(f"u{indices.itemsize}"))  # below 0 is then large: one pass sees both
         if len(indices) == 0 or unsigned.max() < num_cols:
-            return Finished(reports=reports)
+            return Finished(reports=reports, gaps=gaps)
         rows = np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))
         outside = np.zeros(len(indptr) - 1, dtype=np.bool_)
         outside[rows[unsigned >= num_cols]] = True
-        return Finished(reports=reports, outside=outside)
+        return Finished(reports=reports, outside=outside, gaps=gaps)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -9,7 +9,7 @@ from typing import Protocol
 from rankwise.data.contract import BoolArray, FieldSpec, IntArray, NDArray
 from rankwise.data.rows.matrices import MatrixPlan, MatrixStack
 from rankwise.data.rows.memory_pool import MemoryPool
-from rankwise.data.store import BoxPlan, BoxReader, BoxReport
+from rankwise.data.store import BoxError, BoxPlan, BoxReader, BoxReport
 
 __all__ = ["FieldRead", "Finished", "RowField"]
 
@@ -21,10 +21,12 @@ class Finished:
     Attributes:
         reports: of all that was read for it.
         outside: bool[B], rows that name a column that there is not; None = none does.
+        gaps: why rows lost elements that the store had.
     """
 
     reports: tuple[BoxReport, ...]
     outside: BoolArray | None = None
+    gaps: Sequence[BoxError] = ()
 
 
 class FieldRead(Protocol):

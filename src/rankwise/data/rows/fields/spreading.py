@@ -12,7 +12,7 @@ import numpy.typing as npt
 from rankwise.data.contract import IntArray, NDArray
 from rankwise.data.rows.dense import spread_rows
 from rankwise.data.rows.fields.row_field import FieldRead, Finished
-from rankwise.data.rows.matrices import MatrixPlan
+from rankwise.data.rows.matrices import MatrixPlan, find_gaps
 from rankwise.data.rows.memory_pool import MemoryPool
 from rankwise.data.store import BoxPlan, BoxReader, BoxReport, Spread
 from rankwise.data.store.boxes import OUTSIDE, TWICE
@@ -88,7 +88,8 @@ class _Spread:
         report, states = self.reader.spread(self.plan.boxes[0], self.out, spread)
         again = self._again(np.flatnonzero(((states & TWICE) != 0) & report.valid & reports[0].valid))
         outside = (states & OUTSIDE).astype(np.bool_)
-        return Finished(reports=(*reports, report, *again), outside=outside if outside.any() else None)
+        gaps = find_gaps(self.plan, (report, *reports), self.columns)
+        return Finished(reports=(*reports, report, *again), outside=outside if outside.any() else None, gaps=gaps)
 
     def _again(self, places: npt.NDArray[np.int64]) -> tuple[BoxReport, ...]:
         """Read rows that have a column twice once more, to add up its elements: no writer of ours makes such rows."""
@@ -114,12 +115,13 @@ class _Between:
 
     def finish(self, reports: tuple[BoxReport, ...]) -> Finished:
         data, columns, indptr = self._arrays
+        gaps = find_gaps(self._plan, reports, columns)
         target, num_cols = self._target, self._target.num_cols[0]
         places = None if target.places is None else target.places[0]
         if len(target.num_cols) > 1 and self._plan.boxes:
             columns, num_cols, places = self._side_by_side(columns, np.diff(indptr))
         outside = spread_rows(data, columns, indptr, num_cols=num_cols, places=places, out=self._out)
-        return Finished(reports=reports, outside=outside if outside.any() else None)
+        return Finished(reports=reports, outside=outside if outside.any() else None, gaps=gaps)
 
     def _side_by_side(self, columns: NDArray, lengths: IntArray) -> tuple[NDArray, int, npt.NDArray[np.int32]]:
         """The columns of all matrices are thought side by side: one table of places does for all rows."""

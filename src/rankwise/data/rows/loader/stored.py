@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -16,11 +17,12 @@ from rankwise.data.rows.matrices import (
     StoredDense,
     StoredMatrix,
     StoredSparse,
+    find_gaps,
     open_matrix,
     stack_matrices,
 )
 from rankwise.data.rows.memory_pool import MemoryPool
-from rankwise.data.store import BoxReader, BoxReport
+from rankwise.data.store import BoxError, BoxReader
 from rankwise.errors import DataError, SampleError
 
 __all__ = ["StoredRows", "adopt_matrix"]
@@ -63,6 +65,8 @@ class StoredRows:
 
     def __init__(self, matrices: Sequence[StoredMatrix], reader: BoxReader) -> None:
         self._stack = stack_matrices(matrices)
+        self._matrices = tuple(matrices)
+        self._ends: IntArray = np.cumsum([matrix.num_rows for matrix in matrices], dtype=np.int64)
         self._reader = reader
         self._pool = MemoryPool()
 
@@ -79,12 +83,34 @@ class StoredRows:
         self._reader.hint(plan.boxes)
         arrays = self._arrays(plan)
         reports = self._reader.read(plan.jobs(arrays))
-        errors = _errors(reports, rows)
+        errors: dict[int, DataError] = {}
+        gaps = [] if plan.lengths is None else find_gaps(plan, reports, arrays[1])
+        for error in (*chain.from_iterable(report.errors for report in reports), *gaps):
+            errors.setdefault(error.box, self._made(int(rows[error.box]), error))
         if plan.lengths is None:
             return RowBlock(arrays=arrays, num_cols=None, errors=errors)
         num_cols = self._stack.spec.shape[0]
-        errors = {**_strays(arrays, num_cols, rows), **errors}
+        for place in _strays(arrays, num_cols):
+            errors.setdefault(place, self._made(int(rows[place]), self._stray(place, int(rows[place]))))
         return RowBlock(arrays=arrays, num_cols=num_cols, errors=errors)
+
+    def _made(self, row: int, error: BoxError) -> SampleError:
+        matrix, local = self._where(row)
+        said = SampleError(
+            f"row {row} (row {local} of {matrix.place}) cannot be read: {error.error}",
+            sample=row, place=error.place, damage=error.damage,
+        )  # fmt: skip
+        said.__cause__ = error.error
+        return said
+
+    def _stray(self, place: int, row: int) -> BoxError:
+        matrix, _ = self._where(row)
+        what = f"it names columns that the matrix has not (it has {self._stack.spec.shape[0]}): copy or write it again"
+        return BoxError(box=place, place=matrix.place, error=DataError(what))
+
+    def _where(self, row: int) -> tuple[StoredMatrix, int]:
+        number = int(np.searchsorted(self._ends, row, side="right"))
+        return self._matrices[number], row - int(self._ends[number]) + self._matrices[number].num_rows
 
     def _arrays(self, plan: MatrixPlan) -> tuple[NDArray, ...]:
         """Memory for one request: batches are views of it, and may be kept."""
@@ -100,35 +126,14 @@ class StoredRows:
         )
 
 
-def _errors(reports: Sequence[BoxReport], rows: IntArray) -> dict[int, DataError]:
-    errors: dict[int, DataError] = {}
-    for report in reports:
-        for error in report.errors:
-            row = int(rows[error.box])
-            said = SampleError(
-                f"row {row} cannot be read: {error.error}", sample=row, place=error.place, damage=error.damage
-            )
-            said.__cause__ = error.error
-            errors.setdefault(error.box, said)
-    return errors
-
-
-def _strays(arrays: tuple[NDArray, ...], num_cols: int, rows: IntArray) -> dict[int, DataError]:
-    """Rows with columns that there are not: damage that would let others write beyond their memory."""
+def _strays(arrays: tuple[NDArray, ...], num_cols: int) -> list[int]:
+    """Places of rows with columns that there are not: damage that would let others write beyond their memory."""
     _, indices, indptr = arrays
     unsigned: IntArray = indices.view(
         np.uint32 if indices.itemsize == 4 else np.uint64
     )  # below 0 is then far too large
     if not len(unsigned) or unsigned.max() < num_cols:
-        return {}
-    places = np.unique(
-        np.searchsorted(indptr.astype(np.int64, copy=False), np.flatnonzero(unsigned >= num_cols), side="right") - 1
-    )
-    return {
-        place: SampleError(
-            f"row {rows[place]} names a column outside of 0 to {num_cols - 1}: its column numbers are damaged; copy or "
-            "write the matrix again",
-            sample=int(rows[place]),
-        )
-        for place in places.tolist()
-    }
+        return []
+    outside = np.flatnonzero(unsigned >= num_cols)
+    places: list[int] = np.unique(np.searchsorted(indptr, outside, side="right") - 1).tolist()
+    return places

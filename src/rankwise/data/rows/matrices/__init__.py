@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rankwise.data.rows.matrices.gaps import find_gaps
 from rankwise.data.rows.matrices.opening import open_matrix
 from rankwise.data.rows.matrices.plans import MatrixPlan
 from rankwise.data.rows.matrices.pointers import RowPointers
@@ -17,6 +18,7 @@ __all__ = [
     "StoredDense",
     "StoredMatrix",
     "StoredSparse",
+    "find_gaps",
     "open_matrix",
     "stack_matrices",
 ]

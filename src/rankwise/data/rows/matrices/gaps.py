@@ -1,0 +1,50 @@
+"""Rows of CSR matrices whose elements are not in the store."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from rankwise.data.contract import IntArray, NDArray
+from rankwise.data.rows.matrices.plans import MatrixPlan
+from rankwise.data.store import BoxError, BoxReport, name_lacking
+from rankwise.errors import DataError
+
+__all__ = ["find_gaps"]
+
+
+def find_gaps(plan: MatrixPlan, reports: Sequence[BoxReport], indices: NDArray) -> list[BoxError]:
+    """Return an error for each row of a CSR matrix that lost elements with a file of chunks.
+
+    Zarr takes a chunk that is not in the store for the fill value, 0. Of dense rows that is the rule, and fine. A CSR
+    matrix stores what is not 0, so that values which are not there are lost; and of column numbers that are not there
+    some row would name column 0 twice, which no row does: then they are lost for all rows they are missing for.
+
+    Args:
+        plan: what was read.
+        reports: of values and of column numbers; none where there are no elements.
+        indices: column numbers that came, row by row.
+    """
+    if plan.lengths is None or not any(report.missing_boxes.any() for report in reports):
+        return []
+    values, columns = (report.missing_boxes for report in reports)
+    edges: IntArray = np.concatenate([[0], np.cumsum(plan.lengths)])
+    if not _names_twice(np.flatnonzero(columns), indices, edges):
+        columns = np.zeros_like(columns)
+    lost = ((0, values), (1, columns & ~values))
+    return [_gap(plan, part, box) for part, boxes in lost for box in np.flatnonzero(boxes).tolist()]
+
+
+def _names_twice(rows: IntArray, indices: NDArray, edges: IntArray) -> bool:
+    """Whether one of these rows names column 0 more than once."""
+    return any(np.count_nonzero(indices[edges[row] : edges[row + 1]] == 0) > 1 for row in rows.tolist())
+
+
+def _gap(plan: MatrixPlan, part: int, box: int) -> BoxError:
+    held = plan.boxes[part]
+    error = DataError(
+        f"{name_lacking(held, box)}: copy it whole or write it again; if all its elements are stored zeros, "
+        "eliminate_zeros() before writing leaves them out"
+    )
+    return BoxError(box=box, place=held.request.arrays[int(held.request.which[box])].place, error=error)

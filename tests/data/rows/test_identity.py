@@ -1,0 +1,231 @@
+"""The row that arrives is the row of that index: matrix and obs alike, through every way of loading."""
+
+from collections import Counter
+from functools import cache
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import zarr
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from rankwise.data.order import Order
+from rankwise.data.rows import Loader, RowSource
+from rankwise.data.rows.abc import Sampler
+from rankwise.data.rows.loader.opening import load_group
+from rankwise.data.rows.samplers import (
+    ClassSampler,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    WeightedClassSampler,
+)
+from rankwise.errors import ConfigError
+from rankwise.testing.row_bricks import BRICK_LAYOUTS, make_bricks
+
+KINDS = {"sparse": BRICK_LAYOUTS[:4], "dense": BRICK_LAYOUTS[4:]}
+SIZES = [(4, 4, 4), (1, 8, 8), (8, 2, 16), (5, 3, 1), (3, 8, 6)]
+quickly = {"deadline": None, "suppress_health_check": list(HealthCheck)}
+
+
+@pytest.fixture(scope="module")
+def bricks(tmp_path_factory):
+    return make_bricks(tmp_path_factory.mktemp("bricks"))
+
+
+@st.composite
+def collections(draw):
+    """Some stores of one kind and any layouts, at least 12 rows: (their numbers, their layouts)."""
+    layouts = KINDS[draw(st.sampled_from(sorted(KINDS)))]
+    numbers = draw(st.lists(st.integers(0, 5), min_size=1, max_size=4).filter(lambda n: max(n) >= 3))
+    return numbers, [draw(st.sampled_from(layouts)) for _ in numbers]
+
+
+def places_of(bricks, chosen):
+    return [bricks.places[layout][number] for number, layout in zip(*chosen, strict=True)]
+
+
+@cache
+def opened(place):
+    return load_group(zarr.open_group(place, mode="r"))
+
+
+def rows_of(x):
+    if isinstance(x, torch.Tensor):
+        x = (x.to_dense() if x.layout != torch.strided else x).numpy()
+    return x.toarray() if hasattr(x, "toarray") else np.asarray(x)
+
+
+class Own(Sampler):
+    """Requests of any rows in any order, some twice, as slices or numbers, with splits or without."""
+
+    batch_size, shuffle = 5, True
+
+    def __init__(self, seed, *, by_number, with_splits):
+        self.rng, self._by_number, self._with_splits = seed, by_number, with_splits
+
+    def _sample(self, n_obs):
+        start, stop = self.mask.start or 0, n_obs if self.mask.stop is None else self.mask.stop
+        for _ in range(3):
+            size = int(self.rng.integers(1, 40))
+            rows = self.rng.integers(start, stop, size)
+            request = {"requests": rows if self._by_number else [slice(row, row + 1) for row in rows.tolist()]}
+            if self._with_splits:
+                places = self.rng.integers(0, size, 11)
+                request["splits"] = [places[:7], places[7:]]
+            yield request
+
+
+class ByClass:
+    """Class samplers over some of the rows, which know the classes of all."""
+
+    def __init__(self, cls, classes):
+        self.cls, self.classes = cls, classes
+
+    def __call__(self, *_, mask, rng):
+        weights = [1.0, 2.0, 0.5, 1.0][: len(self.classes.categories)]
+        return self.cls(1, 8, 4, classes=self.classes, num_samples=45, class_weights=weights, mask=mask, rng=rng)
+
+
+def sampler_of(name, args, classes, mask):
+    make = {
+        "random": RandomSampler,
+        "repeated": lambda *a, **o: RandomSampler(*a, replacement=True, **o),
+        "sequential": lambda *a, mask, rng: SequentialSampler(*a, mask=mask),
+        "class": ByClass(ClassSampler, classes),
+        "weighted": ByClass(WeightedClassSampler, classes),
+    }.get(name)
+    if make is not None:
+        return make(*args, mask=mask, rng=3)
+    sampler = Own(3, by_number="number" in name, with_splits="splits" in name)
+    sampler.mask = mask
+    return sampler
+
+
+SAMPLERS = [
+    "random",
+    "repeated",
+    "sequential",
+    "class",
+    "weighted",
+    "own",
+    "own number",
+    "own splits",
+    "own number splits",
+]
+ONCE = ("random", "sequential")
+
+
+@settings(max_examples=40, **quickly)
+@given(
+    chosen=collections(),
+    name=st.sampled_from(SAMPLERS),
+    args=st.sampled_from(SIZES),
+    world_size=st.integers(1, 5),
+    data=st.data(),
+)
+def test_through_samplers(bricks, *, chosen, name, args, world_size, data):
+    """Any sampler, alone and on each of 1 to 5 ranks, any mask and epoch; where rows come once, each comes once."""
+    who = bricks.who(chosen[0])
+    adatas = [opened(place) for place in places_of(bricks, chosen)]
+    to = data.draw(st.sampled_from([None, "torch"] if chosen[1][0] in KINDS["dense"] else [None]))
+    start = data.draw(st.integers(0, len(who) - 10))
+    mask = slice(start, data.draw(st.integers(start + 10, len(who))))
+    classes = pd.Categorical(bricks.kinds[who])
+    epoch, ranked = data.draw(st.integers(0, 2)), data.draw(st.booleans())
+    seen = Counter()
+    for rank in range(world_size if ranked else 1):
+        sampler = sampler_of(name, args, classes, mask)
+        if ranked:
+            place = (rank, world_size)
+            sampler = DistributedSampler(sampler, dist_info=lambda place=place: place, enforce_equal_batches=False)
+        loader = Loader(batch_sampler=sampler, return_index=True, to=to).add_adatas(adatas)
+        assert loader.n_obs == len(who)
+        loader.set_epoch(epoch)
+        for batch in loader:
+            index = batch["index"]
+            assert set(index.tolist()) <= set(range(mask.start, mask.stop))
+            np.testing.assert_array_equal(batch["obs"]["who"], who[index])
+            np.testing.assert_array_equal(rows_of(batch["X"]), bricks.wanted(who[index]))
+            assert batch["obs"]["kind"].tolist() == bricks.kinds[who[index]].tolist()
+            seen.update(index.tolist())
+    if name in ONCE:
+        assert seen == Counter(range(mask.start, mask.stop))
+
+
+def changed(source, how, data):
+    """A part of a source, or draws from it, and whether its samples are drawn."""
+    if how == "subset":
+        mask = np.array(data.draw(st.lists(st.booleans(), min_size=len(source), max_size=len(source))))
+        mask[data.draw(st.integers(0, len(source) - 1))] = True
+        return source.subset(mask), False
+    if how == "split":
+        try:
+            parts = source.split(by="donor", fractions=(0.5, 0.5), seed=data.draw(st.integers(0, 9)))
+        except ConfigError as error:  # all of the few donors fell on one side
+            assume("empty" not in str(error))
+            raise
+        return data.draw(st.sampled_from(parts)), False
+    if how == "drawn":
+        options = data.draw(st.sampled_from([{"balance": "kind"}, {"weights": np.arange(len(source)) % 3 + 0.5}]))
+        return source.drawn(num_samples=23, together=data.draw(st.sampled_from([1, 4])), **options), True
+    return source, False
+
+
+class Place:
+    """As much of a world as a loader asks for."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, rank, world_size):
+        self.rank, self.world_size = rank, world_size
+
+
+@pytest.mark.filterwarnings("ignore:the split by:UserWarning")
+@settings(max_examples=25, **quickly)
+@given(
+    chosen=collections(),
+    how=st.sampled_from(["all", "subset", "split", "drawn"]),
+    batch_size=st.integers(1, 13),
+    world_size=st.integers(2, 5),
+    data=st.data(),
+)
+def test_through_orders(bricks, *, chosen, how, batch_size, world_size, data):
+    """Parts, splits, draws; all ranks of 1 to 5; any epoch: right rows, the same global batches, each row once."""
+    options = (
+        data.draw(st.sampled_from([{}, {"dense": True}, {"genes": [8, 0, 3]}]))
+        if chosen[1][0] in KINDS["sparse"]
+        else {}
+    )
+    columns = options.get("genes", slice(None))
+    source = RowSource(places_of(bricks, chosen), obs=("who", "kind"), threads=1, dtype="f8", **options)
+    who, total = bricks.who(chosen[0]), len(source)
+    source, is_drawn = changed(source, how, data)
+    seed, epoch, device = (
+        data.draw(st.integers(0, 5)),
+        data.draw(st.integers(0, 2)),
+        data.draw(st.sampled_from([None, "cpu"])),
+    )
+    order = Order(source, batch_size=batch_size, seed=seed, kind=data.draw(st.sampled_from(["shuffle", "sequential"])))
+    told = {}
+    for size in (1, world_size):
+        steps = {}
+        for rank in range(size):
+            loader = Loader(source, order=order, world=Place(rank, size), device=device, micro_batch=4)
+            loader.set_epoch(epoch)
+            for number, batches in enumerate(loader):
+                for batch in batches:
+                    index = source.row_numbers(batch.ids, seed=seed, epoch=epoch)
+                    np.testing.assert_array_equal(np.asarray(batch["who"]), who[index])
+                    np.testing.assert_array_equal(rows_of(batch["X"]), bricks.wanted(who[index])[:, columns])
+                    steps.setdefault(number, []).extend(zip(batch.ids.tolist(), index.tolist(), strict=True))
+        told[size] = [sorted(steps[number]) for number in sorted(steps)]
+    assert told[1] == told[world_size]
+    assert [len(step) for step in told[1]][:-1] == [batch_size] * (len(told[1]) - 1)
+    ids = sorted(sample for step in told[1] for sample, _ in step)
+    assert ids == list(range(len(source)))
+    rows = [row for step in told[1] for _, row in step]
+    assert set(rows) <= set(range(total))
+    assert is_drawn or len(set(rows)) == len(rows)
