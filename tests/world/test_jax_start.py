@@ -68,6 +68,9 @@ if world.world_size == 2:
     said["broadcast"] = world.broadcast(np.full(3000, rank), src=1)[-1].item()
     said["objects"] = [world.broadcast_object({"rank": rank}, src=1), world.all_gather_object("x" * 3000 * rank)[1][:2]]
     said["from_main"] = world.from_main(lambda: f"made by {rank}")
+    loss = rankwise.Mean()
+    loss.update(jax.numpy.full(rank + 1, float(rank)))
+    said["metrics"] = rankwise.metrics.reduce({"loss": loss}, world)
     said["desync"] = heard(lambda: world.all_reduce(1.0 if rank else 1))
     try:
         world.raise_together(ValueError("of rank 1") if rank else None)
@@ -180,6 +183,7 @@ def test_collectives_need_no_torch(jobs, name):
         assert said["from_main"] == "made by 0"
         assert said["subgroup"] == ([0, 1, 5, [1]] if rank == 1 else None)
         assert said["both"] == 2
+        assert said["metrics"] == {"loss": 2 / 3}
 
 
 def test_draws_are_the_same_on_all_ranks(jobs):
@@ -301,18 +305,25 @@ def test_each_rank_has_its_accelerators(monkeypatch, place, visible, wanted, giv
 TORCHRUN = """
 import contextlib, sys, rankwise
 from pathlib import Path
+import numpy as np
 with rankwise.bind(device="cpu") if sys.argv[1] == "bound" else contextlib.nullcontext():
     world = rankwise.World.init_jax(timeout=60)
     import jax
     said = f"{jax.process_index()} {jax.process_count()} {world.backend} {world.all_reduce(1)}"
     Path(f"said-{world.rank}").write_text(said)
+    checkpoints = rankwise.Checkpointer("checkpoints", world=world)
+    weights = {"w": np.arange(3.0)}
+    checkpoints.save(3, {"weights": weights})
+    weights["w"][:] = 0
+    assert checkpoints.restore({"weights": weights}).step == 3
+    assert weights["w"].tolist() == [0, 1, 2]
 """
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("how", "backend"), [("bound", "gloo"), ("alone", "jax")])
 def test_under_torchrun(tmp_path, how, backend):
-    """The agent's store is where the ranks meet; inside `bind` its group is."""
+    """The agent's store is where the ranks meet; inside `bind` its group is. Either way they save checkpoints."""
     (tmp_path / "train.py").write_text(TORCHRUN)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py", how]
     done = subprocess.run(command, cwd=tmp_path, env=plain(), capture_output=True, text=True, check=False, timeout=120)
