@@ -46,6 +46,8 @@ def test_write_info_verify(tmp_path, inputs, command):
     facts = json.loads(command("rows", "info", out, "--json")[1])
     assert list(facts["datasets"][0]["matrices"]) == ["X", "layers/counts"]
     assert command("rows", "verify", out) == (0, f"{out} is what was written\n", "")
+    code, said, _ = command("rows", "verify", out, "--sources")
+    assert (code, said) == (0, f"{out} is what was written, and its rows are those of their sources\n")
     [first, *_] = sorted((out / "dataset_0" / "X" / "data").rglob("c/*"))
     first.write_bytes(bytes(reversed(first.read_bytes())))
     code, said, _ = command("rows", "verify", out)

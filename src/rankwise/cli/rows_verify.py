@@ -12,6 +12,9 @@ __all__ = ["verify_command"]
 
 def verify_command(
     uri: Annotated[str, typer.Argument(metavar="URI", help="A collection that rankwise wrote.")],
+    sources: Annotated[
+        bool, typer.Option("--sources", help="Also read the sources again, and compare every row with its source.")
+    ] = False,
 ) -> None:
     """Compare every array with its checksum, and every row with the note of where it comes from.
 
@@ -20,9 +23,11 @@ def verify_command(
     from rankwise.data.rows.inspecting import verify_rows
 
     show = sys.stderr.isatty()
-    problems = verify_rows(uri, shown=lambda place: print(f"reading {place}", file=sys.stderr) if show else None)
+    problems = verify_rows(
+        uri, sources=sources, shown=lambda place: print(f"reading {place}", file=sys.stderr) if show else None
+    )
     for problem in problems:
         print(problem)
     if problems:
         sys.exit(1)
-    print(f"{uri} is what was written")
+    print(f"{uri} is what was written" + ", and its rows are those of their sources" * sources)

@@ -214,7 +214,13 @@ class DatasetCollection:
             shuffle=shuffle,
             memory_budget=memory_budget,
             reshuffle=reshuffle,
-            extra={"matrices": matrices, "modalities": modalities, "merge": merge, "var_subset": var_subset},
+            extra={
+                "matrices": matrices,
+                "modalities": modalities,
+                "merge": merge,
+                "var_subset": var_subset,
+                "load_adata": load_adata is not None,
+            },
         )
         crew = Crew(take_seat(world), work_folder(self.path))
         with _quiet(wanted=not crew.is_main), crew.together(locked(work_folder(self.path))):
@@ -232,14 +238,23 @@ class DatasetCollection:
         progress: bool | None,
     ) -> None:
         wanted = {name: options.extra[name] for name in ("matrices", "modalities")}
-        inputs = [open_input(source, number, load_adata=load_adata, **wanted) for number, source in enumerate(sources)]
+        with contextlib.ExitStack() as stack:
+            inputs = []
+            for number, source in enumerate(sources):
+                inputs.append(open_input(source, number, load_adata=load_adata, **wanted))
+                stack.callback(inputs[-1].close)
+            self._add_inputs(inputs, options, crew, seed=seed, progress=progress)
+
+    def _add_inputs(
+        self, inputs: list[Input], options: WriteOptions, crew: Crew, *, seed: int | None, progress: bool | None
+    ) -> None:
         if not inputs and not options.reshuffle:
             raise ConfigError("add_adatas wants at least one input, got none")
         self._agree(crew, plan_of(inputs, options, None))
         plan = plan_of(inputs, options, seed)
         if crew.agree("settled", lambda: settle(self.path, plan)):
             return
-        vars_ = None if self.is_empty else self._vars()
+        vars_ = None if self.is_empty else self.tables_of_variables()
         if vars_ is not None:
             _warn_of_variables(inputs, vars_)
             inputs = [*self._members(options.extra["matrices"]), *inputs] if options.reshuffle else inputs
@@ -253,8 +268,8 @@ class DatasetCollection:
                 "rank 0: every rank must make the same call"
             )
 
-    def _vars(self) -> dict[str, Any]:
-        """Tables of the variables of the first dataset, by modality."""
+    def tables_of_variables(self) -> dict[str, Any]:
+        """Read the tables of variables of the first dataset, by modality; the first one is ""."""
         read, group = load_anndata().io.read_elem, next(iter(self))
         others = group["uns/mod"] if "uns" in group and "mod" in group["uns"] else {}
         return {"": read(group["var"])} | {name: read(others[name]["var"]) for name in sorted(others)}

@@ -61,10 +61,14 @@ class Joined:
         """Bytes of a row in memory, on average."""
         return max(1.0, sum(field.row_bytes for field in self.fields))
 
+    def gather_of(self, number: int, name: str) -> IntArray | None:
+        """Return where the columns of a matrix of one input go; None = they stay."""
+        modality, inner = split_modality(name)
+        return None if inner.startswith("obsm/") else self.gathers[modality][number]
+
     def shape(self, number: int, field: Field, part: Any) -> Any:
         """Bring rows of a matrix of one input into the columns and the dtype of the collection."""
-        modality, name = split_modality(field.name)
-        columns = None if name.startswith("obsm/") else self.gathers[modality][number]
+        columns = self.gather_of(number, field.name)
         if field.kind == "csr":
             return _sparse(part, columns, field)
         return part.astype(field.dtype, copy=False) if columns is None else _dense(part, columns, field)

@@ -11,6 +11,7 @@ import numpy as np
 
 from rankwise.data.rows.collection import DatasetCollection, array_checksums
 from rankwise.data.rows.datasets import Dataset, find_datasets
+from rankwise.data.rows.inspecting.sources import compare_with_sources
 from rankwise.data.rows.matrices import StoredSparse
 from rankwise.data.store import BoxReader
 from rankwise.errors import ConfigError, RankwiseError
@@ -20,7 +21,9 @@ __all__ = ["verify_rows"]
 _PART = 2**16
 
 
-def verify_rows(uri: str | os.PathLike[str], *, shown: Callable[[str], None] | None = None) -> list[str]:
+def verify_rows(
+    uri: str | os.PathLike[str], *, sources: bool = False, shown: Callable[[str], None] | None = None
+) -> list[str]:
     """Compare a collection with its manifest; reads every file once.
 
     Checked are the checksum of every array, that tables and matrices have the rows that were written, that row
@@ -28,7 +31,8 @@ def verify_rows(uri: str | os.PathLike[str], *, shown: Callable[[str], None] | N
 
     Args:
         uri: folder of the collection.
-        shown: told the place of each dataset before it is read.
+        sources: also read the sources again, and compare every row with its source.
+        shown: told what is read next: the place of each dataset; of the sources, the name of each matrix and column.
 
     Returns:
         What is wrong, one sentence each; empty if all is well.
@@ -50,7 +54,8 @@ def verify_rows(uri: str | os.PathLike[str], *, shown: Callable[[str], None] | N
                     shown(place)
                 problems += _files(Path(place), entries[name]["arrays"])
                 problems += _rows(place, entries[name]["rows"], reader)
-    return problems or _sources(collection)
+    problems = problems or _sources(collection)
+    return problems if problems or not sources else compare_with_sources(collection, shown=shown)
 
 
 def _files(folder: Path, expected: dict[str, str]) -> list[str]:

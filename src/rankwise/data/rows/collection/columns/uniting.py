@@ -12,7 +12,7 @@ from rankwise.data.contract import DType, IntArray, NDArray
 from rankwise.data.rows.collection.columns.column import Column, Kind, masked
 from rankwise.data.rows.collection.moving import Field, Text
 
-__all__ = ["ObsColumn", "unite_columns"]
+__all__ = ["ObsColumn", "as_text", "unite_columns"]
 
 _SAMPLE = 1000
 _OBJECT_BYTES = 64  # what Python needs for a short text
@@ -54,7 +54,7 @@ class ObsColumn:
             assert table is not None
             return table[values].astype(self.field.dtype)  # the last entry is -1, which -1 finds
         if self.kind == "text":
-            return values if isinstance(values, Text) else _as_text(values, part)
+            return values if isinstance(values, Text) else as_text(values, part)
         if self.kind == "masked":
             return _as_masked(values, self.field.dtype)
         converted: NDArray = values.astype(self.field.dtype, copy=False)
@@ -131,7 +131,8 @@ def _mean_bytes(part: Column) -> float:
     return len(sample.data) / len(sample)
 
 
-def _as_text(values: NDArray, part: Column) -> Text:
+def as_text(values: NDArray, part: Column) -> Text:
+    """Turn rows of a column that is none into text."""
     if part.kind == "category":
         names = [*part.categories.tolist(), None]  # the last one is found by -1
         return Text.of([names[code] for code in values.tolist()])

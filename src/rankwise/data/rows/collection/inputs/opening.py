@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -30,6 +31,7 @@ class Input:
         columns: columns of the observations.
         vars: tables of variables, in memory: of the first modality under "", of others under their names.
         tables: its matrices by name.
+        close: lets go of its file; nothing can be read after that.
     """
 
     label: str
@@ -38,6 +40,7 @@ class Input:
     columns: dict[str, Column]
     vars: dict[str, Any]
     tables: dict[str, Table]
+    close: Callable[[], None]
 
     @property
     def num_rows(self) -> int:
@@ -68,21 +71,37 @@ def open_input(
         ConfigError: a matrix or modality of that name is not there.
         DataError: it is no AnnData, or cannot be read.
     """
-    label, stamp = _label(source, number), _stamp(source)
-    if load_adata is not None and not hasattr(source, "obs_names"):
-        source = load_adata(source)
-    elif not hasattr(source, "obs_names"):
-        source = _open_group(source, label)
-    parts = parts_of_member(source, label) if member else _parts(source, label, modalities)
-    if parts.raw and matrices is None:
-        warnings.warn(f"raw of {label} is left out; move it to a layer with load_adata to keep it", stacklevel=4)
-    tables = _tables(parts, label, matrices)
+    label = _label(source, number)
+    with contextlib.ExitStack() as stack:
+        held = source
+        if load_adata is not None and not hasattr(source, "obs_names"):
+            held = load_adata(source)
+        elif not hasattr(source, "obs_names"):
+            held = _open_group(source, label)
+            if held is not source and hasattr(held, "close"):  # a file of HDF5
+                stack.callback(held.close)
+        parts = parts_of_member(held, label) if member else _parts(held, label, modalities)
+        if parts.raw and matrices is None:
+            warnings.warn(f"raw of {label} is left out; move it to a layer with load_adata to keep it", stacklevel=4)
+        tables = _tables(parts, label, matrices)
+        _check_rows(parts, tables, label)
+        return Input(
+            label=label,
+            stamp=_stamp(source),
+            index=parts.index,
+            columns=parts.columns,
+            vars=parts.vars,
+            tables=tables,
+            close=stack.pop_all().close,
+        )
+
+
+def _check_rows(parts: Parts, tables: dict[str, Table], label: str) -> None:
     for table in tables.values():
         if table.shape[0] != parts.index.num_rows:
             raise DataError(
                 f"{table.name} of {label} has {table.shape[0]} rows, its observations are {parts.index.num_rows}"
             )
-    return Input(label=label, stamp=stamp, index=parts.index, columns=parts.columns, vars=parts.vars, tables=tables)
 
 
 def _parts(source: Any, label: str, modalities: Sequence[str]) -> Parts:

@@ -1,0 +1,77 @@
+"""Rows of a collection beside the files that they come from."""
+
+import shutil
+
+import anndata
+import h5py
+import numpy as np
+import pytest
+import zarr
+
+from rankwise.data.rows import DatasetCollection
+from rankwise.data.rows.collection import array_checksums
+from rankwise.data.rows.collection.manifest import commit, read_manifest
+from rankwise.data.rows.inspecting import verify_rows
+from rankwise.testing.small_rows import small_anndata, write_anndata
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Rows by rows and by columns, with other variables, a number that is text elsewhere, and one that is missing."""
+    folder = tmp_path_factory.mktemp("sources")
+    left, right = small_anndata(50, 12, seed=0), small_anndata(40, 12, seed=1)
+    right = right[:, ::-1][:, :10].copy()
+    right.X = right.X.tocsc()
+    right.obs["kind"] = right.obs["kind"].astype(str)
+    left.obs["batch"], right.obs["batch"] = 3, "x"
+    left.obs["score"] = 1.5
+    left.write_h5ad(folder / "left.h5ad")
+    write_anndata(right, folder / "right.zarr")
+    collection = DatasetCollection(folder / "c.zarr")
+    with pytest.warns(UserWarning, match="obs columns 'score' are not in all inputs"):
+        collection.add_adatas([folder / "left.h5ad", folder / "right.zarr"], rng=0, dataset_size=60, n_obs_per_chunk=8)
+    return collection.path
+
+
+def test_rows_are_those_of_their_sources(whole):
+    """Every matrix and column of every row is compared, whatever dtype and layout its source has."""
+    seen = []
+    assert verify_rows(whole, sources=True, shown=seen.append) == []
+    assert {"X", "layers/counts", "obsm/pca", "kind", "n", "name", "batch", "score"} <= set(seen)
+
+
+@pytest.mark.parametrize("name", ["X/data", "obsm/pca", "obs/n", "obs/kind/codes"])
+def test_what_differs_is_named(whole, tmp_path, name):
+    """A value that was changed, its checksum along with it, is found by the row and its source."""
+    place = shutil.copytree(whole, tmp_path / "c.zarr")
+    array = zarr.open_array(place / "dataset_0" / name, mode="r+")
+    values = array[:]
+    values.flat[5] = (values.flat[5] + 1) % 3 + 0
+    array[:] = values
+    manifest = read_manifest(place)
+    manifest["datasets"]["dataset_0"]["arrays"] = array_checksums(place / "dataset_0")
+    commit(place, manifest)
+    assert verify_rows(place) == []
+    [problem] = verify_rows(place, sources=True)
+    assert problem.startswith(f"{name.removeprefix('obs/').partition('/data')[0].partition('/codes')[0]} of 1 rows of ")
+    number = int(problem.rpartition("such as row ")[2].partition(",")[0])
+    made = anndata.read_zarr(place / "dataset_0")
+    assert f"should be row {made.obs['src_row'].iloc[number]} there" in problem
+
+
+def test_sources_that_changed(whole, tmp_path):
+    """A source that was changed later is found out; one that is gone, or was in memory, is named."""
+    left, right = small_anndata(20, 6, seed=0), small_anndata(20, 6, seed=1)
+    left.write_h5ad(tmp_path / "left.h5ad")
+    right.write_h5ad(tmp_path / "right.h5ad")
+    collection = DatasetCollection(tmp_path / "c.zarr")
+    collection.add_adatas([tmp_path / "left.h5ad", tmp_path / "right.h5ad", small_anndata(20, 6, seed=2)], rng=0)
+    assert verify_rows(collection.path, sources=True) == ["in memory 2 was in memory: its rows cannot be compared"]
+    with h5py.File(tmp_path / "left.h5ad", "r+") as file:
+        file["layers/counts/data"][:] = file["layers/counts/data"][:] + 1
+    (tmp_path / "right.h5ad").unlink()
+    gone, memory, changed = verify_rows(collection.path, sources=True)
+    assert memory.startswith("in memory 2")
+    assert gone.startswith(f"{tmp_path}/right.h5ad cannot be compared: there is nothing at")
+    stored = int((np.diff(left.layers["counts"].indptr) > 0).sum())
+    assert changed.startswith(f"layers/counts of {stored} rows of {collection.path}/dataset_0 is not that of")
