@@ -5,7 +5,10 @@ import pytest
 import torch
 
 from rankwise.data.feed.csr import csr_parts, scipy_csr, torch_csr
-from rankwise.data.rows import log1p_cpm
+from rankwise.data.order import Order
+from rankwise.data.rows import Log1pCounts, OrderedLoader, RowSource, log1p_cpm
+from rankwise.errors import ConfigError
+from rankwise.testing.row_stores import make_stores
 from rankwise.testing.small_rows import random_csr
 
 
@@ -55,3 +58,57 @@ def test_sparse_batches_share_their_columns():
     field = made("torch sparse", random_csr(9, 12, seed=4))
     found = log1p_cpm({"X": field}, None)["X"]
     assert csr_parts(found)[1].data_ptr() == csr_parts(field)[1].data_ptr()
+
+
+class Place:
+    device = torch.device("cpu")
+    rank, world_size = 0, 1
+
+
+def by_row(source, device, **options):
+    loader = OrderedLoader(source, order=Order(source, batch_size=20), world=Place(), device=device, **options)
+    rows = {}
+    for (batch,) in loader:
+        for name in batch:
+            field = np.asarray(batch[name]).copy()  # the memory is used again
+            rows.update({(name, number): row for number, row in zip(batch.ids.tolist(), field, strict=True)})
+    return rows, loader
+
+
+@pytest.mark.parametrize("device", [None, "cpu"])
+@pytest.mark.parametrize("name", ["X", "layers/counts", "layers/full"])
+def test_the_loader_does_it_where_rows_are_made(tmp_path, name, device):
+    """Dense rows on the CPU are changed while they are read: as the transform of whole batches says, of any dtype."""
+    held = make_stores(tmp_path)
+    change = Log1pCounts(total=1e4, field=name)
+    source = RowSource(held.places, matrices=(name, "obsm/pca"), obs=("n",), dense=True)
+    rows, loader = by_row(source, device, batch_transform=change)
+    assert loader.source.fields[name].dtype == np.float32
+    wanted = change({name: held.dense(name)}, None)[name]
+    for number in range(93):
+        np.testing.assert_allclose(rows[name, number], wanted[number], rtol=1e-5)
+        assert rows["obsm/pca", number].tolist() == held.dense("obsm/pca")[number].tolist()
+    assert source.fields[name].dtype == held.dense(name).dtype
+
+
+def test_what_it_leaves_to_the_batch(tmp_path):
+    """Sparse rows, own transforms, single rows that are transformed first: the source stays as it is."""
+    held = make_stores(tmp_path)
+    sparse, dense = (RowSource(held.places, dense=dense) for dense in (False, True))
+    assert sparse.fused_with(log1p_cpm) is None
+    assert dense.fused_with(lambda fields, _: fields) is None
+    assert dense.fused_with(Log1pCounts(field="n")) is None
+    rows, loader = by_row(dense, None, batch_transform=log1p_cpm, transform=lambda fields, _: {"X": fields["X"] * 2})
+    assert loader.source is dense
+    wanted = log1p_cpm({"X": held.dense("X")}, None)["X"]
+    np.testing.assert_allclose(np.stack([rows["X", number] for number in range(93)]), wanted, rtol=1e-5)
+
+
+def test_mostly_full_rows_are_changed_as_a_whole():
+    """Rows with few zeros, rows without counts, and what cannot be read do no harm."""
+    rows = np.array([[1, 2, 3, 4], [0, 0, 0, 0], [np.nan, 1, 1, 1]], dtype="f8")
+    wanted = log1p_cpm({"X": rows[:2].copy()}, None)["X"]
+    log1p_cpm.change(rows)
+    np.testing.assert_allclose(rows[:2], wanted)
+    with pytest.raises(ConfigError, match="a total above 0, got 0"):
+        Log1pCounts(total=0)

@@ -117,6 +117,8 @@ class FeedLoader(CursorLoader):
         self._placer = self._choose_placer(device, order, world_size, micro_batch)
         self._depth = depth
         self._transform = transform
+        if transform is None and self._placer.shares_memory:
+            self.source, batch_transform = _fused(self.source, batch_transform)
         self._batch_transform = batch_transform
         self._buffer_limit_bytes = buffer_limit_bytes
         self._on_thread = on_thread
@@ -255,6 +257,13 @@ def _counted(source: Source, order: Order) -> Source:
     bound_to = getattr(source, "bound_to", None)
     bound: Source = source if bound_to is None else bound_to(order)
     return bound
+
+
+def _fused(source: Source, batch_transform: BatchTransform | None) -> tuple[Source, BatchTransform | None]:
+    """A source that does itself what was to be done to its batches, where it can; and what is left to do."""
+    fused_with = getattr(source, "fused_with", None)
+    fused: Source | None = None if fused_with is None or batch_transform is None else fused_with(batch_transform)
+    return (source, batch_transform) if fused is None else (fused, None)
 
 
 def _select(source: Source, fields: Sequence[str]) -> Source:

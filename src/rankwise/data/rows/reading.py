@@ -15,6 +15,7 @@ from rankwise.data.rows.fields import RowField, read_fields
 from rankwise.data.rows.memory_pool import MemoryPool
 from rankwise.data.rows.obs import ObsColumn
 from rankwise.data.rows.plans import RowPlan
+from rankwise.data.rows.transforms import Log1pCounts
 from rankwise.data.store import BoxReader
 
 __all__ = ["RowFields", "Shelf"]
@@ -55,10 +56,12 @@ class RowFields:
     Attributes:
         matrices: those out of matrices.
         columns: those out of obs.
+        change: what becomes of the rows of one of them, dense, before they are handed over; None = nothing.
     """
 
     matrices: Mapping[str, RowField]
     columns: Mapping[str, ObsColumn]
+    change: Log1pCounts | None = None
 
     @property
     def specs(self) -> dict[str, FieldSpec]:
@@ -89,4 +92,6 @@ class RowFields:
                 errors.add_outside(np.flatnonzero(finished.outside), name, self.matrices[name].stack.spec.shape[0])
         for name, column in self.columns.items():
             column.take(plan.rows, into.arrays(name)[0])
+        if self.change is not None:
+            self.change.change(arrays[self.change.field][0])
         return errors.summed(reports)

@@ -22,6 +22,7 @@ from rankwise.data.rows.obs import ObsColumn, read_column
 from rankwise.data.rows.places import NamedRows, find_rows
 from rankwise.data.rows.plans import RowPlan
 from rankwise.data.rows.reading import RowFields, Shelf
+from rankwise.data.rows.transforms import Log1pCounts
 from rankwise.data.store import DEFAULT_CACHE_BYTES, BoxReader, ChunkCache, ReaderStats
 from rankwise.errors import ConfigError
 
@@ -81,6 +82,7 @@ class RowSource:
         self._columns: dict[str, ObsColumn] = {}
         self._open(choice)
         self._shelf = Shelf()
+        self._change: Log1pCounts | None = None
 
     def __repr__(self) -> str:
         fields = ", ".join(f"{name}: {spec.dtype}{list(spec.shape)}" for name, spec in self.fields.items())
@@ -317,6 +319,22 @@ class RowSource:
         made = [self._with(_chosen=part) for part in self._chosen.split(by, names, sizes, seed)]
         return dict(zip(names, made, strict=True)) if named else tuple(made)
 
+    def fused_with(self, batch_transform: Any) -> RowSource | None:
+        """Return a source that does what a transform of whole batches does, while rows are read; None = it cannot.
+
+        It can do `Log1pCounts` of dense rows; rows of whole numbers then come as float32, as they do from it.
+        """
+        name = batch_transform.field if isinstance(batch_transform, Log1pCounts) else None
+        if name not in self._matrices or name not in self._names:
+            return None
+        spec, made = self._matrices[name].spec, self
+        if spec.ragged or len(spec.shape) != 1 or spec.dtype.kind not in "biuf":
+            return None
+        if spec.dtype.kind != "f":
+            dtypes = {matrix: self._choice.dtype_of(matrix) for matrix in self._matrices}
+            made = self.reading(dtype={**dtypes, name: np.float32}).select(self._names)
+        return made._with(_change=batch_transform)  # noqa: SLF001  (our own class)
+
     def plan(self, share: Share) -> RowPlan:
         """Return how `share` is read; looks at row pointers and shard indexes.
 
@@ -370,4 +388,5 @@ class RowSource:
         return RowFields(
             matrices={name: field for name, field in self._matrices.items() if name in names},
             columns={name: column for name, column in self._columns.items() if name in names},
+            change=self._change,
         )

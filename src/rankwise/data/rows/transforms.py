@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,20 +11,52 @@ import numpy as np
 from rankwise.data.contract import NDArray
 from rankwise.data.feed.csr import csr_parts, scipy_csr, torch_csr
 from rankwise.data.rows.transforms_jax import jax_normalized
+from rankwise.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["log1p_cpm", "log1p_normalized"]
+__all__ = ["Log1pCounts", "log1p_cpm", "log1p_normalized"]
+
+_PIECE = 1 << 16  # elements at a time: what a core keeps near
 
 
-def log1p_cpm(fields: dict[str, Any], _keys: Any) -> dict[str, Any]:
-    """Return the fields with ``X`` as log(1 + counts per million): a ``batch_transform=``.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Log1pCounts:
+    """A ``batch_transform=``: a field of counts becomes ``log1p(counts * total / sum of the row)``; others stay.
 
-    Args:
-        fields: "X" is [B, genes], counts of any dtype; the others stay.
+    With dense rows on the CPU a loader of rows does it itself, on the reader thread, where the rows are made: the step
+    does not wait for it, and only counts that are not zero are looked at.
+
+    Attributes:
+        total: what rows add up to before the logarithm.
+        field: name of the field, [B, genes], counts of any dtype.
+
+    Raises:
+        ConfigError: `total` is not above 0.
     """
-    return {**fields, "X": log1p_normalized(fields["X"], total=1e6)}
+
+    total: float = 1e6
+    field: str = "X"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.total < math.inf:
+            raise ConfigError(f"Log1pCounts wants a total above 0, got {self.total}")
+
+    def __call__(self, fields: dict[str, Any], _keys: Any) -> dict[str, Any]:
+        """Return the fields, the one of counts transformed."""
+        return {**fields, self.field: log1p_normalized(fields[self.field], total=self.total)}
+
+    def change(self, rows: NDArray) -> None:
+        """Transform dense rows, floats [B, genes], where they lie; a few at a time, so that they stay in the cache."""
+        step = max(1, _PIECE // max(1, rows.shape[1]))
+        with np.errstate(all="ignore"):  # rows that could not be read hold anything
+            for low in range(0, len(rows), step):
+                _change(rows[low : low + step], self.total)
+
+
+# Counts per million and their logarithm.
+log1p_cpm = Log1pCounts()
 
 
 def log1p_normalized(counts: Any, *, total: float) -> Any:
@@ -79,6 +113,20 @@ def _scipy_sparse(parts: tuple[NDArray, ...], num_cols: int, total: float) -> An
     sums = np.bincount(np.repeat(np.arange(len(lengths)), lengths), weights=values, minlength=len(lengths))
     scale = np.repeat(_scale(sums.astype(np.float64), total).astype(values.dtype), lengths)
     return scipy_csr((np.log1p(values * scale), indices, indptr), num_cols)
+
+
+def _change(rows: NDArray, total: float) -> None:
+    scale = _scale(rows.sum(axis=1), total).astype(rows.dtype, copy=False)
+    held = rows != 0
+    counts = np.count_nonzero(held, axis=1)
+    if 2 * counts.sum() > rows.size:
+        rows *= scale[:, None]
+        np.log1p(rows, out=rows)
+        return
+    flat, places = rows.reshape(-1), np.flatnonzero(held)
+    values = flat[places]
+    values *= np.repeat(scale, counts)
+    flat[places] = np.log1p(values, out=values)
 
 
 def _as_floats(values: NDArray) -> NDArray:
