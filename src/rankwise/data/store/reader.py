@@ -162,8 +162,12 @@ class BoxReader:
             return -1 if found is None else found[0]
         return local_size(f"{array.place}/{key}")
 
-    def plan(self, request: BoxRequest) -> BoxPlan:
+    def plan(self, request: BoxRequest, *, like: BoxPlan | None = None) -> BoxPlan:
         """Return how a request is read; looks at files and shard indexes, not at data.
+
+        Args:
+            request: what is asked.
+            like: a plan for the same `which`, `starts` and `runs` out of other arrays, which may spare some work.
 
         Raises:
             ConfigError: elements cannot be converted as asked.
@@ -172,7 +176,7 @@ class BoxReader:
         for array in request.arrays:
             check_conversion(array.dtype, request.dtype, scaled=request.scale is not None, place=array.place)
         say_slow_arrays(request.arrays)
-        plan = make_plan(request, self._book, self._serials.of)
+        plan = make_plan(request, self._book, self._serials.of, like=like)
         self._counters.add(ReaderStats(plan_s=time.perf_counter() - started, retries=self._book.num_retries - retries))
         return plan
 

@@ -170,10 +170,10 @@ class SparseStack:
         runs = Runs.packed(lengths, np.lexsort((begin, which)) if to_spread else None)
         if runs.num_rows == 0:
             return MatrixPlan(boxes=(), lengths=lengths, num_rows=len(rows))
-        boxes = tuple(
-            reader.plan(_request(arrays, wanted, which, begin, runs))
-            for arrays, wanted in ((data, dtype), (indices, index_dtype))
-        )
+        starts = begin[:, None]
+        elements = reader.plan(_request(data, dtype, which, starts, runs))
+        columns = reader.plan(_request(indices, index_dtype, which, starts, runs), like=elements)
+        boxes = (elements, columns)
         return MatrixPlan(boxes=boxes, lengths=lengths, num_rows=len(rows), to_spread=to_spread)
 
     def _spans(self, which: IntArray, local: IntArray) -> tuple[IntArray, IntArray]:
@@ -218,5 +218,5 @@ class DenseStack:
         return MatrixPlan(boxes=boxes, lengths=None, num_rows=len(rows))
 
 
-def _request(arrays: tuple[ArrayMeta, ...], dtype: DType, which: IntArray, begin: IntArray, runs: Runs) -> BoxRequest:
-    return BoxRequest(arrays=arrays, which=which, starts=begin[:, None], shape=(1,), dtype=dtype, runs=runs)
+def _request(arrays: tuple[ArrayMeta, ...], dtype: DType, which: IntArray, starts: IntArray, runs: Runs) -> BoxRequest:
+    return BoxRequest(arrays=arrays, which=which, starts=starts, shape=(1,), dtype=dtype, runs=runs)

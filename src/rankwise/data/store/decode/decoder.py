@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from rankwise.data.contract import NDArray
 from rankwise.data.store.decode.dense_rows import DenseRows
@@ -36,7 +36,6 @@ class Decoder(Protocol):
         """
 
 
-@runtime_checkable
 class Spreader(Protocol):
     """A decoder that can place elements of sparse rows in dense ones."""
 

@@ -29,6 +29,9 @@ class DenseRows:
         tables: int64[T], which of the tables of `spread` holds for each target.
         marks: uint8[T], written: `OUTSIDE` where a column that there is not was left out, `UNSURE` where a column may
             have come twice.
+
+    Raises:
+        ValueError: tables do not fit together: a bug in the planner, not damage.
     """
 
     spread: Spread
@@ -46,26 +49,27 @@ class DenseRows:
         addresses = [0 if table is None else address_of(table) for table in given]
         object.__setattr__(self, "num_cols", np.array(spread.num_cols, dtype=np.int64))
         object.__setattr__(self, "places", np.array(addresses, dtype=np.int64))
+        if not len(self.rows) == len(self.tables) == len(self.marks) or len(self.lengths) != len(self.begins):
+            raise ValueError("dense rows want a row, a table and a mark for each target, a length for each row")
+        ends = {"rows": len(self.begins), "tables": len(self.num_cols), "begins": 2**62}
+        for name, end in ends.items():
+            numbers = getattr(self, name)
+            if len(numbers) and not 0 <= numbers.min() <= numbers.max() < end:
+                raise ValueError(f"{name} of dense rows want numbers from 0 to {end - 1}")
 
     def check(self, tasks: ChunkTasks, out: NDArray) -> None:
         """Refuse what would touch memory that is not there.
 
         Raises:
-            ValueError: tables do not fit together: a bug in the planner, not damage.
+            ValueError: tasks or output do not fit the tables: a bug in the planner, not damage.
         """
         wanted = (len(self.begins), self.spread.width)
         if out.shape != wanted or not (out.flags.c_contiguous and out.flags.writeable):
             raise ValueError(f"dense rows want a C-contiguous and writeable output of {wanted}, got {out.shape}")
         if tasks.reach >= len(self.spread.columns):
             raise ValueError(f"targets reach element {tasks.reach}, there are {len(self.spread.columns)} columns")
-        if tasks.ndim != 1 or tasks.scaled or not len(self.rows) == len(self.marks) == len(tasks.dst_start):
-            raise ValueError("dense rows want targets of one axis that are not scaled, and a row and a mark for each")
-        if len(self.tables) != len(self.rows) or not set(np.unique(self.tables)) <= set(range(len(self.num_cols))):
-            raise ValueError(f"dense rows want a table for each target, there are {len(self.num_cols)}")
-        if len(self.lengths) != len(self.begins) or self.begins.min(initial=0) < 0:
-            raise ValueError("dense rows want a beginning and a length for each row")
-        if len(self.rows) and not 0 <= self.rows.min() <= self.rows.max() < len(self.begins):
-            raise ValueError(f"targets want rows from 0 to {len(self.begins) - 1}")
+        if tasks.ndim != 1 or tasks.scaled or len(self.rows) != len(tasks.dst_start):
+            raise ValueError("dense rows want targets of one axis that are not scaled, and a row for each")
 
     def write(self, job: IntArray) -> None:
         """Write what compiled code needs to know into its job."""

@@ -23,14 +23,21 @@ __all__ = ["make_plan"]
 _COUNTED = 2**16
 
 
-def make_plan(request: BoxRequest, book: FileBook, serial: Callable[[ArrayMeta], int]) -> BoxPlan:
+def make_plan(
+    request: BoxRequest, book: FileBook, serial: Callable[[ArrayMeta], int], *, like: BoxPlan | None = None
+) -> BoxPlan:
     """Return how a request is read. Looks at files and shard indexes, not at data.
 
     Args:
         request: what is asked.
         book: what is known of files.
         serial: returns a number that tells arrays apart.
+        like: a plan for the same boxes out of other arrays: where grids of chunks are the same, only the places of
+            chunks in files are looked up.
     """
+    twin = None if like is None or not _same_boxes(request, like) else _twin(request, like, book, serial)
+    if twin is not None:
+        return twin
     shapes = _by_box(request, "shape")
     high = request.starts + request.extents
     outside = any_axis((request.starts < 0) | (high > shapes))
@@ -51,6 +58,43 @@ def make_plan(request: BoxRequest, book: FileBook, serial: Callable[[ArrayMeta],
         read_bytes=int(chunks.length[chunks.length > 0].sum()),
         decode_bytes=_decode_bytes(request, chunks),
     )
+
+
+def _same_boxes(request: BoxRequest, like: BoxPlan) -> bool:
+    """Whether boxes are the very same ones, and cut by the same grids."""
+    other = like.request
+    same = request.which is other.which and request.starts is other.starts and request.runs is other.runs
+    if not same or request.shape != other.shape or request.pad is not None or other.pad is not None:
+        return False
+    return [(a.shape, a.chunks) for a in request.arrays] == [(a.shape, a.chunks) for a in other.arrays]
+
+
+def _twin(request: BoxRequest, like: BoxPlan, book: FileBook, serial: Callable[[ArrayMeta], int]) -> BoxPlan | None:
+    """The same plan with other files; None where its chunks do not lie in the same order in these."""
+    located = locate(request.arrays, like.chunks.array, like.chunks.coords, book, serial)
+    keys = (located.offset < 0, located.file, located.offset)
+    if not _ascending(keys):
+        return None
+    chunks = replace(like.chunks, file=located.file, offset=located.offset, length=located.length)
+    return BoxPlan(
+        request=request,
+        files=located.files,
+        chunks=chunks,
+        targets=like.targets,
+        filled=like.filled,
+        odd=(),
+        failed=_failed(located, chunks, like.targets),
+        read_bytes=int(chunks.length[chunks.length > 0].sum()),
+        decode_bytes=_decode_bytes(request, chunks),
+    )
+
+
+def _ascending(keys: tuple[IntArray, ...]) -> bool:
+    """Whether rows of keys are in order, the first key counting most."""
+    in_order: NDArray = np.ones(max(0, len(keys[0]) - 1), dtype=np.bool_)
+    for key in reversed(keys):
+        in_order = (key[:-1] < key[1:]) | ((key[:-1] == key[1:]) & in_order)
+    return bool(in_order.all())
 
 
 def _by_box(request: BoxRequest, name: str) -> IntArray:

@@ -43,7 +43,7 @@ class LocalFiles:
         failed: dict[int, ChunkFailure] = {}
         needed = _needed(self._tasks, first, last)
         files = self._file[first:last]
-        for file in np.unique(files[needed]).tolist():
+        for file in _different(files[needed]):
             facts = self._plan.files[file]
             if facts.is_remote:
                 continue
@@ -123,6 +123,13 @@ def _range(plan: BoxPlan, chunk: int) -> RemoteRange:
     if length < 0:
         return RemoteRange(url=facts.path)
     return RemoteRange(url=facts.path, offset=int(plan.chunks.offset[chunk]), length=length, etag=facts.etag)
+
+
+def _different(files: IntArray) -> list[int]:
+    if len(files) and files[0] == files[-1]:  # ascending: one shard holds them all
+        return [int(files[0])]
+    different: list[int] = np.unique(files).tolist()
+    return different
 
 
 def _needed(tasks: ChunkTasks, first: int, last: int) -> BoolArray:

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from rankwise.data.contract import DType
 from rankwise.data.store.cache import ChunkCache
@@ -87,12 +87,11 @@ class Tools:
     @property
     def spreader(self) -> Spreader:
         """The decoder, which can place elements in dense rows: see `spreads`."""
-        assert isinstance(self.decoder, Spreader)
-        return self.decoder
+        return cast("Spreader", self.decoder)
 
     def spreads(self, arrays: Sequence[ArrayMeta], dtype: DType) -> bool:
         """Whether runs of arrays of one axis can be placed in dense rows of a dtype while they are decoded."""
-        if not isinstance(self.decoder, Spreader) or dtype.itemsize not in _ITEMSIZES:
+        if not hasattr(self.decoder, "spread") or dtype.itemsize not in _ITEMSIZES:
             return False
         return all(
             array.ndim == 1 and array.codec.kind != "zarr" and is_castable(array.dtype, dtype, scaled=False)
