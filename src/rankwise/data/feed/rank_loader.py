@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from rankwise.data.contract import Order
 from rankwise.data.feed.advice import warn_small_cache
+from rankwise.data.feed.depth import window_depth
 from rankwise.data.feed.loader import BatchTransform, FeedLoader
 from rankwise.data.feed.rank_place import find_place
 from rankwise.data.feed.skipping import OnBadSample
@@ -32,7 +33,8 @@ class RankLoader(FeedLoader):
         device: "auto" = the world's device, any torch device, or None for NumPy arrays and SciPy matrices;
             ``"jax"`` or a ``jax.sharding.Sharding`` as `FeedLoader` says.
         world: the world; None = `World.current()`.
-        depth: steps that may lie ready; 0 reads in the calling thread.
+        depth: steps that may lie ready; 0 reads in the calling thread; None = as many as a window of the order lasts,
+            as far as 128 MiB hold them, and at least 2.
         transform: ``transform(fields, key) -> fields`` for one sample, on the reader thread; sparse rows go in as SciPy
             CSR matrices of one row, and may come out so.
         batch_transform: ``batch_transform(fields, keys) -> fields`` for a whole batch, on the device.
@@ -52,7 +54,7 @@ class RankLoader(FeedLoader):
         micro_batch: int | None = None,
         device: str | torch.device | jax.sharding.Sharding | None = "auto",
         world: World | None = None,
-        depth: int = 2,
+        depth: int | None = None,
         transform: Transform | None = None,
         batch_transform: BatchTransform | None = None,
         fields: Sequence[str] | None = None,
@@ -66,7 +68,7 @@ class RankLoader(FeedLoader):
             world_size=place.world_size,
             micro_batch=micro_batch,
             device=place.device,
-            depth=depth,
+            depth=window_depth(source, order, world_size=place.world_size) if depth is None else depth,
             transform=transform,
             batch_transform=batch_transform,
             fields=fields,

@@ -1,0 +1,42 @@
+"""How many steps should lie ready before they are asked for."""
+
+from __future__ import annotations
+
+import math
+
+from rankwise.data.contract import Order, Source
+
+__all__ = ["LEAST_DEPTH", "window_depth"]
+
+LEAST_DEPTH = 2
+_READY_BYTES = 128 << 20
+
+
+def window_depth(source: Source, order: Order, *, world_size: int) -> int:
+    """Return as many steps as a window of the order lasts, as far as 128 MiB hold them on this rank; at least 2.
+
+    The chunks of a window are decoded with its first step, nearly all of them, and the steps after it find them in the
+    cache. With so many steps ready the next window is decoded while this one is in use; with fewer the consumer would
+    wait at the beginning of each.
+
+    Args:
+        source: has ``decoded_bytes(num_samples)`` if it decodes chunks.
+        order: has ``grid`` and ``batch_size`` if it is windowed.
+        world_size: number of ranks.
+    """
+    grid, batch_size = getattr(order, "grid", None), getattr(order, "batch_size", None)
+    if grid is None or batch_size is None or getattr(order, "kind", None) == "sequential":
+        return LEAST_DEPTH
+    steps: int = -(-grid.lanes * grid.window * grid.chunk_samples // batch_size)
+    share: int = -(-batch_size // world_size)
+    return max(LEAST_DEPTH, min(steps, _READY_BYTES // max(1, share * _sample_bytes(source, share))))
+
+
+def _sample_bytes(source: Source, num_samples: int) -> int:
+    """Bytes of a sample in a batch; of a ragged field those that it is decoded from."""
+    specs = source.fields.values()
+    found = sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in specs if not spec.ragged)
+    decoded_bytes = getattr(source, "decoded_bytes", None)
+    if decoded_bytes is not None and any(spec.ragged for spec in specs):
+        found += decoded_bytes(num_samples) // num_samples
+    return found

@@ -1,0 +1,41 @@
+"""How many steps lie ready."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from rankwise.data.contract import FieldSpec
+from rankwise.data.feed.depth import window_depth
+from rankwise.data.order import Order
+
+
+def source(*, row_bytes=1000, ragged=True, fields=()):
+    specs = {"X": FieldSpec(shape=(row_bytes // 4,), dtype=np.dtype("f4"), ragged=ragged), **dict(fields)}
+    return SimpleNamespace(fields=specs, decoded_bytes=lambda num: num * row_bytes)
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "row_bytes", "world_size", "steps"),
+    [
+        (100, 1000, 1, 16),  # 8 lanes of 10 chunks of 20 samples: 1,600 samples
+        (300, 1000, 1, 6),
+        (5000, 1000, 1, 2),
+        (100, 300_000, 1, 4),  # 128 MiB hold 4 steps of 30 MB
+        (100, 300_000, 2, 8),  # and twice as many halves
+        (100, 9_000_000, 1, 2),
+    ],
+)
+@pytest.mark.parametrize("ragged", [True, False])
+def test_a_window_lies_ready(batch_size, row_bytes, world_size, steps, ragged):
+    """As many steps as the window of all lanes lasts, as far as 128 MiB hold this rank's share of them."""
+    order = Order(100_000, batch_size=batch_size, chunk_samples=20, lanes=8, window=10)
+    held = source(row_bytes=row_bytes, ragged=ragged)
+    assert window_depth(held, order, world_size=world_size) == steps
+
+
+def test_orders_without_windows():
+    """Two steps where samples come as they are stored, or where the order does not tell."""
+    assert window_depth(source(), Order(1000, batch_size=10, kind="sequential"), world_size=1) == 2
+    assert window_depth(source(), SimpleNamespace(), world_size=1) == 2
+    assert window_depth(source(), Order(1000, batch_size=100), world_size=1) == 2  # chunks of one sample
