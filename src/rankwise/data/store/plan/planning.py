@@ -89,7 +89,7 @@ def _twin(request: BoxRequest, like: BoxPlan, book: FileBook, serial: Callable[[
     )
 
 
-def _ascending(keys: tuple[IntArray, ...]) -> bool:
+def _ascending(keys: tuple[NDArray, ...]) -> bool:
     """Whether rows of keys are in order, the first key counting most."""
     in_order: NDArray = np.ones(max(0, len(keys[0]) - 1), dtype=np.bool_)
     for key in reversed(keys):
