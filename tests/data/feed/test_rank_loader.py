@@ -1,11 +1,13 @@
 """Loaders that take their place from the world."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from rankwise.data.feed import RankLoader
 from rankwise.data.order import Order
-from rankwise.data.samples import ArraySource
+from rankwise.data.samples import ArraySource, DatasetLoader
 from rankwise.errors import ConfigError
 
 
@@ -44,3 +46,11 @@ def test_an_order_of_other_data_is_refused():
     """Where samples do not match, before anything is read."""
     with pytest.raises(ConfigError, match="the order is over 7 samples, the data have 10"):
         RankLoader(Closing({"x": np.arange(10)}), order=Order(7, batch_size=2), world=Place())
+
+
+def test_draws_are_not_samples():
+    """An order that draws rows counts draws: another source of as many samples is refused."""
+    drawn = Order(SimpleNamespace(num_samples=10, chunk_samples=1, fields={}, draw_options="some"), batch_size=2)
+    for make in (RankLoader, DatasetLoader):
+        with pytest.raises(ConfigError, match="the order draws its samples"):
+            make(Closing({"x": np.arange(10)}), order=drawn, world=Place())

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rankwise.data.order import Order, opening
+from rankwise.data.order import BatchSampler, Order, opening
 from rankwise.errors import ConfigError
 
 
@@ -38,6 +38,8 @@ def test_draws_are_the_sources(no_openers):
     assert order == Order(Drawable(), batch_size=2, balance="kind", num_samples=30)
     assert order.recipe != Order(Drawable(), batch_size=2, num_samples=30, weights=[1]).recipe or order.draw
     assert Order(Drawable(), batch_size=2).draw is None
+    with pytest.raises(ConfigError, match="numbers of draws, and no samples"):
+        BatchSampler(order)
     with pytest.raises(ConfigError, match="balance=, together= want samples that can be drawn"):
         Order(100, batch_size=2, balance="kind", together=2)
 

@@ -179,6 +179,11 @@ def check_fits(order: Order, *, num_samples: int, fingerprint: str | None) -> No
             f"the order is over {total} samples, the data have {num_samples}: make it from the data, Order(source, ...)"
         )
     wanted = getattr(order, "fingerprint", None)
+    if getattr(order, "draw", None) is not None and wanted != fingerprint:
+        raise ConfigError(
+            "the order draws its samples, which the loader of the rows that it was made of does; these are other data: "
+            "make the order without balance=, weights= and mix="
+        )
     if wanted is not None and fingerprint is not None and wanted != fingerprint:
         raise ConfigError(
             f"the order was made for other data (fingerprint {wanted}, the source has {fingerprint}): make it from "

@@ -32,7 +32,7 @@ class BatchSampler:
         scope: "replicated": the state is equal on all ranks.
 
     Raises:
-        ConfigError: the rank is not in the world, or `micro_batch` is below 1.
+        ConfigError: the rank is not in the world, `micro_batch` is below 1, or the order draws its samples.
     """
 
     scope: Literal["replicated"] = "replicated"
@@ -40,6 +40,11 @@ class BatchSampler:
     def __init__(self, order: Order, *, rank: int = 0, world_size: int = 1, micro_batch: int | None = None) -> None:
         if not 0 <= rank < world_size:
             raise ConfigError(f"BatchSampler wants 0 <= rank < world_size, got rank {rank} of {world_size}")
+        if order.draw is not None:
+            raise ConfigError(
+                "the ids of an order that draws are numbers of draws, and no samples: a loader of the rows draws them "
+                "(rankwise.data.rows.Loader(collection, order=order))"
+            )
         num_micro_batches(order.batch_size, world_size=world_size, micro_batch=micro_batch)
         self.order = order
         self.rank = rank

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from rankwise.data.rows.datasets import Dataset
 from rankwise.data.rows.matrices import StoredMatrix
-from rankwise.errors import DataError
+from rankwise.errors import ConfigError, DataError
 
 __all__ = ["first_matrix", "rows_fingerprint"]
 
@@ -26,9 +26,15 @@ def rows_fingerprint(datasets: Sequence[Dataset]) -> str:
 
 def first_matrix(dataset: Dataset) -> tuple[str | None, StoredMatrix | None]:
     """Return the matrix that stands for a dataset, with its name: X, or the first by name that rows can be read of."""
-    for name in sorted(dataset.matrices, key=lambda name: (name != "X", name)):
-        try:
-            return name, dataset.matrix(name)
-        except DataError:  # stored column by column, say
-            continue
-    return None, None
+    found = _opened(dataset, "X")
+    if found is not None:
+        return "X", found
+    opened = ((name, _opened(dataset, name)) for name in sorted(dataset.matrices))
+    return next(((name, matrix) for name, matrix in opened if matrix is not None), (None, None))
+
+
+def _opened(dataset: Dataset, name: str) -> StoredMatrix | None:
+    try:
+        return dataset.matrix(name)
+    except (ConfigError, DataError):  # there is none, or it is stored column by column
+        return None

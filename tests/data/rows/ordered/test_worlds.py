@@ -93,6 +93,23 @@ def test_one_order_at_every_world_size(places):
     assert sorted(n for _, _, n, _ in alone[CASES.index("plain")]) == sorted([*range(70), *range(1000, 1040)])
 
 
+def test_a_mix_goes_on_with_another_batch_size(places):
+    """The samples that are left are the same ones, whatever the size of the batches that they come in."""
+    _, *stores = places
+    orders = [Order(stores, mix=[0.3, 0.7], num_samples=150, batch_size=size) for size in (16, 7)]
+    loaders = [Loader(stores, order=order, obs=["n"], device=None) for order in orders]
+    first, whole = [], []
+    for number, (batch,) in enumerate(loaders[0]):
+        whole += batch["n"].tolist()
+        if number < 4:
+            first += batch["n"].tolist()
+            loaders[0].mark_done(batch.resume)
+    loaders[1].load_state_dict(loaders[0].state_dict())
+    rest = [n for (batch,) in loaders[1] for n in batch["n"].tolist()]
+    assert len(rest) == 150 - 64
+    assert sorted(first + rest) == sorted(whole)
+
+
 def test_every_batch_holds_its_shares(places):
     """Of a mix each global batch has the asked share of each store, within two rows."""
     _, *stores = places
