@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import platform
 import random
@@ -154,12 +155,7 @@ def _initialize(jax: Any, place: Place, address: str, own: Coordinator | None, w
     Raises:
         WorldError: it did not start, or JAX sees another number of processes.
     """
-    if jax.config.jax_cpu_collectives_implementation in (None, "none"):
-        say_once(
-            "JAX computes over several processes of CPUs with gloo only: jax_cpu_collectives_implementation is set"
-        )
-        jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    _choose_preemption(jax, wishes)
+    _configure(jax, wishes)
     with contextlib.ExitStack() as after:
         if own is not None:
             after.callback(own.held.close)
@@ -172,6 +168,7 @@ def _initialize(jax: Any, place: Place, address: str, own: Coordinator | None, w
                 cluster_detection_method="deactivate",
                 initialization_timeout=int(wishes.timeout.total_seconds()),
                 coordinator_bind_address=None if own is None else own.bind_address,
+                **_farewell(jax, wishes),
             )
             found = jax.process_count()  # starts the devices, for which all ranks are needed
         except (RuntimeError, ValueError) as error:
@@ -187,10 +184,22 @@ def _initialize(jax: Any, place: Place, address: str, own: Coordinator | None, w
         )
 
 
-def _choose_preemption(jax: Any, wishes: JaxWishes) -> None:
-    """Unless asked for, JAX shall not take SIGTERM for itself: a launcher that ends the ranks could only kill them."""
+def _configure(jax: Any, wishes: JaxWishes) -> None:
+    if getattr(jax.config, "jax_cpu_collectives_implementation", None) in (None, "none"):
+        say_once(
+            "JAX computes over several processes of CPUs with gloo only: jax_cpu_collectives_implementation is set"
+        )
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    # unless asked for, JAX shall not take SIGTERM for itself: a launcher that ends the ranks could only kill them
     with contextlib.suppress(AttributeError):  # older ones have no such choice
         jax.config.update("jax_enable_preemption_service", wishes.preemption_service)
+
+
+def _farewell(jax: Any, wishes: JaxWishes) -> dict[str, int]:
+    """How long a rank that has ended waits for the others; older ones do not let us choose."""
+    known = inspect.signature(jax.distributed.initialize).parameters
+    name = "shutdown_timeout_seconds"
+    return {name: int(wishes.timeout.total_seconds())} if name in known else {}
 
 
 def local_devices(place: Place, wanted: Sequence[int] | None) -> list[int] | None:

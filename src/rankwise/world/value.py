@@ -120,7 +120,8 @@ class World:
 
         Args:
             seed: 0 <= seed < 2**32.
-            timeout: seconds that ranks wait for each other, when joining and in each collective of the world.
+            timeout: seconds that ranks wait for each other: when joining, in each collective of the world, and for the
+                last one to end.
             local_device_ids: the accelerators of this rank; None = the one with its local rank where a machine has
                 several ranks, all of them where it has one.
             preemption_service: let JAX take SIGTERM for ``reached_preemption_sync_point``; the signal then no longer

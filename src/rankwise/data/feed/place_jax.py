@@ -17,10 +17,11 @@ from rankwise.data.feed.global_rows import ShardRows, shard_rows
 from rankwise.data.feed.place import PlaceableBuffer, Placed
 from rankwise.errors import ConfigError, MissingExtraError
 
-__all__ = ["JaxPlacer", "is_jax_target", "make_jax_placer"]
+__all__ = ["JaxPlacer", "is_jax_target", "make_jax_placer", "narrowed"]
 
 _LOG = logging.getLogger("rankwise.feed")
 _NONE: Mapping[str, int] = {}
+_said: set[str] = set()
 _MOST_STEPS = 4  # sizes of sparse batches between two powers of two
 
 
@@ -80,13 +81,12 @@ class JaxPlacer:
 
     def __init__(self, rows: ShardRows | None) -> None:
         self._rows = rows
-        self._said: set[str] = set()
 
     def place(self, buffer: PlaceableBuffer, names: Iterable[str], num_cols: Mapping[str, int] = _NONE) -> Placed:
         """Return the fields of a buffer as JAX arrays, a sparse one as a BCSR matrix."""
         fields = {}
         for name in names:
-            arrays = tuple(self._held(name, array) for array in buffer.arrays(name))
+            arrays = tuple(narrowed(name, array) for array in buffer.arrays(name))
             fields[name] = self._array(arrays[0]) if len(arrays) == 1 else _bcsr(arrays, num_cols[name])
         return Placed(fields)
 
@@ -113,27 +113,36 @@ class JaxPlacer:
             return jax.device_put(_owned(array, len(array)))
         return self._rows.global_array(_owned(array, self._rows.num_rows))
 
-    def _held(self, name: str, array: NDArray) -> NDArray:
-        """Refuse what JAX cannot hold, and narrow 64 bits as JAX would, but not in silence."""
-        import jax
 
-        if array.dtype.kind not in "biufcV" or array.dtype.names is not None:
-            raise ConfigError(
-                f"field {name!r} has dtype {array.dtype}, which JAX cannot hold: leave it out with fields=, or turn it "
-                "into numbers with transform="
-            )
-        half = np.dtype(jax.dtypes.canonicalize_dtype(array.dtype))
-        if half == array.dtype:
-            return array
-        if array.dtype.kind in "iu":
-            _check_range(name, array, half)
-        elif name not in self._said:
-            self._said.add(name)
-            _LOG.warning(
-                "field %r is %s and comes as %s, as JAX is set: jax.config.update('jax_enable_x64', True) keeps it",
-                name, array.dtype, half,
-            )  # fmt: skip
-        return array.astype(half)
+def narrowed(name: str, array: NDArray) -> NDArray:
+    """Return an array with the dtype that JAX will give it, but not in silence: JAX cuts 64 bits unless told otherwise.
+
+    Args:
+        name: of the field, for messages.
+        array: its values.
+
+    Raises:
+        ConfigError: JAX cannot hold the dtype, or whole numbers would be changed.
+    """
+    import jax
+
+    if array.dtype.kind not in "biufcV" or array.dtype.names is not None:
+        raise ConfigError(
+            f"field {name!r} has dtype {array.dtype}, which JAX cannot hold: leave it out with fields=, or turn it "
+            "into numbers with transform="
+        )
+    half = np.dtype(jax.dtypes.canonicalize_dtype(array.dtype))
+    if half == array.dtype:
+        return array
+    if array.dtype.kind in "iu":
+        _check_range(name, array, half)
+    elif name not in _said:
+        _said.add(name)
+        _LOG.warning(
+            "field %r is %s and comes as %s, as JAX is set: jax.config.update('jax_enable_x64', True) keeps it",
+            name, array.dtype, half,
+        )  # fmt: skip
+    return array.astype(half)
 
 
 def _check_range(name: str, array: NDArray, half: np.dtype[Any]) -> None:

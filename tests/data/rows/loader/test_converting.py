@@ -30,6 +30,8 @@ def test_jax():
     rows = random_csr(9, 5, seed=1)
     np.testing.assert_array_equal(np.asarray(convert(rows, "jax").todense()), rows.toarray())
     np.testing.assert_array_equal(np.asarray(convert(rows.toarray(), "jax")), rows.toarray())
+    with pytest.raises(ValueError, match="'X' holds int64 beyond the range of int32"):
+        convert(np.full((2, 2), 2**40), "jax")
 
 
 def test_nothing_chosen_nothing_done():

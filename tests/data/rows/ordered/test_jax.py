@@ -31,6 +31,8 @@ import zarr
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 from rankwise.data.crops import CropIndex, Pipeline
 from rankwise.data.rows import Loader, RowSource
+from rankwise.data.rows.samplers import DistributedSampler, RandomSampler
+from scipy.sparse import csr_matrix
 
 places, batch_size = json.loads(sys.argv[1]), int(sys.argv[2])
 rows = NamedSharding(Mesh(jax.devices(), ("data",)), P("data"))
@@ -100,6 +102,12 @@ index = CropIndex("scan.zarr", shape=(4, 8, 8))
 with Pipeline(index, order=rankwise.Order(index, batch_size=5), device=rows) as pipeline:
     total = sum(float(jax.jit(lambda x: x.astype("float32").sum())(batch["image"])) for (batch,) in pipeline)
 said["crops"] = [total, float(np.asarray(zarr.open_array("scan.zarr", mode="r")[:]).sum())]
+sampler = DistributedSampler(RandomSampler(chunk_size=4, preload_nchunks=2, batch_size=4, rng=0), dist_info="jax")
+kept = [(batch["index"], batch["X"]) for batch in Loader(places[0], batch_sampler=sampler, to="jax", return_index=True)]
+said["drawn"] = [
+    [index.tolist(), csr_matrix(tuple(map(np.asarray, (x.data, x.indices, x.indptr))), x.shape).toarray().tolist()]
+    for index, x in kept
+]
 said["torch after"] = "torch" in sys.modules
 Path(f"said-{world.rank}.json").write_text(json.dumps(said))
 """
@@ -184,6 +192,16 @@ def test_columns_may_be_sharded_too(said, held):
 def test_crops_are_sharded_in_the_same_way(said):
     """The sum over an epoch is that of the array."""
     assert all(one["crops"][0] == one["crops"][1] for one in said)
+
+
+def test_a_sampler_draws_for_each_process(said, held):
+    """With a `DistributedSampler` of JAX every process has rows of its own, and they stay as they were when kept."""
+    rows = []
+    for one in said:
+        for index, values in one["drawn"]:
+            np.testing.assert_array_equal(np.array(values), held.dense("X")[index])
+            rows += index
+    assert len(set(rows)) == len(rows) > 40
 
 
 def test_other_shardings_are_refused(said):

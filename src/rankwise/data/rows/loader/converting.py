@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeAlias, get_args
 import numpy as np
 
 from rankwise.data.feed.csr import torch_csr
+from rankwise.data.feed.place_jax import narrowed
 from rankwise.errors import ConfigError, MissingExtraError
 
 __all__ = ["Library", "check_library", "convert"]
@@ -62,6 +63,6 @@ def _jax(rows: Any) -> Any:
     from jax.experimental.sparse import CSR
 
     if isinstance(rows, np.ndarray):
-        return jnp.asarray(rows)
-    parts = (jnp.asarray(rows.data), jnp.asarray(rows.indices), jnp.asarray(rows.indptr))
+        return jnp.asarray(narrowed("X", rows))
+    parts = (jnp.asarray(narrowed("X", rows.data)), jnp.asarray(rows.indices), jnp.asarray(rows.indptr))
     return CSR(parts, shape=rows.shape)  # type: ignore[no-untyped-call]
