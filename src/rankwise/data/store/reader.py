@@ -220,30 +220,34 @@ class BoxReader:
         """Return whether `spread` can read runs of arrays of one axis, as elements of a dtype."""
         return self._execution().spreads(arrays, dtype)
 
-    def spread(self, plan: BoxPlan, out: NDArray, spread: Spread) -> tuple[BoxReport, NDArray]:
+    def spread(
+        self, plans: tuple[BoxPlan, BoxPlan], out: NDArray, spread: Spread
+    ) -> tuple[tuple[BoxReport, BoxReport], NDArray]:
         """Read sparse rows into dense ones: each element goes to its column while it is decoded, all else is zero.
 
         Args:
-            plan: of the elements, one run for each row; of arrays to which `spreads` agrees.
+            plans: of the elements, one run for each row, of arrays to which `spreads` agrees; and of their columns,
+                with the same runs.
             out: [B, spread.width], C-contiguous, of the dtype asked for; whatever it held is overwritten.
-            spread: their columns.
+            spread: where columns go, and memory for them.
 
         Returns:
-            The report; and uint8[B], `OUTSIDE` where a row names a column that there is not, which is left out then,
+            The reports; and uint8[B], `OUTSIDE` where a row names a column that there is not, which is left out then,
             `TWICE` where it names a column twice, of which one element has come out then.
 
         Raises:
-            ConfigError: `out` has another shape or dtype, or is not contiguous.
+            ConfigError: `out` or the memory for columns has another shape or dtype, or is not contiguous.
         """
         started = time.perf_counter()
-        _check_rows(plan, out, spread)
-        report, states, stats = self._execution().spread(plan, out, spread)
+        _check_rows(plans[0], out, spread)
+        _check_output(plans[1], spread.columns)
+        reports, states, stats = self._execution().spread(plans, out, spread)
         done = ReaderStats(
-            boxes=len(plan.request), failed_boxes=len(report.errors), out_bytes=out.nbytes,
-            read_s=time.perf_counter() - started,
+            boxes=len(plans) * len(plans[0].request), failed_boxes=sum(len(report.errors) for report in reports),
+            out_bytes=out.nbytes + spread.columns.nbytes, read_s=time.perf_counter() - started,
         )  # fmt: skip
         self._counters.add(stats + done)
-        return report, states
+        return reports, states
 
     def close(self) -> None:
         """Give threads, files and scratch memory back. Planning and reading again open and look at everything anew."""
@@ -301,13 +305,11 @@ def _check_output(plan: BoxPlan, out: NDArray) -> None:
 
 
 def _check_rows(plan: BoxPlan, out: NDArray, spread: Spread) -> None:
-    wanted, count = (len(plan.request), spread.width), plan.request.out_shape[0]
+    wanted = (len(plan.request), spread.width)
     if out.shape != wanted or out.dtype != plan.request.dtype or not out.flags.c_contiguous:
         raise ConfigError(
             f"dense rows want a C-contiguous output of shape {list(wanted)} and dtype {plan.request.dtype}; got "
             f"{'a' if out.flags.c_contiguous else 'a strided'} {out.dtype} of shape {list(out.shape)}"
         )
-    if len(spread.columns) != count:
-        raise ConfigError(f"dense rows of {count} elements want as many columns; got {len(spread.columns)}")
     if len(spread.num_cols) not in (1, len(plan.request.arrays)):
         raise ConfigError(f"places want to be for all arrays alike, or for each of {len(plan.request.arrays)}")

@@ -14,7 +14,7 @@ from rankwise.data.rows.dense import spread_rows
 from rankwise.data.rows.fields.row_field import FieldRead, Finished
 from rankwise.data.rows.matrices import MatrixPlan, find_gaps
 from rankwise.data.rows.memory_pool import MemoryPool
-from rankwise.data.store import BoxPlan, BoxReader, BoxReport, Spread
+from rankwise.data.store import BoxReader, BoxReport, Spread
 from rankwise.data.store.boxes import OUTSIDE, TWICE
 
 __all__ = ["Target", "begin_spread"]
@@ -62,34 +62,30 @@ def begin_spread(plan: MatrixPlan, out: NDArray, target: Target, reader: BoxRead
         memory: for what lies in between.
     """
     if plan.to_spread:
-        columns = memory.take(plan.num_elements, plan.boxes[1].request.dtype)
-        return _Spread(plan, out, target, reader, memory, columns)
+        return _Spread(plan, out, target, reader, memory)
     return _Between(plan, out, target, memory)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Spread:
-    """First their columns, in the order of the rows; then each element goes to its place while it is decoded."""
+    """Each element goes to its place while it is decoded, once its column is; columns lie in the order of storage."""
 
     plan: MatrixPlan
     out: NDArray
     target: Target
     reader: BoxReader
     memory: MemoryPool
-    columns: NDArray
+    jobs: tuple[()] = ()
 
-    @property
-    def jobs(self) -> Sequence[tuple[BoxPlan, NDArray]]:
-        return [(self.plan.boxes[1], self.columns)]
-
-    def finish(self, reports: tuple[BoxReport, ...]) -> Finished:
-        target = self.target
-        spread = Spread(columns=self.columns, num_cols=target.num_cols, places=target.places, width=target.width)
-        report, states = self.reader.spread(self.plan.boxes[0], self.out, spread)
-        again = self._again(np.flatnonzero(((states & TWICE) != 0) & report.valid & reports[0].valid))
+    def finish(self, _reports: tuple[BoxReport, ...]) -> Finished:
+        elements, named = self.plan.boxes
+        target, columns = self.target, self.memory.take(self.plan.num_elements, named.request.dtype)
+        spread = Spread(columns=columns, num_cols=target.num_cols, places=target.places, width=target.width)
+        reports, states = self.reader.spread((elements, named), self.out, spread)
+        valid = reports[0].valid & reports[1].valid
+        again = self._again(np.flatnonzero(((states & TWICE) != 0) & valid))
         outside = (states & OUTSIDE).astype(np.bool_)
-        gaps = find_gaps(self.plan, (report, *reports), self.columns)
-        return Finished(reports=(*reports, report, *again), outside=outside if outside.any() else None, gaps=gaps)
+        return Finished(reports=(*reports, *again), outside=outside if outside.any() else None)
 
     def _again(self, places: npt.NDArray[np.int64]) -> tuple[BoxReport, ...]:
         """Read rows that have a column twice once more, to add up its elements: no writer of ours makes such rows."""

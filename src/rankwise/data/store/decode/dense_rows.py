@@ -24,8 +24,7 @@ class DenseRows:
     Attributes:
         spread: the columns of the elements; element p of the flat output is in column ``spread.columns[p]``.
         rows: int64[T], the row of each target.
-        begins: int64[B], element of the flat output where each row begins.
-        lengths: int64[B], its elements.
+        lengths: int64[B], elements of each row.
         tables: int64[T], which of the tables of `spread` holds for each target.
         marks: uint8[T], written: `OUTSIDE` where a column that there is not was left out, `UNSURE` where a column may
             have come twice.
@@ -36,7 +35,6 @@ class DenseRows:
 
     spread: Spread
     rows: IntArray
-    begins: IntArray
     lengths: IntArray
     tables: IntArray
     marks: npt.NDArray[np.uint8]
@@ -49,9 +47,9 @@ class DenseRows:
         addresses = [0 if table is None else address_of(table) for table in given]
         object.__setattr__(self, "num_cols", np.array(spread.num_cols, dtype=np.int64))
         object.__setattr__(self, "places", np.array(addresses, dtype=np.int64))
-        if not len(self.rows) == len(self.tables) == len(self.marks) or len(self.lengths) != len(self.begins):
-            raise ValueError("dense rows want a row, a table and a mark for each target, a length for each row")
-        ends = {"rows": len(self.begins), "tables": len(self.num_cols), "begins": 2**62}
+        if not len(self.rows) == len(self.tables) == len(self.marks):
+            raise ValueError("dense rows want a row, a table and a mark for each target")
+        ends = {"rows": len(self.lengths), "tables": len(self.num_cols)}
         for name, end in ends.items():
             numbers = getattr(self, name)
             if len(numbers) and not 0 <= numbers.min() <= numbers.max() < end:
@@ -63,7 +61,7 @@ class DenseRows:
         Raises:
             ValueError: tasks or output do not fit the tables: a bug in the planner, not damage.
         """
-        wanted = (len(self.begins), self.spread.width)
+        wanted = (len(self.lengths), self.spread.width)
         if out.shape != wanted or not (out.flags.c_contiguous and out.flags.writeable):
             raise ValueError(f"dense rows want a C-contiguous and writeable output of {wanted}, got {out.shape}")
         if tasks.reach >= len(self.spread.columns):
@@ -76,7 +74,7 @@ class DenseRows:
         spread = self.spread
         settings = {
             "columns": address_of(spread.columns), "column_bytes": spread.columns.itemsize, "width": spread.width,
-            "rows": address_of(self.rows), "begins": address_of(self.begins), "lengths": address_of(self.lengths),
+            "rows": address_of(self.rows), "lengths": address_of(self.lengths),
             "tables": address_of(self.tables), "num_cols": address_of(self.num_cols),
             "places": address_of(self.places), "marks": address_of(self.marks),
         }  # fmt: skip

@@ -9,7 +9,6 @@ from rankwise.data.store.decode import status as codes
 from rankwise.data.store.decode.fetching import fetch
 from rankwise.data.store.decode.job import SLOTS
 from rankwise.data.store.decode.machine import call_plane, entry, get, inlined, put, put8, put32, real_entry, streamed
-from rankwise.data.store.decode.spreading import FOLLOWS, WHOLE
 
 __all__ = ["run_chunks"]
 
@@ -23,7 +22,7 @@ _STAGE, _STREAM = SLOTS["stage"], SLOTS["stream"]
 _SPREAD, _COLUMNS, _COLUMN_BYTES, _WIDTH = SLOTS["spread"], SLOTS["columns"], SLOTS["column_bytes"], SLOTS["width"]
 _TABLES, _PLACES, _NUM_COLS = SLOTS["tables"], SLOTS["places"], SLOTS["num_cols"]
 _ITS_PLACES, _ITS_NUM_COLS = SLOTS["its_places"], SLOTS["its_num_cols"]
-_ROWS, _BEGINS, _LENGTHS, _MARKS = SLOTS["rows"], SLOTS["begins"], SLOTS["lengths"], SLOTS["marks"]
+_ROWS, _LENGTHS, _MARKS = SLOTS["rows"], SLOTS["lengths"], SLOTS["marks"]
 
 
 def run_chunks(job: int) -> int:
@@ -95,13 +94,11 @@ def _spread(job: int, target: int) -> int:
     if get(job, _PLANE) != 0:
         unfit = call_plane(get(job, _PLANE), src, get(job, _STAGE), 1, count, 0, 0, 1.0, 0.0)
         src = get(job, _STAGE)
-    mode = WHOLE if count == entry(job, _LENGTHS, row) else 0
-    if at > entry(job, _BEGINS, row):
-        mode |= FOLLOWS
+    is_whole = 1 if count == entry(job, _LENGTHS, row) else 0
     table = entry(job, _TABLES, target)
     put(job, _ITS_PLACES, entry(job, _PLACES, table))
     put(job, _ITS_NUM_COLS, entry(job, _NUM_COLS, table))
     dst = get(job, _OUT) + row * get(job, _WIDTH) * unit
     columns = get(job, _COLUMNS) + at * get(job, _COLUMN_BYTES)
-    put8(job, _MARKS, target, call_plane(get(job, _SPREAD), src, dst, columns, count, mode, job, 0.0, 0.0))
+    put8(job, _MARKS, target, call_plane(get(job, _SPREAD), src, dst, columns, count, is_whole, job, 0.0, 0.0))
     return unfit

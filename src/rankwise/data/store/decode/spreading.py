@@ -17,9 +17,7 @@ from rankwise.data.store.decode.planes import PlaneLoop
 from rankwise.data.store.decode.streaming import stream_bytes
 from rankwise.data.store.decode.symbols import PREFIX
 
-__all__ = ["FOLLOWS", "WHOLE", "spread_loop"]
-
-WHOLE, FOLLOWS = 1, 2  # of a piece: it is all of its row; others of its row come before it
+__all__ = ["spread_loop"]
 
 _NUM_COLS, _WIDTH, _PLACES, _BLANK = SLOTS["its_num_cols"], SLOTS["width"], SLOTS["its_places"], SLOTS["blank"]
 _long = types.int64
@@ -78,23 +76,20 @@ def spread_loop(element: Any, column: Any) -> PlaneLoop:
     """Return the loop for elements of a type such as `numpy.uint32`, and columns of one such as `numpy.uint16`.
 
     Its arguments are those of a plane with other meanings: address of the elements, of the dense row, of the columns;
-    how many there are; `WHOLE` and `FOLLOWS`; the job. It returns `OUTSIDE` and `UNSURE`.
+    how many there are; whether they are all of their row; the job. It returns `OUTSIDE` and `UNSURE`.
 
     A whole row is put together in memory that stays in the caches and is blank otherwise, and that has one place more,
     for columns that are left out. A piece of a row goes to its place at once: its row is zero already.
     """
-    itemsize, column_bytes = np.dtype(element).itemsize, np.dtype(column).itemsize
-    small = np.int32
+    itemsize, small = np.dtype(element).itemsize, np.int32
 
     def spread(  # noqa: PLR0917
-        values: int, row: int, columns: int, count: int, mode: int, job: int, _scale: float, _offset: float
+        values: int, row: int, columns: int, count: int, is_whole: int, job: int, _scale: float, _offset: float
     ) -> int:
-        places, is_whole, mark = get(job, _PLACES), mode & WHOLE, 0
+        places, mark = get(job, _PLACES), 0
         taken, given = elements(values, element), elements(get(job, _BLANK) if is_whole else row, element)
         named, moved = elements(columns, column), elements(places, small)
         rises = _rises(named, count, get(job, _NUM_COLS))
-        if mode & FOLLOWS and elements(columns - column_bytes, column)[0] >= named[0]:
-            rises = 0
         if rises == 0:
             mark = _searched_elements(taken, given, named, moved, count, job) | (0 if is_whole else UNSURE)
         elif places == 0:

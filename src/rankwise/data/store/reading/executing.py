@@ -21,6 +21,8 @@ from rankwise.errors import DataError
 
 __all__ = ["Executor"]
 
+_ONE_KIND = 2  # parts of a run: one of our decoders, and what zarr-python decodes, which is nothing then
+
 
 class Executor:
     """Reads plans on a crew of threads.
@@ -47,13 +49,27 @@ class Executor:
         """Whether `spread` can carry plans for these arrays out."""
         return self._tools.spreads(arrays, dtype)
 
-    def spread(self, plan: BoxPlan, out: NDArray, spread: Spread) -> tuple[BoxReport, States, ReaderStats]:
-        """Fill dense rows; return a report, what was noticed about the columns of each row, and what was done."""
+    def spread(
+        self, plans: tuple[BoxPlan, BoxPlan], out: NDArray, spread: Spread
+    ) -> tuple[tuple[BoxReport, BoxReport], States, ReaderStats]:
+        """Fill dense rows; return reports, what was noticed about the columns of each row, and what was done.
+
+        Args:
+            plans: of the elements and of their columns.
+            out: dense rows.
+            spread: has the memory into which columns come.
+        """
+        plan = plans[0]
         pieces = np.bincount(plan.targets.box, minlength=len(plan.request))
         out[pieces != 1] = 0
-        run = _Run(plan, out, self._tools, spread)
-        (report,), stats = self._run([run])
-        return report, settled(run.states(), plan, spread), stats
+        elements, columns = _Run(plan, out, self._tools, spread), _Run(plans[1], spread.columns, self._tools)
+        if columns.fits(elements):
+            self._crew.run(elements.tasks(self._crew.num_threads, after=columns))
+        else:
+            self._crew.run(columns.tasks(self._crew.num_threads))
+            self._crew.run(elements.tasks(self._crew.num_threads))
+        states = settled(elements.states(), plan, pieces, spread)
+        return (elements.report(), columns.report()), states, elements.stats + columns.stats
 
     def _run(self, runs: Sequence[_Run]) -> tuple[tuple[BoxReport, ...], ReaderStats]:
         self._crew.run(task for run in runs for task in run.tasks(self._crew.num_threads))
@@ -73,11 +89,26 @@ class _Run:
         self._parts.append(SlowChunks(plan, slow, out, tools))
         self._odd = [_OddRun(odd, plan, tools) for odd in plan.odd]
 
-    def tasks(self, num_threads: int) -> Iterator[Callable[[], None]]:
+    def tasks(self, num_threads: int, after: _Run | None = None) -> Iterator[Callable[[], None]]:
         for part in self._parts:
-            yield from part.tasks(num_threads)
+            if isinstance(part, FastChunks) and after is not None:
+                yield from part.tasks(num_threads, after=after.only)
+            else:
+                yield from part.tasks(num_threads)
         for odd in self._odd:
             yield from odd.run.tasks(num_threads)
+
+    @property
+    def only(self) -> FastChunks | None:
+        """All chunks, where all are of one kind."""
+        part = self._parts[0]
+        return part if len(self._parts) == _ONE_KIND and isinstance(part, FastChunks) else None
+
+    def fits(self, other: _Run) -> bool:
+        """Whether chunk k of both, for all k, has the same targets."""
+        if self._plan.targets is not other._plan.targets or self.only is None or other.only is None:
+            return False
+        return self.only.num_chunks == other.only.num_chunks == len(self._plan.chunks)
 
     def states(self) -> States:
         """What the decoder noticed about the columns of each row of a spread, uint8[B]."""

@@ -104,17 +104,34 @@ class FastChunks:
         told = np.flatnonzero(self._dense.marks)
         return self._box[told], self._dense.marks[told]
 
-    def tasks(self, num_threads: int) -> Iterator[Callable[[], None]]:
-        """Yield pieces of work, in the order in which they should start."""
+    @property
+    def num_chunks(self) -> int:
+        """How many there are."""
+        return len(self._chosen)
+
+    def tasks(self, num_threads: int, *, after: FastChunks | None = None) -> Iterator[Callable[[], None]]:
+        """Yield pieces of work, in the order in which they should start.
+
+        Args:
+            num_threads: threads that will do them.
+            after: as many other chunks, each of which is done before the one of ours in its place.
+        """
         largest = max(self._plan.request.arrays[int(k)].chunk_bytes for k in np.unique(self._array))
         files = self._plan.chunks.file[self._chosen]
         for first, last in cut_slabs(files, largest, num_threads, work_bytes=self._work_bytes):
-            yield partial(
-                self._run,
-                first,
-                last,
-                start_fetch(self._plan, self._chosen, self._tasks, self._tools, first=first, last=last),
-            )
+            before = None if after is None else after.task(first, last)
+            yield self.task(first, last, before=before)
+
+    def task(self, first: int, last: int, *, before: Callable[[], None] | None = None) -> Callable[[], None]:
+        """Return a piece of work, whose bytes behind URLs are asked for at once.
+
+        Args:
+            first: first chunk.
+            last: end of the chunks.
+            before: what is to be done first.
+        """
+        fetched = start_fetch(self._plan, self._chosen, self._tasks, self._tools, first=first, last=last)
+        return partial(self._run, first, last, fetched, before)
 
     @property
     def _work_bytes(self) -> int:
@@ -202,7 +219,9 @@ class FastChunks:
             decoded[at] = address_of(found)
         return decoded
 
-    def _run(self, first: int, last: int, fetched: Fetched | None) -> None:
+    def _run(self, first: int, last: int, fetched: Fetched | None, before: Callable[[], None] | None = None) -> None:
+        if before is not None:
+            before()
         started = time.perf_counter()
         buffers = self._buffers(first, last)
         self._attempt(first, last, fetched)
@@ -308,7 +327,7 @@ def _dense_rows(plan: BoxPlan, spread: Spread, box: IntArray) -> DenseRows:
     assert runs is not None
     marks = np.zeros(len(box), dtype=np.uint8)
     tables = plan.request.which[box] if len(spread.num_cols) > 1 else np.zeros(len(box), dtype=np.int64)
-    return DenseRows(spread=spread, rows=box, begins=runs.places, lengths=runs.lengths, tables=tables, marks=marks)
+    return DenseRows(spread=spread, rows=box, lengths=runs.lengths, tables=tables, marks=marks)
 
 
 def _fill_values(arrays: Sequence[ArrayMeta], dtype: DType) -> NDArray:

@@ -8,8 +8,9 @@ from rankwise.data.contract import IntArray
 
 __all__ = ["cut_slabs"]
 
-_SLAB_BYTES = 4 * 2**20  # decoded; long enough that handing it out costs nothing, short enough to share out evenly
-_SLABS_PER_THREAD = 4
+_SLAB_BYTES = 16 * 2**20  # decoded; some ten milliseconds, after which an interrupt is heard
+_GOOD_BYTES = 16 * 2**20  # touching these takes so long that handing a slab out costs nothing beside it
+_SLABS_PER_THREAD = 2, 4  # at least and at most, to share out evenly
 _WORTH_BYTES = 2**18  # touching these takes about as long as handing a slab out
 _LARGE_BYTES = 2**62
 
@@ -28,8 +29,10 @@ def cut_slabs(
         num_threads: threads that will take them.
         work_bytes: bytes that are touched in all, about; few of them are not worth more hands.
     """
-    # one thread has nobody to share with
-    parts = 1 if num_threads == 1 else max(1, min(num_threads * _SLABS_PER_THREAD, work_bytes // _WORTH_BYTES))
+    few, many = (count * num_threads for count in _SLABS_PER_THREAD)
+    parts = max(1, min(few, work_bytes // _WORTH_BYTES), min(many, work_bytes // _GOOD_BYTES))
+    if num_threads == 1:  # one thread has nobody to share with
+        parts = 1
     fair = -(-len(file) // parts)
     most = max(1, min(fair, _SLAB_BYTES // max(1, chunk_bytes)))
     slabs: list[tuple[int, int, int]] = []

@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from rankwise.data.contract import IntArray
 from rankwise.data.store.boxes import TWICE, Spread
 from rankwise.data.store.plan import BoxPlan
 
 __all__ = ["settled"]
 
 
-def settled(states: npt.NDArray[np.uint8], plan: BoxPlan, spread: Spread) -> npt.NDArray[np.uint8]:
+def settled(states: npt.NDArray[np.uint8], plan: BoxPlan, pieces: IntArray, spread: Spread) -> npt.NDArray[np.uint8]:
     """Return `OUTSIDE` and `TWICE` of each row, once those are looked at where a column may have come twice.
 
     Those are rows whose columns do not rise and of which a decoder saw pieces, or met a column twice.
@@ -19,10 +20,16 @@ def settled(states: npt.NDArray[np.uint8], plan: BoxPlan, spread: Spread) -> npt
     Args:
         states: uint8[B], of the decoder.
         plan: of the elements.
+        pieces: int64[B], in how many pieces each row came.
         spread: their columns.
     """
-    runs = plan.request.runs
+    runs, targets = plan.request.runs, plan.targets
     assert runs is not None
+    cut = np.flatnonzero(pieces[targets.box] > 1)
+    cut = cut[targets.dst_start[cut] != runs.places[targets.box[cut]]]
+    at = targets.dst_start[cut]
+    falls = spread.columns[at] <= spread.columns[at - 1]  # from one piece to the next, which no decoder sees
+    states[targets.box[cut[falls]]] |= TWICE
     for row in np.flatnonzero(states & TWICE).tolist():
         begin, length = int(runs.places[row]), int(runs.lengths[row])
         columns = spread.columns[begin : begin + length]
