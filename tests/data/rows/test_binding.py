@@ -89,8 +89,12 @@ def test_parts_go_straight_in(held, collection):
     drawn = Loader(even, order=Order(even, batch_size=16, balance="kind"), obs=["n"], device=None)
     assert {row[-1] % 2 for row in seen_by(drawn)} == {0}
     assert collection.subset([3, 1]).row_numbers(np.arange(2)).tolist() == [1, 3]
-    both = RowSource([parts["val"], even])
-    assert len(both) == len(parts["val"]) + len(even)
+    both = [parts["val"], even]
+    assert len(RowSource(both)) == len(parts["val"]) + len(even)
+    loader = Loader(both, order=Order(both, batch_size=20, mix=[1, 1], num_samples=40), obs=["n"], device=None)
+    sides = [row < 93 for row, *_ in seen_by(loader)]  # rows of the second part lie over those of the first
+    assert abs(sum(sides[:20]) - 10) <= 2
+    assert sum(sides) == 20
 
 
 def test_appended_data_move_no_donor(tmp_path):

@@ -96,7 +96,7 @@ class ChosenRows:
         Raises:
             ConfigError: they are drawn.
         """
-        self._refuse_draws("part of a list: list the rows first, then draw from them")
+        self._refuse_draws("place in a list: list the rows first, then draw from them")
         return NamedRows(
             name=" + ".join(one.name for one in self.named),
             places=tuple(dataset.place for dataset in self.datasets),

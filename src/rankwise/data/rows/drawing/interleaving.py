@@ -10,6 +10,7 @@ neighbours are far apart: then a piece of a row holds its shares as well.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 
@@ -22,7 +23,6 @@ __all__ = ["MOST_POSITIONS", "Interleave"]
 
 MOST_POSITIONS = 1 << 31  # a position times a share of 32 bits fits into 64
 _UNIT = 1 << 32
-_GOLDEN = 0.6180339887498949
 
 
 class Interleave:
@@ -41,7 +41,7 @@ class Interleave:
             raise ConfigError(f"mix= wants a share above 0 of each of several collections, got {list(shares)}")
         self._shares = tuple(shares)
         self._lanes = lanes
-        self._names = _far_apart(lanes)
+        self._names = _far_apart(lanes, math.ceil(math.log2(len(shares))))
 
     def find(self, positions: IntArray, offset: int) -> tuple[IntArray, IntArray]:
         """Return the part of each position, and its number in that part, int64[n] twice.
@@ -57,7 +57,9 @@ class Interleave:
         self._halve(part, numbers, np.arange(len(positions)), (0, len(self._shares)), offset)
         return part, numbers
 
-    def _halve(self, part: IntArray, numbers: IntArray, where: IntArray, span: tuple[int, int], offset: int) -> None:
+    def _halve(
+        self, part: IntArray, numbers: IntArray, where: IntArray, span: tuple[int, int], offset: int, *, level: int = 0
+    ) -> None:
         """Tell the parts of a span from each other: those before and after its middle, then each half."""
         first, last = span
         if last - first == 1:
@@ -65,13 +67,13 @@ class Interleave:
             return
         middle = (first + last) // 2
         share = sum(self._shares[first:middle]) / sum(self._shares[first:last])
-        comes, numbers[where] = self._taken(numbers[where], max(1, round(share * _UNIT)), offset)
-        self._halve(part, numbers, where[comes], (first, middle), offset)
-        self._halve(part, numbers, where[~comes], (middle, last), offset)
+        comes, numbers[where] = self._taken(numbers[where], max(1, round(share * _UNIT)), offset, self._names[level])
+        self._halve(part, numbers, where[comes], (first, middle), offset, level=level + 1)
+        self._halve(part, numbers, where[~comes], (middle, last), offset, level=level + 1)
 
-    def _taken(self, positions: IntArray, share: int, offset: int) -> tuple[BoolArray, IntArray]:
+    def _taken(self, positions: IntArray, share: int, offset: int, names: IntArray) -> tuple[BoolArray, IntArray]:
         """Return which positions the first half takes, and the numbers that they and the others come to have."""
-        row, lane = positions // self._lanes, self._names[positions % self._lanes]
+        row, lane = positions // self._lanes, names[positions % self._lanes]
         before, after = ((at * self._lanes * share + offset) >> 32 for at in (row, row + 1))
         mine = before + (lane - before) % self._lanes
         rest = row * self._lanes - before
@@ -80,8 +82,30 @@ class Interleave:
         return comes, np.where(comes, mine, others)
 
 
-def _far_apart(lanes: int) -> IntArray:
-    """Other names of the lanes: neighbours are about 0.6 of all lanes apart."""
-    step = next(step for step in range(max(1, round(lanes * _GOLDEN)), lanes + 1) if math.gcd(step, lanes) == 1)
-    names: IntArray = np.arange(lanes, dtype=np.int64) * step % lanes
-    return names
+@functools.lru_cache(maxsize=64)
+def _far_apart(lanes: int, levels: int) -> tuple[IntArray, ...]:
+    """Other names of the lanes for each level, in steps that spread any run of them evenly.
+
+    As multiples of the golden section do, whose continued fraction has only ones: a step is the one whose fraction of
+    all lanes has the smallest numbers, alone and after the steps of the levels before it.
+    """
+    steps = [step for step in range(1, lanes + 1) if math.gcd(step, lanes) == 1]
+    chosen: list[int] = []
+    for _ in range(levels):
+        before = [math.prod(chosen[first:]) for first in range(len(chosen) + 1)]
+        chosen.append(min(steps, key=functools.partial(_unevenness, before, lanes)))
+    return tuple(np.arange(lanes, dtype=np.int64) * step % lanes for step in chosen)
+
+
+def _unevenness(before: Sequence[int], lanes: int, step: int) -> list[int]:
+    found = [number for one in before for number in _quotients(step * one % lanes, lanes)]
+    return sorted(found, reverse=True)
+
+
+def _quotients(over: int, under: int) -> list[int]:
+    """The continued fraction of a ratio."""
+    found = []
+    while over:
+        found.append(under // over)
+        over, under = under % over, over
+    return found

@@ -53,7 +53,8 @@ def settled_options(
     lanes = window = 1
     if shares is not None:
         budget = _WINDOW_BYTES // len(shares)
-        lanes = int(min(np.clip(budget // chunk_bytes, _LEAST_LANES, _MOST_LANES), num_samples))
+        lanes = int(min(np.clip(budget // chunk_bytes, _LEAST_LANES, _MOST_LANES), max(1, num_samples)))
+        lanes = 1 << (lanes.bit_length() - 1)  # batches are most often a multiple of it, and hold their shares best so
         window = 1 if block_rows == 1 else max(1, budget // (lanes * chunk_bytes))
     if weights is not None and asked.get("balance") is None:
         weights = RowWeights.checked(weights, num_rows)
