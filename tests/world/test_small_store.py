@@ -55,6 +55,18 @@ def test_mistakes_are_answered(stores):
     assert first.add("n", 1) == 1
 
 
+def test_strangers_are_sent_away(stores):
+    """A program that speaks something else is hung up on, and the store goes on."""
+    first, second = stores
+    with socket.create_connection(second._server.server_address) as stranger:
+        stranger.sendall(b"GET / HTTP/1.1\r\n")
+        assert stranger.recv(100) == b""
+    with socket.create_connection(second._server.server_address) as stranger:
+        stranger.sendall(b'{"set": 1}\n')
+        assert b"error" in stranger.recv(100)
+    assert first.add("n", 1) == 1
+
+
 def test_ranks_meet_over_it():
     """The meeting of `bind` works over it, whoever comes first."""
     with socket.socket() as found:

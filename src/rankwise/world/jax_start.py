@@ -156,6 +156,7 @@ def _initialize(jax: Any, place: Place, address: str, own: Coordinator | None, w
         WorldError: it did not start, or JAX sees another number of processes.
     """
     _configure(jax, wishes)
+    jax_exit.leave_at_once_on_failure()
     with contextlib.ExitStack() as after:
         if own is not None:
             after.callback(own.held.close)
@@ -176,7 +177,6 @@ def _initialize(jax: Any, place: Place, address: str, own: Coordinator | None, w
                 f"rank {place.rank} of {place.world_size} could not start JAX, whose coordinator is at {address}: "
                 f"{error}"
             ) from error
-    jax_exit.leave_at_once_on_failure()
     if found != place.world_size:
         raise WorldError(
             f"JAX sees {found} processes, the launcher started {place.world_size}: the backend "

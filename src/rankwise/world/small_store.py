@@ -70,10 +70,14 @@ class _Answering(socketserver.StreamRequestHandler):
 
     def handle(self) -> None:
         for line in self.rfile:
-            self.wfile.write(json.dumps(self._answer(json.loads(line))).encode() + b"\n")
+            try:
+                question = json.loads(line)
+            except ValueError:  # whoever this is, it is no rank
+                return
+            self.wfile.write(json.dumps(self._answer(question)).encode() + b"\n")
 
-    def _answer(self, question: list[Any]) -> dict[str, Any]:
-        name, *arguments = question
+    def _answer(self, question: Any) -> dict[str, Any]:
+        name, *arguments = question if isinstance(question, list) and question else [""]
         if name not in ("set", "get", "add", "check", "wait"):
             return {"error": f"the store knows no {name!r}"}
         try:

@@ -160,11 +160,14 @@ def test_sharded_batches_have_one_shape(micro_batch):
     assert mean._cache_size() == 1
 
 
-def test_weights_without_padding():
+@pytest.mark.parametrize("sharded", [False, True])
+def test_weights_of_repeats(sharded):
     """Every batch has them: ones, and zeros for the repeats of an order that pads."""
-    padded = FeedLoader(Numbers(x="float32"), Order(NUM, batch_size=BATCH, remainder="pad"), device="jax")
+    device = sharding() if sharded else "jax"
+    padded = FeedLoader(Numbers(x="float32"), Order(NUM, batch_size=BATCH, remainder="pad"), device=device)
     *_, (last,) = padded
-    assert sorted(last.weights.tolist()) == [0.0] * (BATCH - NUM % BATCH) + [1.0] * (NUM % BATCH)
+    assert isinstance(last.weights, jax.Array) == sharded
+    assert sorted(np.asarray(last.weights).tolist()) == [0.0] * (BATCH - NUM % BATCH) + [1.0] * (NUM % BATCH)
 
 
 def test_axes_that_a_field_has_not_are_left_out():

@@ -12,6 +12,10 @@ import json, sys
 import jax
 import numpy as np
 jax.distributed.initialize(f"localhost:{sys.argv[1]}", num_processes=2, process_id=int(sys.argv[2]))
+import rankwise
+world = rankwise.World.current()
+assert (world.rank, world.world_size, world.backend) == (int(sys.argv[2]), 2, "jax")
+assert world.all_reduce(1) == 2 and rankwise.World.init_jax() is world
 from rankwise.data.rows.samplers import DistributedSampler, RandomSampler
 sampler = DistributedSampler(RandomSampler(8, 4, 16, rng=0), dist_info="jax")
 rows = []
@@ -24,7 +28,7 @@ print(json.dumps(rows))
 
 
 def test_two_processes_of_jax():
-    """They share the rows, and after two epochs have seen all of them."""
+    """They share the rows, and after two epochs have seen all of them; the world is that of a JAX so initialised."""
     pytest.importorskip("jax")
     with socket.socket() as free:
         free.bind(("localhost", 0))
