@@ -266,6 +266,16 @@ def test_datasets_that_do_not_fit(stores, tmp_path):
         Loader().add_adata(ad.read_h5ad(tmp_path / "a.h5ad", backed="r"))
 
 
+def test_images_may_come_with_a_table_of_variables(stores):
+    """It says nothing about an axis of theirs, so it may have any length; every batch holds it."""
+    images, whole = stores["images"]
+    var = pd.DataFrame(index=list("abcdefg"))
+    loader = Loader(batch_size=108, chunk_size=108, preload_nchunks=1, shuffle=False)
+    (batch,) = loader.add_datasets(images, var=[var] * 3)
+    np.testing.assert_array_equal(batch["X"], whole)
+    assert batch["var"].equals(var)
+
+
 def test_nothing_is_added_under_a_pass(stores):
     """While one is open; closing it is enough."""
     csr = stores["backed sparse f4"][0]

@@ -83,7 +83,7 @@ class HeldDatasets:
         if len(shape) < 2:
             raise ConfigError(f"rows want a matrix or an array of at least 2 axes, got the shape {list(shape)}")
         check_table("obs", obs, shape[0])
-        check_table("var", var, shape[1])
+        check_table("var", var, shape[1] if len(shape) == 2 else None)  # of images it says nothing about an axis
         self._check_fit(matrix, kind, shape, obs, var)
         is_stored = kind in ("backed sparse", "backed dense")
         held = adopt_matrix(matrix, self._reader) if is_stored else matrix
