@@ -15,6 +15,7 @@ from rankwise.data.store.meta import ArrayMeta
 from rankwise.data.store.plan.expansion import Pieces, expand
 from rankwise.data.store.plan.grids import any_axis, different, grid_of, ravel
 from rankwise.data.store.plan.lookup import Located, locate
+from rankwise.data.store.plan.rows import RowCut, cut_rows
 from rankwise.data.store.plan.tables import BoxPlan, ChunkTable, OddBox, TargetTable
 from rankwise.data.store.shard import MISSING
 
@@ -38,6 +39,9 @@ def make_plan(
     twin = None if like is None or not _same_boxes(request, like) else _twin(request, like, book, serial)
     if twin is not None:
         return twin
+    cut = cut_rows(request)
+    if cut is not None:
+        return _row_plan(request, cut, book, serial)
     shapes = _by_box(request, "shape")
     high = request.starts + request.extents
     outside = any_axis((request.starts < 0) | (high > shapes))
@@ -60,6 +64,36 @@ def make_plan(
     )
 
 
+def _row_plan(request: BoxRequest, cut: RowCut, book: FileBook, serial: Callable[[ArrayMeta], int]) -> BoxPlan:
+    """The plan of boxes that are whole rows."""
+    coords = cut.coords
+    located = locate(request.arrays, cut.array, coords, book, serial)
+    order = np.lexsort((located.offset, located.file, located.offset < 0))
+    chunks = ChunkTable(
+        array=cut.array[order],
+        number=cut.number[order],
+        coords=coords[order],
+        file=located.file[order],
+        offset=located.offset[order],
+        length=located.length[order],
+    )
+    return _finished(request, chunks, cut.targets(order), located)
+
+
+def _finished(request: BoxRequest, chunks: ChunkTable, targets: TargetTable, located: Located) -> BoxPlan:
+    return BoxPlan(
+        request=request,
+        files=located.files,
+        chunks=chunks,
+        targets=targets,
+        filled=np.zeros(len(request), dtype=np.bool_),
+        odd=(),
+        failed=_failed(located, chunks, targets),
+        read_bytes=int(chunks.length[chunks.length > 0].sum()),
+        decode_bytes=_decode_bytes(request, chunks),
+    )
+
+
 def _same_boxes(request: BoxRequest, like: BoxPlan) -> bool:
     """Whether boxes are the very same ones, and cut by the same grids."""
     other = like.request
@@ -76,17 +110,7 @@ def _twin(request: BoxRequest, like: BoxPlan, book: FileBook, serial: Callable[[
     if not _ascending(keys):
         return None
     chunks = replace(like.chunks, file=located.file, offset=located.offset, length=located.length)
-    return BoxPlan(
-        request=request,
-        files=located.files,
-        chunks=chunks,
-        targets=like.targets,
-        filled=like.filled,
-        odd=(),
-        failed=_failed(located, chunks, like.targets),
-        read_bytes=int(chunks.length[chunks.length > 0].sum()),
-        decode_bytes=_decode_bytes(request, chunks),
-    )
+    return _finished(request, chunks, like.targets, located)
 
 
 def _ascending(keys: tuple[NDArray, ...]) -> bool:
