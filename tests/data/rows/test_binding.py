@@ -71,6 +71,11 @@ def test_an_order_fits_every_choice_of_matrices(collection):
         loader = Loader(collection, order=order, matrices=(name,), device=None, dense=True)
         seen[name] = sorted(row for row, *_ in seen_by(loader))
     assert all(rows == list(range(93)) for rows in seen.values())
+    drawn, seen = Order(collection, batch_size=16, balance="kind", together=3), []
+    for name in ("X", "obsm/pca"):  # chunks of different lengths: those of the order say what comes together
+        loader = Loader(collection, order=drawn, matrices=(name,), device=None, dense=True)
+        seen.append([row for row, _ in seen_by(loader)])
+    assert seen[0] == seen[1]
 
 
 def test_parts_go_straight_in(held, collection):

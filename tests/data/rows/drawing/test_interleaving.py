@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankwise.data.rows.drawing import Interleave
+from rankwise.data.rows.drawing.interleaving import MOST_POSITIONS
 from rankwise.errors import ConfigError
 
 
@@ -55,3 +56,11 @@ def test_shares_make_sense(shares):
     """One part, nothing of a part, or less."""
     with pytest.raises(ConfigError, match="a share above 0 of each of several collections"):
         Interleave(shares, 4)
+
+
+def test_the_last_positions_are_right():
+    """Nothing runs over at the end of the longest epoch: shares hold there too."""
+    last = np.arange(MOST_POSITIONS - 6400, MOST_POSITIONS)
+    part, number = Interleave([0.9, 0.1], 64).find(last, 2**32 - 1)
+    assert abs(np.count_nonzero(part == 0) - 5760) <= 1
+    assert abs(number[part == 0].max() / MOST_POSITIONS - 0.9) < 1e-6

@@ -64,7 +64,7 @@ def test_what_cannot_be_mixed():
     """As many shares as collections, rows in each, and numbers that fit."""
     for options, said in (
         ({"shares": (1, 1, 1)}, "one share for each of 2 collections"),
-        ({"num": 2**31 + 1}, "at most 2147483648 samples"),
+        ({"num": 2**31 + 1}, "at most 2147479552 samples"),
     ):
         with pytest.raises(ConfigError, match=said):
             mixed(**{"num": 10, **options})

@@ -76,7 +76,7 @@ def test_modalities(stores):
 
 
 def test_dense_matrices_in_another_order(tmp_path):
-    """Dense rows of equally many variables are taken by name; of different numbers they are refused."""
+    """Dense rows are taken by name, those of stores with fewer variables too; without genes they are refused."""
     names, places = (["a", "b", "c"], ["c", "a", "b"], ["a", "b"]), []
     values = [np.arange(5 * len(held)).reshape(5, -1) + 100 * k for k, held in enumerate(names)]
     for k, held in enumerate(names):
@@ -85,8 +85,12 @@ def test_dense_matrices_in_another_order(tmp_path):
     source = RowSource(places[:2], genes=["b", "c"])
     rows = rows_of(Loader(source, order=Order(source, batch_size=4), device=None), "X")
     assert rows == [*values[0][:, [1, 2]].tolist(), *values[1][:, [2, 0]].tolist()]
-    with pytest.raises(ConfigError, match=r"one shape; .* write them to one collection, which joins them"):
-        RowSource(places, genes=["b"])
+    source = RowSource(places, genes=["b", "a"])
+    rows = rows_of(Loader(source, order=Order(source, batch_size=4), device=None), "X")
+    wanted = [held[:, [names[k].index(gene) for gene in "ba"]] for k, held in enumerate(values)]
+    assert rows == np.concatenate(wanted).tolist()
+    with pytest.raises(ConfigError, match="the same variables in the same order"):
+        RowSource(places)
 
 
 def test_what_cannot_be_chosen(stores):

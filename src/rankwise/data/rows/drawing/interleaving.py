@@ -21,7 +21,7 @@ from rankwise.errors import ConfigError
 
 __all__ = ["MOST_POSITIONS", "Interleave"]
 
-MOST_POSITIONS = 1 << 31  # a position times a share of 32 bits fits into 64
+MOST_POSITIONS = (1 << 31) - (1 << 12)  # the end of its row times a share of 32 bits fits into 64
 _UNIT = 1 << 32
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from rankwise.data.contract import DType, FieldSpec, IntArray
 from rankwise.data.rows.matrices.plans import MatrixPlan
 from rankwise.data.rows.matrices.stored import StoredDense, StoredMatrix, StoredSparse
-from rankwise.data.store import ArrayMeta, BoxPlan, BoxReader, BoxRequest, Runs
+from rankwise.data.store import ArrayMeta, BoxPlan, BoxReader, BoxRequest, Pad, Runs
 from rankwise.errors import ConfigError
 
 __all__ = ["DenseStack", "MatrixStack", "SparseStack", "stack_matrices"]
@@ -74,8 +74,9 @@ def stack_matrices(
     Args:
         matrices: at least one; all CSR with as many columns each, or all dense with rows of one shape.
         dtype: dtype of the elements that come out; None = what all of them can be converted to without loss.
-        side_by_side: let CSR matrices have columns of their own: rows then have room for all columns side by side, in
-            which they come as they are numbered in their matrix.
+        side_by_side: let matrices have columns of their own. CSR rows then have room for all columns side by side, in
+            which they come as they are numbered in their matrix; dense ones are as long as the longest, and end in fill
+            values.
 
     Raises:
         ConfigError: they do not fit together.
@@ -88,7 +89,8 @@ def stack_matrices(
         listing = ", ".join(f"{matrix.place} is {names[kind]}" for matrix, kind in zip(matrices, sparse, strict=True))
         raise ConfigError(f"the matrices of all datasets want to be of one kind; {listing}")
     shapes = {matrix.row_shape for matrix in matrices}
-    if len(shapes) > 1 and not (side_by_side and all(sparse)):
+    inner = {shape[1:] for shape in shapes} if side_by_side and all(shapes) else shapes
+    if len(inner) > 1:
         listing = ", ".join(f"{matrix.place} has {list(matrix.row_shape)}" for matrix in matrices)
         raise ConfigError(
             f"the rows of all datasets want to have one shape; {listing}: write them to one collection, which "
@@ -187,17 +189,19 @@ class SparseStack:
 
 
 class DenseStack:
-    """Implements `MatrixStack` over dense arrays with rows of one shape.
+    """Implements `MatrixStack` over dense arrays with rows of one shape; of different lengths they are filled up.
 
     Args:
-        matrices: the arrays.
+        matrices: the arrays; beyond their first axis rows have one shape.
         dtype: dtype of the elements that come out.
     """
 
     def __init__(self, matrices: Sequence[StoredDense], dtype: DType) -> None:
         self._rows = _Rows(matrices)
         self._arrays = tuple(matrix.array for matrix in matrices)
-        self.spec = FieldSpec(shape=matrices[0].row_shape, dtype=dtype)
+        shapes = {matrix.row_shape for matrix in matrices}
+        self._pad: Pad | None = "fill" if len(shapes) > 1 else None
+        self.spec = FieldSpec(shape=max(shapes), dtype=dtype)
         self.index_dtype: DType = np.dtype(np.int32)
         self.num_rows = self._rows.num_rows
         self.chunk_rows = self._rows.chunk_rows
@@ -213,7 +217,9 @@ class DenseStack:
             starts = np.zeros((len(rows), 1 + len(self.spec.shape)), dtype=np.int64)
             starts[:, 0] = local
             shape = (1, *self.spec.shape)
-            request = BoxRequest(arrays=self._arrays, which=which, starts=starts, shape=shape, dtype=self.spec.dtype)
+            request = BoxRequest(
+                arrays=self._arrays, which=which, starts=starts, shape=shape, dtype=self.spec.dtype, pad=self._pad
+            )
             boxes = (reader.plan(request),)
         return MatrixPlan(boxes=boxes, lengths=None, num_rows=len(rows))
 

@@ -12,5 +12,6 @@ class OrderedLoader(RankLoader):
 
     ``batch["X"]`` is a ``torch.sparse_csr`` tensor where rows are sparse, SciPy's ``csr_matrix`` with ``device=None``;
     it lies in the loader's memory until the next step, like every field. With JAX it is a ``BCSR`` matrix, with as many
-    stored elements as a few sizes allow, and all fields have memory of their own.
+    stored elements as a few sizes allow, and all fields have memory of their own. `Log1pCounts` of dense rows on the
+    CPU, such as `log1p_cpm`, is done on the reader thread, where rows are made.
     """
