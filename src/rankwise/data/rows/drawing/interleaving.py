@@ -46,8 +46,9 @@ class Interleave:
     def find(self, positions: IntArray, offset: int) -> tuple[IntArray, IntArray]:
         """Return the part of each position, and its number in that part, int64[n] twice.
 
-        Rows of L positions bring the numbers of each part without a gap; inside a row they come in any order. All
-        positions of a lane have numbers of one lane, n mod L.
+        Whole rows of L positions bring the numbers of two parts without a gap; inside a row they come in any order. Of
+        more parts at most L numbers for each halving are still to come. All positions of a lane have numbers of one
+        lane, n mod L.
 
         Args:
             positions: int64[n], 0 to `MOST_POSITIONS` - 1.
