@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 from rankwise.data.feed import RankLoader
+from rankwise.errors import ConfigError
 
 __all__ = ["OrderedLoader"]
 
@@ -15,3 +18,14 @@ class OrderedLoader(RankLoader):
     stored elements as a few sizes allow, and all fields have memory of their own. `Log1pCounts` of dense rows on the
     CPU, such as `log1p_cpm`, is done on the reader thread, where rows are made.
     """
+
+    def __getitem__(self, index: object) -> NoReturn:
+        """Refuse what a torch `DataLoader` would ask for.
+
+        Raises:
+            ConfigError: always, with what to do instead.
+        """
+        raise ConfigError(
+            "an ordered loader is iterated, not indexed, and wants no DataLoader around it: it reads in the background "
+            "and shares the rows among the ranks itself; write `for batches in loader`"
+        )
