@@ -177,6 +177,57 @@ def test_groups_lie_together(tmp_path, three):
         assert not held.obs["n"].is_monotonic_increasing
 
 
+def test_groups_of_inputs_with_other_categories(tmp_path):
+    """Categories are united where inputs have others; of several columns the first sorts rows, then the next."""
+    left, right = small_anndata(30, 5, seed=0), small_anndata(30, 5, seed=1)
+    left.obs["kind"] = pd.Categorical(["b", "a"] * 15, categories=["b", "a"])
+    right.obs["kind"] = pd.Categorical(["c", "b", None] * 10)
+    left.obs["donor"] = right.obs["donor"] = [f"d{row % 4}" for row in range(30)]
+    [made] = read(add(tmp_path / "c.zarr", [left, right], groupby=["kind", "donor"], dataset_size=60))
+    assert made.obs["kind"].cat.categories.tolist() == ["b", "a", "c"]
+    expected = made.obs.sort_values(["kind", "donor"], kind="stable")
+    assert made.obs[["kind", "donor"]].astype(str).to_numpy().tolist() == (
+        expected[["kind", "donor"]].astype(str).to_numpy().tolist()
+    )
+    assert made.obs["kind"].isna().tolist() == [False] * 50 + [True] * 10
+    more = small_anndata(20, 5, seed=2)
+    more.obs["kind"] = pd.Categorical(["z"] * 20)
+    with pytest.warns(UserWarning, match="20 new rows are shuffled among themselves"):
+        whole = add(tmp_path / "c.zarr", [more]).obs(["kind"])["kind"]
+    assert whole.cat.categories.tolist() == ["b", "a", "c", "z"]
+    del right.obs["donor"]
+    with (
+        pytest.warns(UserWarning, match="obs columns 'donor' are not in all inputs"),
+        pytest.raises(ConfigError, match="'donor' is missing in in memory 1"),
+    ):
+        add(tmp_path / "d.zarr", [left, right], groupby=["kind", "donor"])
+
+
+def test_columns_of_different_kinds(tmp_path):
+    """Columns come together: numbers that are missing somewhere, numbers that may be missing, texts and numbers."""
+    left, right = small_anndata(30, 5, seed=0), small_anndata(30, 5, seed=1)
+    for held, batch in ((left, 7), (right, "seven")):
+        held.obs["batch"], held.obs["maybe"] = batch, pd.array([None, 1, 2] * 10, dtype="Int64")
+    right.obs["maybe"] = np.arange(30)
+    left.obs["count"], left.obs["known"], left.obs["note"] = 5, True, "text"
+    with pytest.warns(UserWarning, match="obs columns 'count', 'known', 'note' are not in all inputs"):
+        [made] = read(add(tmp_path / "c.zarr", [left, right], dataset_size=60))
+    obs = made.obs.assign(left=made.obs["src_path"] == "in memory 0", row=made.obs["src_row"])
+    for row in obs.itertuples():
+        assert row.batch == ("7" if row.left else "seven")
+        assert (pd.isna(row.maybe), row.left and row.row % 3 == 0) in {(True, True), (False, False)}
+        assert row.left or row.maybe == row.row
+        assert [pd.isna(value) for value in (row.count, row.known, row.note)] == [not row.left] * 3
+    assert {name: str(obs[name].dtype) for name in ("maybe", "count", "known")} == {
+        "maybe": "Int64",
+        "count": "float64",
+        "known": "boolean",
+    }
+    left.obs["when"] = pd.Timestamp("2020-01-01")
+    with pytest.raises(DataError, match="obs column 'when' of in memory 0 holds datetime64"):
+        add(tmp_path / "d.zarr", [left])
+
+
 def test_without_a_shuffle_rows_keep_their_order(tmp_path, three):
     """`shuffle=False` puts the inputs one behind the other."""
     inputs, sources = three
@@ -192,7 +243,7 @@ def test_without_a_shuffle_rows_keep_their_order(tmp_path, three):
         ({"memory_budget": "1KB"}, "memory_budget wants at least"),
         ({"shuffle_chunk_size": 0}, "shuffle_chunk_size wants"),
         ({"shuffle_chunk_size": 60}, "do not fit into datasets of 50 rows"),
-        ({"groupby": "colour"}, "groupby wants columns of obs"),
+        ({"groupby": "colour"}, "groupby wants columns of obs; no input has 'colour'"),
         ({"matrices": ["layers/raw"]}, "has no 'layers/raw'"),
     ],
 )

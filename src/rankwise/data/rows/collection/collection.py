@@ -91,14 +91,15 @@ class DatasetCollection:
         """Return the observations of all datasets, one over the other.
 
         Args:
-            columns: which; None = all. Columns that a dataset has not are left out there.
+            columns: which; None = all. Columns that a dataset has not are left out there. Categories that differ
+                between datasets are united.
         """
         import pandas as pd
 
         if columns is not None and not len(columns):
             return pd.DataFrame()
         frames = [_obs(group["obs"], columns) for group in self]
-        return pd.concat(frames) if frames else pd.DataFrame()
+        return _one_over_the_other(frames) if frames else pd.DataFrame()
 
     def split(
         self, *, by: str, fractions: Mapping[str, float] | Sequence[float], seed: int = 1889
@@ -313,6 +314,20 @@ def _quiet(*, wanted: bool) -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
+
+
+def _one_over_the_other(frames: list[Any]) -> Any:
+    """Concatenate tables; columns of categories stay such, with those of all tables."""
+    import pandas as pd
+    from pandas.api.types import union_categoricals
+
+    whole = pd.concat(frames)
+    for name in whole:
+        parts = [frame[name] for frame in frames if name in frame]
+        categories = all(isinstance(part.dtype, pd.CategoricalDtype) for part in parts)
+        if categories and len(parts) == len(frames) and not isinstance(whole[name].dtype, pd.CategoricalDtype):
+            whole[name] = union_categoricals(parts, ignore_order=True)
+    return whole
 
 
 def _seed(rng: Any) -> int | None:

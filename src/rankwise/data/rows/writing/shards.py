@@ -63,6 +63,8 @@ class ShardStream:
             self._flush()
         self._encoder.close()
         if self._place != self._stop:
+            if self._file is not None:
+                self._file.abandon()
             raise RuntimeError(f"{self._array.path} was to get rows up to {self._stop}, it got {self._place}")
         return self.digests
 
@@ -104,6 +106,10 @@ class _ShardFile:
             self._index[self._next] = self._end, len(encoded)
             self._end += len(encoded)
         self._next += 1
+
+    def abandon(self) -> None:
+        """Leave the file as it is, without its name."""
+        self._file.close()
 
     def publish(self, place: Path) -> str | None:
         """Finish the file and give it its name; a shard without stored chunks has none. Return its digest."""

@@ -1,0 +1,57 @@
+"""Shards that are written chunk by chunk."""
+
+import numpy as np
+import pytest
+import zarr
+from zarr.codecs import BloscCodec, ZstdCodec
+
+from rankwise.data.rows.writing.shards import ShardStream
+from rankwise.data.rows.writing.streams import ArrayStream, create_array
+
+LZ4 = BloscCodec(cname="lz4", clevel=3, shuffle="shuffle")
+
+
+@pytest.mark.parametrize(
+    ("codecs", "dtype", "inner"),
+    [
+        ((LZ4,), "f4", ()),
+        ((BloscCodec(cname="zstd", clevel=1, shuffle="bitshuffle"),), "i4", (5,)),
+        ((ZstdCodec(level=1),), "u2", ()),
+        ((), "f8", (3, 2)),
+        ((LZ4,), "?", ()),
+    ],
+)
+def test_files_are_those_of_zarr(tmp_path, codecs, dtype, inner):
+    """Byte for byte, whatever the codecs: chunks that are empty, the index, a last shard that is not full."""
+    rng = np.random.default_rng(0)
+    values = (rng.poisson(1, (500, *inner)) * 3).astype(dtype)
+    values[100:180] = 0
+    group = zarr.open_group(str(tmp_path / "g.zarr"), mode="w", zarr_format=3)
+    facts = {"shape": values.shape, "dtype": values.dtype, "chunk": 10, "shard": 70, "compressors": codecs}
+    theirs, ours = (create_array(group, name, **facts) for name in ("theirs", "ours"))
+    stream = ArrayStream(theirs)
+    stream.append(values)
+    stream.close()
+    digests = {}
+    for start, stop in ((0, 140), (350, 500), (140, 350)):
+        part = ShardStream(ours, start, stop, tmp_path / "scratch", batch_bytes=int(rng.integers(1, 3_000)))
+        for first in range(start, stop, 33):
+            part.append(values[first : min(first + 33, stop)])
+        digests |= part.close()
+    files = [
+        {path.relative_to(tmp_path / "g.zarr" / name).as_posix(): path.read_bytes() for path in found}
+        for name in ("theirs", "ours")
+        for found in [[p for p in (tmp_path / "g.zarr" / name).rglob("*") if p.is_file()]]
+    ]
+    assert files[0] == files[1]
+    assert set(digests) == set(files[0]) - {"zarr.json"}
+
+
+def test_rows_that_are_missing_are_missed(tmp_path):
+    """A part that did not get all of its rows is no part."""
+    group = zarr.open_group(str(tmp_path / "g.zarr"), mode="w", zarr_format=3)
+    array = create_array(group, "a", shape=(100,), dtype=np.dtype("f4"), chunk=10, shard=20, compressors=(LZ4,))
+    part = ShardStream(array, 20, 60, tmp_path / "scratch")
+    part.append(np.ones(25, "f4"))
+    with pytest.raises(RuntimeError, match="was to get rows up to 60, it got 45"):
+        part.close()
