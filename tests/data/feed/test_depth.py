@@ -39,3 +39,11 @@ def test_orders_without_windows():
     assert window_depth(source(), Order(1000, batch_size=10, kind="sequential"), world_size=1) == 2
     assert window_depth(source(), SimpleNamespace(), world_size=1) == 2
     assert window_depth(source(), Order(1000, batch_size=100), world_size=1) == 2  # chunks of one sample
+
+
+def test_windows_of_an_own_order():
+    """Samples in an order of their own say how long its windows last; others in order have none."""
+    order = Order(SimpleNamespace(num_samples=900, chunk_samples=1, fields={}), batch_size=10, kind="sequential")
+    source = SimpleNamespace(fields={}, window_samples=55)
+    assert window_depth(source, order, world_size=1) == 6
+    assert window_depth(SimpleNamespace(fields={}), order, world_size=1) == 2

@@ -19,7 +19,7 @@ class Place:
 
 
 class Closing(ArraySource):
-    """Counts how often it is closed; tells orders what they count."""
+    """Counts how often it is closed; is asked what orders count."""
 
     closed, asked = 0, 0
 
@@ -27,7 +27,7 @@ class Closing(ArraySource):
         self.closed += 1
 
     def bound_to(self, order):
-        self.asked += order.samples
+        self.asked = order.samples
         return self
 
 
@@ -39,7 +39,7 @@ def test_ranks_share_and_the_context_closes():
         with RankLoader(source, order=Order(source, batch_size=4), world=Place(rank, 3)) as loader:
             seen += [x for (batch,) in loader for x in batch["x"].tolist()]
     assert sorted(seen) == list(range(10))
-    assert (source.closed, source.asked) == (3, 30)
+    assert (source.closed, source.asked) == (3, 10)
 
 
 def test_an_order_of_other_data_is_refused():

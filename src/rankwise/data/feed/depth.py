@@ -20,14 +20,16 @@ def window_depth(source: Source, order: Order, *, world_size: int) -> int:
     wait at the beginning of each.
 
     Args:
-        source: has ``decoded_bytes(num_samples)`` if it decodes chunks.
+        source: has ``decoded_bytes(num_samples)`` if it decodes chunks, and ``window_samples`` if its samples are in an
+            order of their own, of windows that last so long.
         order: has ``grid`` and ``batch_size`` if it is windowed.
         world_size: number of ranks.
     """
     grid, batch_size = getattr(order, "grid", None), getattr(order, "batch_size", None)
-    if grid is None or batch_size is None or getattr(order, "kind", None) == "sequential":
+    lasting = getattr(source, "window_samples", None)
+    if grid is None or batch_size is None or (getattr(order, "kind", None) == "sequential" and lasting is None):
         return LEAST_DEPTH
-    steps: int = -(-grid.lanes * grid.window * grid.chunk_samples // batch_size)
+    steps: int = -(-(grid.lanes * grid.window * grid.chunk_samples if lasting is None else lasting) // batch_size)
     share: int = -(-batch_size // world_size)
     return max(LEAST_DEPTH, min(steps, _READY_BYTES // max(1, share * _sample_bytes(source, share))))
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import jax
     import torch
 
-__all__ = ["BatchTransform", "FeedLoader", "LoaderStats"]
+__all__ = ["BatchTransform", "FeedLoader", "LoaderStats", "counted_samples"]
 
 BatchTransform: TypeAlias = Callable[[dict[str, Any], Any], Mapping[str, Any]]
 
@@ -110,7 +110,7 @@ class FeedLoader(CursorLoader):
     ) -> None:
         if depth < 0:
             raise ConfigError(f"depth is how many steps may lie ready, at least 0; got {depth}")
-        source = _counted(source, order)
+        source = counted_samples(source, order)
         check_fits(order, num_samples=source.num_samples, fingerprint=source.fingerprint)
         self.source = source if fields is None else _select(source, fields)
         super().__init__(Cursor(order, rank=rank, world_size=world_size, micro_batch=micro_batch))
@@ -252,8 +252,12 @@ def _release(batches: tuple[FeedBatch, ...]) -> None:
         batch.release()
 
 
-def _counted(source: Source, order: Order) -> Source:
-    """The samples that the order counts: a source that can draw does so as the order says."""
+def counted_samples(source: Source, order: Order) -> Source:
+    """Return the samples that the order counts: a source that can draw does so as the order says.
+
+    Raises:
+        ConfigError: the order was made of other samples.
+    """
     bound_to = getattr(source, "bound_to", None)
     bound: Source = source if bound_to is None else bound_to(order)
     return bound

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 from rankwise.data.contract import Order
 from rankwise.data.feed.advice import warn_small_cache
 from rankwise.data.feed.depth import window_depth
-from rankwise.data.feed.loader import BatchTransform, FeedLoader
+from rankwise.data.feed.loader import BatchTransform, FeedLoader, counted_samples
 from rankwise.data.feed.rank_place import find_place
 from rankwise.data.feed.skipping import OnBadSample
 from rankwise.data.feed.transform import Transform
@@ -61,6 +61,7 @@ class RankLoader(FeedLoader):
         on_bad_sample: OnBadSample = "raise",
     ) -> None:
         place = find_place(world, device)
+        source = counted_samples(source, order)
         super().__init__(
             source,
             order,

@@ -161,16 +161,20 @@ class RowSource:
 
         Of a mix both are those of the mix.
         """
-        if self.order_kind is not None:
-            assert self.draw_options is not None
+        if self.draw_options is not None and self.draw_options.mix is not None:
             return self.draw_options.lanes, 1
         lanes = min(_WINDOW_BYTES // self.chunk_bytes, batch_size)
         return int(np.clip(lanes, _LEAST_LANES, _MOST_LANES)), None
 
     @property
     def order_kind(self) -> str | None:
-        """The kind of order that suits: of a mix of collections, which is in its order already, "sequential"."""
-        return "sequential" if self.draw_options is not None and self.draw_options.mix is not None else None
+        """The kind of order that suits: "sequential" for a mix of collections; None = any."""
+        return None if self.draw_options is None else self.draw_options.order_kind
+
+    @property
+    def window_samples(self) -> int | None:
+        """Of a mix, how many samples its windows last; None = the order says it."""
+        return None if self.draw_options is None else self.draw_options.window_samples
 
     @property
     def cache(self) -> ChunkCache:

@@ -15,6 +15,15 @@ BATCH = 16
 CASES = ("plain", "balance", "weights", "mix", "balanced mix", "split", "subset", "drawn split")
 
 
+class Place:
+    """As much of a world as a loader asks for."""
+
+    device = None
+
+    def __init__(self, rank, world_size):
+        self.rank, self.world_size = rank, world_size
+
+
 @pytest.fixture(scope="module")
 def places(tmp_path_factory):
     held = make_stores(tmp_path_factory.mktemp("stores"), (70, 40), chunk=20)
@@ -121,6 +130,23 @@ def test_every_batch_holds_its_shares(places):
     source = RowSource(stores)
     ranked = [len(source.drawn(mix=[0.3, 0.7])), len(source)]
     assert ranked == [110, 110]
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_mix_reads_chunks_about_once(tmp_path, world_size):
+    """A mix decodes about what an order of the same stores does, on several ranks too: they read lanes of their own."""
+    stores = make_stores(tmp_path, (1600, 800), chunk=40).places
+
+    def decoded(order):
+        total = 0
+        for rank in range(world_size):
+            loader = Loader(stores, order=order, device=None, world=Place(rank, world_size), threads=1)
+            assert sum(len(batch) for (batch,) in loader) == 2400 // world_size
+            total += loader.source.stats.chunks_decoded
+        return total
+
+    plain, mixed = (Order(stores, batch_size=64, **mix) for mix in ({}, {"mix": [2, 1]}))
+    assert decoded(mixed) < 1.2 * decoded(plain)
 
 
 def test_log1p_is_the_same_on_any_world(places):

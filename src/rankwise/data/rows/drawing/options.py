@@ -61,6 +61,16 @@ class DrawOptions:
     lanes: int = 1
     window: int = 1
 
+    @property
+    def order_kind(self) -> str | None:
+        """The kind of order that suits: of a mix of collections, which is in its order already, "sequential"."""
+        return None if self.mix is None else "sequential"
+
+    @property
+    def window_samples(self) -> int | None:
+        """Of a mix, how many samples the windows of all collections last together."""
+        return None if self.mix is None else len(self.mix) * self.lanes * self.window * self.block_rows
+
     def __post_init__(self) -> None:
         if self.balance is not None and self.weights is not None:
             raise ConfigError("balance= and weights= both say how likely rows are: give one of them")
