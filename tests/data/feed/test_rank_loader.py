@@ -48,6 +48,12 @@ def test_an_order_of_other_data_is_refused():
         RankLoader(Closing({"x": np.arange(10)}), order=Order(7, batch_size=2), world=Place())
 
 
+def test_a_place_is_no_source():
+    """What holds no samples is named, with what would."""
+    with pytest.raises(ConfigError, match="such as an ArraySource or a RowSource, got str"):
+        RankLoader("cells.zarr", order=Order(7, batch_size=2), world=Place())
+
+
 def test_draws_are_not_samples():
     """An order that draws rows counts draws: another source of as many samples is refused."""
     drawn = Order(SimpleNamespace(num_samples=10, chunk_samples=1, fields={}, draw_options="some"), batch_size=2)

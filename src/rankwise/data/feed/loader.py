@@ -256,8 +256,12 @@ def counted_samples(source: Source, order: Order) -> Source:
     """Return the samples that the order counts: a source that can draw does so as the order says.
 
     Raises:
-        ConfigError: the order was made of other samples.
+        ConfigError: this is no source, or the order was made of other samples.
     """
+    if not hasattr(source, "plan"):
+        raise ConfigError(
+            f"a loader wants a source of samples, such as an ArraySource or a RowSource, got {type(source).__name__}"
+        )
     bound_to = getattr(source, "bound_to", None)
     bound: Source = source if bound_to is None else bound_to(order)
     return bound
