@@ -10,7 +10,7 @@ from rankwise.data.contract import IntArray
 from rankwise.data.rows.collection.columns import Column, columns_of_frame, index_of_frame, open_columns
 from rankwise.data.rows.collection.inputs.columnwise import Columnwise
 from rankwise.data.rows.datasets import load_anndata
-from rankwise.errors import DataError
+from rankwise.errors import DataError, RankwiseError
 
 __all__ = ["Parts", "parts_in_memory", "parts_of_member", "stored_parts"]
 
@@ -62,7 +62,7 @@ def stored_parts(group: Any, label: str) -> Parts:
     try:
         index, columns = open_columns(group["obs"], label)
         var = load_anndata().io.read_elem(group["var"])
-    except DataError:
+    except RankwiseError:
         raise
     except Exception as error:  # whatever a file format raises
         raise DataError(f"the tables obs and var of {label} cannot be read: {error}") from error
