@@ -11,10 +11,13 @@ import numpy as np
 import pytest
 
 from rankwise.data.rows import DatasetCollection
+from rankwise.data.rows.collection.journal import locked, work_folder
 from rankwise.data.rows.datasets import find_datasets
 from rankwise.data.rows.inspecting import verify_rows
+from rankwise.errors import DataError
 from rankwise.testing.ranks import run_ranks
 from rankwise.testing.small_rows import small_anndata
+from rankwise.world.place import Place
 
 SCRIPT = Path(__file__).with_name("crewed.py")
 
@@ -63,6 +66,24 @@ def test_ranks_of_a_process_group_write_together(tmp_path):
     assert run_ranks(write_here, 2, str(tmp_path / "two.zarr")) == [(60, 3), (60, 3)]
     DatasetCollection(tmp_path / "one.zarr").add_adatas([small_anndata(60, 6)], rng=3, n_obs_per_chunk=8, shard_size=8)
     assert files(tmp_path / "two.zarr") == files(tmp_path / "one.zarr")
+
+
+def test_a_second_job_is_kept_out(tmp_path):
+    """While one job writes, another one, of however many ranks, is refused and disturbs nothing."""
+    made = DatasetCollection(tmp_path / "c.zarr")
+    with (
+        locked(work_folder(made.path)),
+        pytest.raises(DataError, match="another process writes this collection"),
+    ):
+        made.add_adatas([small_anndata()])
+    with (
+        locked(work_folder(made.path)),
+        pytest.raises(DataError, match="another process writes this collection"),
+    ):
+        made.add_adatas([small_anndata()], world=Place(rank=0, world_size=2))
+    assert made.is_empty
+    made.add_adatas([small_anndata()])
+    assert not made.is_empty
 
 
 def test_every_row_is_its_source(base):

@@ -10,6 +10,7 @@ import zarr
 from rankwise import Order
 from rankwise.data.rows import DatasetCollection, OrderedLoader, RowSource
 from rankwise.data.rows.datasets import Dataset, find_datasets
+from rankwise.data.rows.inspecting import verify_rows
 from rankwise.data.store import BoxReader
 from rankwise.errors import ConfigError
 from rankwise.testing.small_rows import small_anndata
@@ -102,6 +103,13 @@ def test_batches_have_matrices_of_several_modalities(sources, collection):
                 assert int(batch["protein:n"][at]) == int(other.obs["n"].iloc[0])
                 count += 1
     assert count == 100
+
+
+def test_sources_are_compared_by_modality(collection):
+    """Checking against the sources finds the rows of every modality again."""
+    seen = []
+    assert verify_rows(collection.path, sources=True, shown=seen.append) == []
+    assert {"X", "mod/protein/X", "mod/protein/layers/counts", "protein:n", "donor"} <= set(seen)
 
 
 def test_a_rewrite_keeps_all_modalities(collection, tmp_path):

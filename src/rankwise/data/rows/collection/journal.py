@@ -96,4 +96,4 @@ def locked(folder: Path) -> Iterator[None]:
             if not (folder / Journal.NAME).exists():  # nothing was begun
                 shutil.rmtree(folder, ignore_errors=True)
             raise
-        shutil.rmtree(folder)
+        shutil.rmtree(folder, ignore_errors=True)  # a job that is kept out may just look into it

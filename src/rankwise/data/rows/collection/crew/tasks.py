@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,7 +63,8 @@ class Marks:
         self._known.add(name)
 
     def _look(self) -> None:
-        self._known |= {path.name for path in self._folder.iterdir() if not path.name.startswith(".")}
+        # os.listdir, as there may be many and no paths are needed
+        self._known |= {name for name in os.listdir(self._folder) if not name.startswith(".")}  # noqa: PTH208
 
 
 def work_off(tasks: Sequence[Task], marks: Marks, crew: Crew, *, shown: Callable[[float], None]) -> None:
