@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -69,12 +71,14 @@ class Executor:
             self._crew.run(columns.tasks(self._crew.num_threads))
             self._crew.run(elements.tasks(self._crew.num_threads))
         states = settled(elements.states(), plan, pieces, spread)
-        return (elements.report(), columns.report()), states, elements.stats + columns.stats
+        reports = elements.report(elements.stats), columns.report(columns.stats)
+        return reports, states, elements.stats + columns.stats
 
     def _run(self, runs: Sequence[_Run]) -> tuple[tuple[BoxReport, ...], ReaderStats]:
         self._crew.run(task for run in runs for task in run.tasks(self._crew.num_threads))
-        reports = tuple(run.report() for run in runs)
-        return reports, sum((run.stats for run in runs), ReaderStats())
+        done = [run.stats for run in runs]
+        reports = tuple(run.report(stats) for run, stats in zip(runs, done, strict=True))
+        return reports, functools.reduce(operator.add, done, ReaderStats())
 
 
 class _Run:
@@ -122,9 +126,10 @@ class _Run:
     def stats(self) -> ReaderStats:
         own = ReaderStats(fill_chunks=int((self._plan.chunks.offset == -1).sum()), targets=len(self._plan.targets.box))
         parts = [part.stats for part in self._parts] + [odd.run.stats for odd in self._odd]
-        return sum(parts, own)
+        return functools.reduce(operator.add, parts, own)
 
-    def report(self) -> BoxReport:
+    def report(self, stats: ReaderStats) -> BoxReport:
+        """How it went, after the counts of what was done."""
         failed: dict[int, ChunkFailure] = {}
         for part in self._parts:
             failed |= part.failed
@@ -136,7 +141,6 @@ class _Run:
             errors += odd.finish(self._out, missing_boxes, fill_boxes)
         valid = np.ones(len(self._plan.request), dtype=np.bool_)
         valid[[error.box for error in errors]] = False
-        stats = self.stats
         return BoxReport(
             valid=valid,
             errors=tuple(sorted(errors, key=lambda error: error.box)),
@@ -159,7 +163,7 @@ class _OddRun:
 
     def finish(self, out: NDArray, missing_boxes: BoolArray, fill_boxes: BoolArray) -> list[BoxError]:
         """Put the box together; return what went wrong with it."""
-        box, report = self._odd.box, self.run.report()
+        box, report = self._odd.box, self.run.report(self.run.stats)
         missing_boxes[box], fill_boxes[box] = report.missing_boxes[0], report.fill_boxes[0]
         out[box] = self._region[0][np.ix_(*self._odd.picks)]
         return [BoxError(box=box, place=e.place, error=e.error, damage=e.damage) for e in report.errors]
