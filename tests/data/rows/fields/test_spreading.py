@@ -193,6 +193,8 @@ def test_damage_is_told_as_without_compiled_code(tmp_path, monkeypatch, kind, da
             clean = [at for at in good if rows[at] > 60]
             np.testing.assert_array_equal(out[clean], truth[clean])
         counts = [(report.fill_chunks, report.fast_chunks) for report in done.reports]
+        found[-1] += (sorted(error.box for error in done.gaps),)
+        assert bool(done.gaps) == (damage == "lost")
         found[-1] += (out[good].tobytes(), np.sum(counts, axis=0).tolist())
     assert found[0] == found[1]
 

@@ -85,7 +85,8 @@ class _Spread:
         valid = reports[0].valid & reports[1].valid
         again = self._again(np.flatnonzero(((states & TWICE) != 0) & valid))
         outside = (states & OUTSIDE).astype(np.bool_)
-        return Finished(reports=(*reports, *again), outside=outside if outside.any() else None)
+        gaps = find_gaps(self.plan, reports, columns)
+        return Finished(reports=(*reports, *again), outside=outside if outside.any() else None, gaps=gaps)
 
     def _again(self, places: npt.NDArray[np.int64]) -> tuple[BoxReport, ...]:
         """Read rows that have a column twice once more, to add up its elements: no writer of ours makes such rows."""

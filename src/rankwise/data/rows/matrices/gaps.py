@@ -8,7 +8,7 @@ import numpy as np
 
 from rankwise.data.contract import IntArray, NDArray
 from rankwise.data.rows.matrices.plans import MatrixPlan
-from rankwise.data.store import BoxError, BoxReport, name_lacking
+from rankwise.data.store import BoxError, BoxReport, Runs, name_lacking
 from rankwise.errors import DataError
 
 __all__ = ["find_gaps"]
@@ -24,21 +24,23 @@ def find_gaps(plan: MatrixPlan, reports: Sequence[BoxReport], indices: NDArray) 
     Args:
         plan: what was read.
         reports: of values and of column numbers; none where there are no elements.
-        indices: column numbers that came, row by row.
+        indices: column numbers that came, where the plan has them.
     """
     if plan.lengths is None or not any(report.missing_boxes.any() for report in reports):
         return []
     values, columns = (report.missing_boxes for report in reports)
-    edges: IntArray = np.concatenate([[0], np.cumsum(plan.lengths)])
-    if not _names_twice(np.flatnonzero(columns), indices, edges):
+    runs = plan.boxes[1].request.runs
+    assert runs is not None
+    if not _names_twice(np.flatnonzero(columns), indices, runs):
         columns = np.zeros_like(columns)
     lost = ((0, values), (1, columns & ~values))
     return [_gap(plan, part, box) for part, boxes in lost for box in np.flatnonzero(boxes).tolist()]
 
 
-def _names_twice(rows: IntArray, indices: NDArray, edges: IntArray) -> bool:
+def _names_twice(rows: IntArray, indices: NDArray, runs: Runs) -> bool:
     """Whether one of these rows names column 0 more than once."""
-    return any(np.count_nonzero(indices[edges[row] : edges[row + 1]] == 0) > 1 for row in rows.tolist())
+    spans = zip(runs.places[rows].tolist(), runs.lengths[rows].tolist(), strict=True)
+    return any(np.count_nonzero(indices[begin : begin + length] == 0) > 1 for begin, length in spans)
 
 
 def _gap(plan: MatrixPlan, part: int, box: int) -> BoxError:
