@@ -11,6 +11,7 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -73,9 +74,8 @@ def measure(make: Make, store: str, num_rows: int, batches: int, *, rank: int, n
     import pandas as pd  # noqa: F401
     import zarr  # noqa: F401
 
-    import rankwise.data.rows  # noqa: F401
-    from rankwise.data.feed import FeedLoader
     from rankwise.data.order import Order
+    from rankwise.data.rows import OrderedLoader
 
     warnings.simplefilter("ignore")  # of anndata, about coming defaults
     before, begun = _restart_peak(), time.perf_counter()
@@ -84,7 +84,8 @@ def measure(make: Make, store: str, num_rows: int, batches: int, *, rank: int, n
     gc.collect()
     taken["take_held_bytes"] = resident_bytes() - before
     order = Order(source, batch_size=BATCH)
-    loader = FeedLoader(source, order, rank=rank, world_size=num_ranks, device=None)
+    place = SimpleNamespace(rank=rank, world_size=num_ranks, device=None)  # ranks that never meet
+    loader = OrderedLoader(source, order=order, device=None, world=place)
     loader.load_state_dict(order.state_at(epoch=0, position=len(source) // 2).to_json())
     steps = iter(loader)
     _take(steps)
