@@ -7,6 +7,7 @@ import anndata
 import numpy as np
 import pandas as pd
 import pytest
+import scipy.sparse
 import zarr
 
 from rankwise.data.rows import DatasetCollection
@@ -165,6 +166,32 @@ def test_load_adata_chooses(tmp_path, three):
     assert list(held.obs) == ["n", "src_path", "src_row"]
     source = sources[inputs[0]].layers["counts"]
     np.testing.assert_array_equal(held.X.toarray(), source[held.obs["src_row"].to_numpy()].toarray())
+
+
+@pytest.mark.parametrize("kind", ["csr", "csc", "csr_array", "csc_array"])
+def test_sparse_matrices_of_any_kind(tmp_path, kind):
+    """By rows or by columns, matrix or array of SciPy, in memory or left on disk by `load_adata`: the rows are there."""
+    made = small_anndata(60, 9)
+    whole = made.X.toarray()
+    made.X = getattr(scipy.sparse, kind if "_" in kind else f"{kind}_matrix")(whole)
+    made.layers.clear()
+    write_anndata(made, tmp_path / "a.zarr")
+
+    def load(place):
+        group = zarr.open_group(place, mode="r")
+        return anndata.AnnData(X=anndata.io.sparse_dataset(group["X"]), obs=made.obs)
+
+    for number, (source, options) in enumerate([(made, {}), (tmp_path / "a.zarr", {"load_adata": load})]):
+        [held] = read(add(tmp_path / f"{number}.zarr", [source], matrices=["X"], dataset_size=60, **options))
+        np.testing.assert_array_equal(held.X.toarray(), whole[held.obs["src_row"].to_numpy()])
+
+
+def test_a_column_beyond_the_budget_is_said(tmp_path):
+    """Names that take more than the budget in a dataset are named with the arithmetic and the mend."""
+    made = small_anndata(9_000, 3)
+    with pytest.warns(UserWarning, match=r"'index' takes about 69 bytes a row in memory, 1 MB for the 9000 rows of a"):
+        add(tmp_path / "c.zarr", [made], matrices=["X"], dataset_size=9_000)
+    add(tmp_path / "d.zarr", [made], matrices=["X"], dataset_size=3_000)
 
 
 def test_groups_lie_together(tmp_path, three):

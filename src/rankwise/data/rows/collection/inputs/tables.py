@@ -86,6 +86,8 @@ def table_of(name: str, held: Any, rows: IntArray | None = None) -> Table | None
 
     if sp.issparse(held) and held.format != "csr":
         held = Columnwise.in_memory(held) if held.format == "csc" else held.tocsr()
+    elif getattr(held, "format", None) == "csc" and hasattr(held, "group"):  # a sparse dataset of anndata
+        held = Columnwise.stored(held.group)
     shape, dtype = getattr(held, "shape", None), getattr(held, "dtype", None)
     if not shape or not isinstance(dtype, np.dtype) or dtype.kind not in "biufc":
         return None
