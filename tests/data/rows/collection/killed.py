@@ -21,6 +21,7 @@ from rankwise.testing.small_rows import small_anndata
 PLACES = {
     "half-block": (buckets, "append_record", 5, "before"),
     "no-mark": (tasks.Marks, "put", 2, "before"),
+    "no-mark-of-names": (tasks.Marks, "put", 5, "before"),
     "half-skeleton": (skeletons, "_create_matrix", 2, "before"),
     "half-shard": (shards._ShardFile, "add", 2, "before"),
     "half-table": (tables, "_put", 3, "before"),

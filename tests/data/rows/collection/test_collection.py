@@ -170,7 +170,7 @@ def test_load_adata_chooses(tmp_path, three):
 
 @pytest.mark.parametrize("kind", ["csr", "csc", "csr_array", "csc_array"])
 def test_sparse_matrices_of_any_kind(tmp_path, kind):
-    """By rows or by columns, matrix or array of SciPy, in memory or left on disk by `load_adata`: the rows are there."""
+    """By rows or columns, matrix or array of SciPy, in memory or left on disk by `load_adata`: all rows arrive."""
     made = small_anndata(60, 9)
     whole = made.X.toarray()
     made.X = getattr(scipy.sparse, kind if "_" in kind else f"{kind}_matrix")(whole)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import platform
 import shutil
 import warnings
 from collections.abc import Iterator
@@ -36,7 +37,7 @@ class Journal:
     def __init__(self, folder: Path, plan: str, facts: dict[str, Any]) -> None:
         self.folder = folder
         stale, held = self.stale(folder, plan), self.peek(folder)
-        if stale is not None and stale["boot"] == _boot():
+        if stale is not None and not _was_started_anew(stale["boot"]):
             warnings.warn(
                 f"{folder} holds the unfinished writing of other inputs or parameters; it is thrown away", stacklevel=5
             )
@@ -61,7 +62,7 @@ class Journal:
         have been lost with the power.
         """
         held = cls.peek(folder)
-        return held if held is not None and (held["plan"] != plan or held["boot"] != _boot()) else None
+        return held if held is not None and (held["plan"] != plan or _was_started_anew(held["boot"])) else None
 
     def _clear(self) -> None:
         for path in self.folder.iterdir():
@@ -72,9 +73,15 @@ class Journal:
 
 
 def _boot() -> str:
-    """Which run of the machine this is; "" where it cannot be told."""
+    """Which machine this is and which run of it; no run where it cannot be told."""
     path = Path("/proc/sys/kernel/random/boot_id")
-    return path.read_text().strip() if path.exists() else ""
+    return f"{platform.node()} {path.read_text().strip() if path.exists() else ''}"
+
+
+def _was_started_anew(held: str) -> bool:
+    """Whether it was this machine, in an earlier run; of another one that is not known."""
+    (node, _, run), (my_node, _, my_run) = held.rpartition(" "), _boot().rpartition(" ")
+    return run != my_run and node in {"", my_node}
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from functools import partial
 
 import numpy as np
@@ -42,7 +41,6 @@ def _count(job: Job) -> bool:
         for block in job.blocks:
             by_place[job.placing.places(block.rows)] = repeats[block.rows]
         by_place.flush()
-    shutil.rmtree(folder, ignore_errors=True)
     return found
 
 
