@@ -170,11 +170,7 @@ def _work(job: Job, shown: Progress) -> None:
     work(skeleton_tasks(job), "begun")
     work(dataset_tasks(job), "written")
     os.sync()  # what the metadata will name is on the disk before they are: on every machine that wrote
-    work([Task(name=f"synced-{job.piece}", run=lambda: None)], "synced")
-    everybody = job.crew.size
-    job.crew.wait_for(
-        lambda: sum(name.startswith("synced-") for name in job.marks.done(look=True)) >= everybody, "all ranks to sync"
-    )
+    job.crew.gather("synced")
 
 
 def _publish(folder: Path, job: Job, facts: dict[str, Any]) -> None:

@@ -89,6 +89,18 @@ class Crew:
         self.wait_for(path.exists, name)
         return json.loads(path.read_bytes())
 
+    def gather(self, name: str) -> None:
+        """Wait until all have come here.
+
+        Raises:
+            DesyncError: another process failed, or is gone.
+        """
+        if self.alone:
+            return
+        put_json(self.folder / f"{name}-{self.rank}", {})
+        places = [self.folder / f"{name}-{rank}" for rank in range(self.size)]
+        self.wait_for(lambda: all(place.exists() for place in places), f"all ranks at {name!r}")
+
     def wait_for(self, true: Callable[[], bool], what: str, *, most_s: float | None = None) -> None:
         """Wait until something is true, as long as the others live.
 
