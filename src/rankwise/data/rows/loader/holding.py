@@ -37,6 +37,10 @@ class HeldDatasets:
         self._dtypes: list[DType] = []
         self._obs: list[Any] = []
         self._var: Any = None
+        self._spare: list[StoredRows] = []
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_spare": []}
 
     @property
     def num_rows(self) -> int:
@@ -91,16 +95,25 @@ class HeldDatasets:
         self._say_dtypes(dtype)
         self._kind, self._type, self._var = kind, self._type or type(matrix), var if self._var is None else self._var
         self._matrices.append(held)
+        self._spare.clear()
         self._shapes.append(shape)
         self._dtypes.append(dtype)
         self._obs += [] if obs is None else [obs]
 
     def rows(self) -> StoredRows | MemoryRows:
-        """Return what reads rows of all datasets."""
-        if self._kind in ("backed sparse", "backed dense"):
+        """Return what reads rows of all datasets, for one pass; see `give_back`."""
+        if self._kind not in ("backed sparse", "backed dense"):
+            return MemoryRows(self._matrices)
+        try:
+            return self._spare.pop()
+        except IndexError:
             stored: list[StoredMatrix] = self._matrices
             return StoredRows(stored, self._reader)
-        return MemoryRows(self._matrices)
+
+    def give_back(self, rows: StoredRows | MemoryRows) -> None:
+        """Keep what read the rows of a pass for the next one: fresh memory costs as much as reading."""
+        if isinstance(rows, StoredRows) and not self._spare:
+            self._spare.append(rows)
 
     def obs(self) -> Any:
         """Return the table of all rows, None without; put together at the first call."""

@@ -254,12 +254,15 @@ class Loader:
         def read(order: RowOrder) -> tuple[RowOrder, RowBlock, Any]:
             return order, rows.read(order.rows), None if obs is None else obs.iloc[order.rows]
 
-        with closing(self._batch_sampler.sample(n_obs)) as requests:
-            orders = (order_rows(request, n_obs) for request in requests)
-            with closing(read_ahead(orders, read, depth=1)) as blocks:
-                for order, block, about in blocks:
-                    for first, last in pairwise(order.edges):
-                        yield self._batch(order, block, about, first, last)
+        try:
+            with closing(self._batch_sampler.sample(n_obs)) as requests:
+                orders = (order_rows(request, n_obs) for request in requests)
+                with closing(read_ahead(orders, read, depth=1)) as blocks:
+                    for order, block, about in blocks:
+                        for first, last in pairwise(order.edges):
+                            yield self._batch(order, block, about, first, last)
+        finally:
+            self._datasets.give_back(rows)
 
     def _batch(self, order: RowOrder, block: RowBlock, about: Any, first: int, last: int) -> LoaderOutput:
         return {
