@@ -192,6 +192,7 @@ class FeedLoader(CursorLoader):
             transform=None if self._transform is None else SampleTransform(self._transform, num_cols_of(self.source)),
             depth=self._depth,
             budget=self._budget,
+            together=self._depth if getattr(self.source, "gains_together", False) else 1,
         )
 
     def _next(self, items: Iterator[ReadStep]) -> ReadStep | None:

@@ -7,23 +7,22 @@ import logging
 import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rankwise.data.contract import BoolArray, IntArray, Plan, ReadReport, Share, Source, Step, sample_keys
+from rankwise.data.contract import BoolArray, IntArray, ReadReport, Share, Source, Step, sample_keys
 from rankwise.data.feed.buffer import BufferPool, HostBuffer
 from rankwise.data.feed.conveyor import Conveyor
 from rankwise.data.feed.csr_rows import num_cols_of
 from rankwise.data.feed.place import Placed, Placer
 from rankwise.data.feed.skipping import SkipBudget
+from rankwise.data.feed.together import Reading, Shares, read_alone, read_together
 from rankwise.data.feed.transform import SampleTransform
 
 __all__ = ["ReadAhead", "ReadBatch", "ReadStep", "StepReader"]
 
-_HINTED_STEPS = 2
 _JOIN_S = 30.0
 _LOG = logging.getLogger(__name__)
 
@@ -66,6 +65,7 @@ class StepReader:
         transform: per sample, or None.
         depth: steps that may lie ready; the pool hands out one more.
         budget: decides about samples that cannot be read.
+        together: steps that are read as one.
     """
 
     def __init__(
@@ -78,6 +78,7 @@ class StepReader:
         transform: SampleTransform | None,
         depth: int,
         budget: SkipBudget,
+        together: int = 1,
     ) -> None:
         self._source = source
         self._names = names
@@ -86,27 +87,28 @@ class StepReader:
         self._transform = transform
         self._depth = depth
         self._budget = budget
+        self._together = together
         self._scratch = HostBuffer()
         self._num_cols = num_cols_of(source)
 
-    def read(self, steps: Iterable[tuple[Step, tuple[Share, ...]]]) -> Iterator[ReadStep]:
+    def read(self, steps: Iterable[Shares]) -> Iterator[ReadStep]:
         """Yield every step, read and placed; ends early when the pool is closed.
 
         Raises:
             SampleError: a sample cannot be read.
             DataError: the source cannot be read.
         """
-        for step, plans in self._planned(steps):
+        for step, readings in self._planned(steps):
             started = time.perf_counter()
             batches: list[ReadBatch] = []
             try:
-                for plan in plans:
-                    batch = self._batch(step, plan, limit=(self._depth + 1) * len(plans))
+                for reading in readings:
+                    batch = self._batch(step, reading, limit=(self._depth + 1) * len(readings))
                     if batch is None:
                         return
                     batches.append(batch)
             except Exception as error:
-                share = plans[0].share
+                share = readings[0].share
                 error.add_note(
                     f"while reading step {step.index} of epoch {step.epoch} (positions {step.start} to "
                     f"{step.start + step.count - 1}) for rank {share.rank} of {share.world_size}"
@@ -114,45 +116,38 @@ class StepReader:
                 raise
             yield ReadStep(batches=tuple(batches), read_s=time.perf_counter() - started)
 
-    def _planned(self, steps: Iterable[tuple[Step, tuple[Share, ...]]]) -> Iterator[tuple[Step, tuple[Plan, ...]]]:
-        """Plans, with the following steps hinted before a step is read."""
-        ahead: deque[tuple[Step, tuple[Plan, ...]]] = deque()
-        for step, shares in steps:
-            plans = tuple(self._source.plan(share) for share in shares)
-            for plan in plans:
-                self._source.hint(plan)
-            ahead.append((step, plans))
-            if len(ahead) > _HINTED_STEPS:
-                yield ahead.popleft()
-        yield from ahead
+    def _planned(self, steps: Iterable[Shares]) -> Iterator[tuple[Step, tuple[Reading, ...]]]:
+        if self._together > 1:
+            return read_together(self._source, steps, self._together)
+        return read_alone(self._source, steps)
 
-    def _batch(self, step: Step, plan: Plan, *, limit: int) -> ReadBatch | None:
+    def _batch(self, step: Step, reading: Reading, *, limit: int) -> ReadBatch | None:
         buffer = self.pool.acquire(limit)
         if buffer is None:
             return None
         try:
             names, num_cols = self._names, self._num_cols
             if self._transform is None:
-                share, report = self._read(plan, buffer)
+                share, report = self._read(reading, buffer)
             else:
-                share, report = self._read(plan, self._scratch)
+                share, report = self._read(reading, self._scratch)
                 self._transformed(self._transform, step, share, buffer)
                 names, num_cols = tuple(self._transform.specs or ()), self._transform.num_cols
             placed = self._placer.place(buffer, names, num_cols)
         except BaseException:
             self.pool.give_back(buffer)
             raise
-        num_lost = _num_real(plan.share) - _num_real(share)
+        num_lost = _num_real(reading.share) - _num_real(share)
         return ReadBatch(share=share, buffer=buffer, placed=placed, report=report, num_lost=num_lost)
 
-    def _read(self, plan: Plan, into: HostBuffer) -> tuple[Share, ReadReport]:
-        """Read a plan; what the budget lets pass is left out of the buffer and of the share."""
-        report = self._source.read(plan, into)
-        kept = self._budget.kept(report, plan.share)
+    def _read(self, reading: Reading, into: HostBuffer) -> tuple[Share, ReadReport]:
+        """Read a share; what the budget lets pass is left out of the buffer and of the share."""
+        report = reading.read(into)
+        kept = self._budget.kept(report, reading.share)
         if kept is None:
-            return plan.share, report
+            return reading.share, report
         into.keep(kept)
-        return _kept_share(plan.share, kept), report
+        return _kept_share(reading.share, kept), report
 
     def _transformed(self, transform: SampleTransform, step: Step, share: Share, into: HostBuffer) -> None:
         if transform.specs is None and share.num_samples == 0:
@@ -199,7 +194,7 @@ class ReadAhead:
     def __init__(
         self,
         reader: StepReader,
-        steps: Iterable[tuple[Step, tuple[Share, ...]]],
+        steps: Iterable[Shares],
         *,
         depth: int,
         on_thread: Callable[[], None] | None = None,
@@ -231,7 +226,7 @@ class ReadAhead:
 
 def _run(
     reader: StepReader,
-    steps: Iterable[tuple[Step, tuple[Share, ...]]],
+    steps: Iterable[Shares],
     conveyor: Conveyor[ReadStep],
     on_thread: Callable[[], None] | None,
 ) -> None:

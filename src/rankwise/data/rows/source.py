@@ -60,6 +60,8 @@ class RowSource:
         MissingExtraError: what reads it is not installed.
     """
 
+    gains_together = True  # rows of a chunk are decoded together: loaders read the steps of a window as one
+
     def __init__(
         self,
         uris: Any,

@@ -1,0 +1,168 @@
+"""Steps that are read as one."""
+
+import numpy as np
+import pytest
+
+from rankwise.data.contract import FieldSpec, ReadReport
+from rankwise.data.feed import FeedLoader
+from rankwise.data.order import Order
+from rankwise.errors import DataError, SampleError
+
+
+class Plan:
+    def __init__(self, share):
+        self.share = share
+        self.num_chunks = self.read_bytes = self.decode_bytes = 0
+        self.capacity = {"rows": int(np.sum(share.ids % 4))}
+
+
+class Kept:
+    """Samples that are functions of their id, dense and ragged; notes how many samples are planned and read at once."""
+
+    fingerprint = "kept"
+    chunk_samples = 1
+
+    def __init__(self, *, together=True, damaged=(), unplanned=(), unread=()):
+        self.num_samples, self.gains_together = 50, together
+        self.damaged, self.unplanned, self.unread = damaged, unplanned, unread
+        self.fields = {
+            "x": FieldSpec(shape=(3,), dtype=np.dtype("f4")),
+            "rows": FieldSpec(shape=(100,), dtype=np.dtype("f8"), ragged=True),
+        }
+        self.events = []
+
+    def plan(self, share):
+        if set(self.unplanned) & set(share.ids.tolist()):
+            raise DataError("no plan")
+        self.events.append(("plan", share.num_samples))
+        return Plan(share)
+
+    def hint(self, plan):
+        self.events.append(("hint", plan.share.num_samples))
+
+    def read(self, plan, into):
+        ids = plan.share.ids
+        if set(self.unread) & set(ids.tolist()):
+            raise DataError("no bytes")
+        self.events.append(("read", len(ids)))
+        into.reserve(self.fields, len(ids), plan.capacity)
+        into.arrays("x")[0][:] = ids[:, None] * [1, 10, 100]
+        data, indices, indptr = into.arrays("rows")
+        indptr[:] = np.concatenate([[0], np.cumsum(ids % 4)])
+        data[:] = np.repeat(ids, ids % 4)
+        indices[:] = np.concatenate([np.arange(sample % 4) for sample in ids] or [[]])
+        valid = ~np.isin(ids, self.damaged)
+        errors = tuple(SampleError(f"sample {s} is broken", sample=int(s), place="chunk 1") for s in ids[~valid])
+        return ReadReport(valid=valid, fast_chunks=7, errors=errors)
+
+
+def steps(source, *, depth=3, mark=None, loader=None, **options):
+    """Everything that comes, and what it was read by."""
+    loader = loader or FeedLoader(source, Order(50, batch_size=8), depth=depth, **options)
+    found = []
+    for number, batches in enumerate(loader):
+        found.append([(b.ids.tolist(), b["x"].tolist(), b["rows"].toarray().tolist()) for b in batches])
+        if number == mark:
+            loader.mark_done(batches[-1].resume)
+            break
+    return loader, found
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"micro_batch": 3}, {"rank": 1, "world_size": 3}, {"rank": 0, "world_size": 64}]
+)
+def test_the_same_batches(options):
+    """Steps that are read as one are what they are each by itself: micro-batches, shares, empty ones, the short end."""
+    _, one_by_one = steps(Kept(together=False), **options)
+    held = Kept()
+    loader, found = steps(held, **options)
+    assert found == one_by_one
+    assert len(found) == 7
+    reads = [count for what, count in held.events if what == "read"]
+    assert len(reads) == 3  # 3, 3 and 1 steps
+    assert sum(reads) == sum(len(ids) for step in found for ids, _, _ in step)
+    assert loader.stats.chunks_decoded == 21  # chunks count once
+
+
+def test_the_next_ones_are_hinted_before_these_are_read():
+    """While steps are read the system fetches those after them."""
+    held = Kept()
+    steps(held)
+    assert held.events[:5] == [("plan", 24), ("hint", 24), ("plan", 24), ("hint", 24), ("read", 24)]
+
+
+def test_from_the_middle_on():
+    """Begun in the middle they end where they would have ended: each window is read as one."""
+    held = Kept()
+    loader, first = steps(held, mark=1)
+    held.events.clear()
+    _, rest = steps(held, loader=loader)
+    assert first + rest == steps(Kept(together=False))[1]
+    assert [count for what, count in held.events if what == "read"] == [8, 24, 2]
+
+
+def test_read_in_the_calling_thread_one_by_one():
+    """With depth=0, which is for debuggers, every step is read when it is asked for."""
+    held = Kept()
+    steps(held, depth=0)
+    assert [count for what, count in held.events if what == "read"] == [8] * 6 + [2]
+
+
+def ids_of(found):
+    return [ids for step in found for ids, _, _ in step]
+
+
+def until_it_fails(source):
+    """Ids of the steps that come, and the error that ends them."""
+    seen = []
+    try:
+        for (batch,) in FeedLoader(source, Order(50, batch_size=8), depth=3):
+            seen.append(batch.ids.tolist())
+    except DataError as error:
+        return seen, error
+    return seen, None
+
+
+def test_a_damaged_sample_fails_its_step():
+    """The steps before the damaged sample arrive; the error names its step."""
+    whole = ids_of(steps(Kept())[1])
+    seen, error = until_it_fails(Kept(damaged=[whole[4][2]]))
+    assert seen == whole[:4]
+    assert isinstance(error, SampleError)
+    assert str(error) == f"sample {whole[4][2]} is broken"
+    assert "while reading step 4" in error.__notes__[0]
+
+
+def test_damaged_samples_are_left_out():
+    """What the budget lets pass is missing in its step only."""
+    whole = ids_of(steps(Kept())[1])
+    bad = [whole[0][1], whole[4][2], whole[4][7]]
+    loader, found = steps(Kept(damaged=bad), on_bad_sample=3)
+    assert ids_of(found) == [[sample for sample in ids if sample not in bad] for ids in whole]
+    assert all(x == [[s, 10 * s, 100 * s] for s in ids] for step in found for ids, x, _ in step)
+    assert loader.stats.skipped == 3
+
+
+@pytest.mark.parametrize(("trouble", "said"), [("unplanned", "no plan"), ("unread", "no bytes")])
+def test_what_fails_as_a_whole_is_read_step_by_step(trouble, said):
+    """Where planning or reading raises, the steps before the one that fails arrive first."""
+    whole = ids_of(steps(Kept())[1])
+    seen, error = until_it_fails(Kept(**{trouble: [whole[4][2]]}))
+    assert seen == whole[:4]
+    assert str(error) == said
+    assert "while reading step 4" in error.__notes__[0]
+
+
+def test_transforms_of_samples_see_their_own():
+    """Samples go through a transform one by one, as if each step had been read by itself."""
+
+    def doubled(fields, key):
+        return {"x": fields["x"] * 2 + key % 3}
+
+    options = {"transform": doubled, "depth": 3}
+    found = [
+        [batch["x"].tolist() for (batch,) in FeedLoader(Kept(together=one), Order(50, batch_size=8), **options)]
+        for one in (True, False)
+    ]
+    assert found[0] == found[1]
+    assert len(found[0]) == 7
