@@ -73,7 +73,8 @@ class FeedLoader(CursorLoader):
         micro_batch: most samples of this rank in one batch; None = its whole share at once.
         device: where tensors go, e.g. ``"cuda:0"``; None gives NumPy arrays, ``"jax"`` JAX arrays of this process, a
             ``jax.sharding.Sharding`` global ones: padded to one shape, ``batch.weights`` telling which rows are real.
-        depth: steps that may lie ready, at least 0; 0 reads in the calling thread, which suits a debugger.
+        depth: steps that may lie ready, at least 0; 0 reads in the calling thread, which suits a debugger. A source
+            whose ``gains_together`` is true reads so many steps as one.
         transform: ``transform(fields, key) -> fields`` for one sample on the reader thread; gets a dict of NumPy
             arrays that it may change (ragged fields as SciPy CSR matrices of one row), and the sample's key, an int
             that is the same at any world size.

@@ -34,7 +34,7 @@ class RankLoader(FeedLoader):
             ``"jax"`` or a ``jax.sharding.Sharding`` as `FeedLoader` says.
         world: the world; None = `World.current()`.
         depth: steps that may lie ready; 0 reads in the calling thread; None = as many as a window of the order lasts,
-            as far as 128 MiB hold them, and at least 2.
+            as far as 128 MiB hold them, and at least 2. Sources that gain from it read so many steps as one.
         transform: ``transform(fields, key) -> fields`` for one sample, on the reader thread; sparse rows go in as SciPy
             CSR matrices of one row, and may come out so.
         batch_transform: ``batch_transform(fields, keys) -> fields`` for a whole batch, on the device.

@@ -7,6 +7,7 @@ import pytest
 from numba import types
 from numba.core import caching
 
+from rankwise.data.store.decode import compiling
 from rankwise.data.store.decode.compiling import compiled_address
 
 SIGNATURE = types.int64(types.int64)
@@ -66,6 +67,18 @@ def test_no_folder_can_be_written(monkeypatch):
     monkeypatch.setattr(caching.CacheImpl, "_locator_classes", [])
     assert compiled(5) == (6, False)
     assert compiled(5) == (6, False)
+
+
+def test_replaced_sources_are_not_taken_for_the_code_that_runs(folder, monkeypatch):
+    """A process whose sources were replaced since it read them leaves nothing on disk, and takes nothing from there."""
+    assert compiled(5) == (6, False)
+    monkeypatch.setattr(compiling, "IMPORTED_S", 0.0)
+    assert compiled(7) == (8, False)  # under the same name, as it would be after an upgrade
+    assert compiled(9, "nine") == (10, False)
+    assert len(list(folder.rglob("*.nbc"))) == 1
+    monkeypatch.undo()
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(folder))
+    assert compiled(5) == (6, True)
 
 
 def test_code_that_cannot_be_compiled_is_an_error():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import Self
 
@@ -10,6 +11,9 @@ import numpy as np
 from rankwise.data.contract import BoolArray, IntArray
 
 __all__ = ["LAYOUT_FIELDS", "Layout"]
+
+# When this package was read from its files: what is in them may be other code later.
+IMPORTED_S = time.time()
 
 # The tables in the order in which the compiled loop finds their addresses.
 LAYOUT_FIELDS = ("size", "low", "high", "src_first", "extents", "src_strides", "strides")
