@@ -82,6 +82,18 @@ def test_the_layout_is_the_one_of_annbatch(tmp_path):
     assert (blosc.cname.value, blosc.clevel, blosc.shuffle.value) == ("lz4", 3, "shuffle")
 
 
+@pytest.mark.parametrize(("align_rows", "block_bytes"), [(True, 2**16), (False, 128_000)])
+def test_chunks_are_in_blocks(tmp_path, align_rows, block_bytes):
+    """A part of a chunk is decoded without the rest: blocks are of 64 KiB. In annbatch's layout Blosc chooses."""
+    counts = sp.csr_matrix(np.tile(np.arange(600) % 6 > 0, (128, 1)).astype("f4"))  # 64 rows are 128,000 bytes
+    write_sharded(tmp_path / "a.zarr", anndata.AnnData(counts), align_rows=align_rows)
+    frame = (tmp_path / "a.zarr" / "X" / "data" / "c" / "0").read_bytes()
+    assert int.from_bytes(frame[4:8], "little") == 128_000
+    assert int.from_bytes(frame[8:12], "little") == block_bytes
+    rows = np.arange(20, 30)
+    assert (read_rows(tmp_path / "a.zarr", "X", rows) != counts[rows]).nnz == 0
+
+
 def test_columns_first_becomes_rows(tmp_path):
     """A CSC matrix is written by rows, so that rows can be read."""
     made = small_anndata(20, 9)

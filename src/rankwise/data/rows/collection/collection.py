@@ -172,7 +172,7 @@ class DatasetCollection:
                 variables are kept.
             n_obs_per_chunk: rows of a chunk.
             shard_size: of a file: rows, or bytes as a text such as "1GB".
-            zarr_compressor: codecs of Zarr; None = Blosc with lz4 at level 3 and byte shuffle.
+            zarr_compressor: codecs of Zarr; None = Blosc with lz4 at level 3, byte shuffle and blocks of 64 KiB.
             h5ad_compressor: without effect, as collections are Zarr.
             dataset_size: most rows of a dataset, or bytes as a text.
             shuffle_chunk_size: 1 = a uniform shuffle of all rows; more = runs of so many input rows stay together in

@@ -17,6 +17,9 @@ from rankwise.errors import ConfigError
 __all__ = ["MatrixFormat", "create_dense", "create_sparse", "write_dense", "write_sparse"]
 
 _POINTER_CHUNK = 2**16
+# Blosc makes blocks of 64 KiB of it, whatever the dtype. Left to itself it makes one block of a chunk of 64 rows, so
+# that half a chunk costs a whole one; and blocks of this size stay in the caches while their bytes are shuffled.
+_BLOCK = 8192
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +29,8 @@ class MatrixFormat:
     Attributes:
         n_obs_per_chunk: rows of a chunk.
         shard_size: of a file: rows, or bytes as a text such as "1GB".
-        compressors: codecs of Zarr; None = Blosc with lz4 at level 3 and byte shuffle.
+        compressors: codecs of Zarr; None = Blosc with lz4 at level 3 and byte shuffle, in blocks of 64 KiB (without
+            `align_rows` in those that Blosc chooses).
         align_rows: whether the chunk edges of CSR matrices fall on row edges.
 
     Raises:
@@ -50,7 +54,7 @@ class MatrixFormat:
             return self.compressors
         from zarr.codecs import BloscCodec
 
-        return (BloscCodec(cname="lz4", clevel=3, shuffle="shuffle"),)
+        return (BloscCodec(cname="lz4", clevel=3, shuffle="shuffle", blocksize=_BLOCK if self.align_rows else 0),)
 
     def shard_rows(self, row_bytes: float) -> int:
         """Rows of a shard, for rows of so many bytes."""

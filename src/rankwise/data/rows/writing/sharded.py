@@ -40,7 +40,7 @@ def write_sharded(
         n_obs_per_chunk: rows of a chunk. A CSR matrix with `align_rows=False` gets chunks of as many elements as so
             many rows have on average.
         shard_size: of a file: rows, or decoded bytes as a text such as "1GB".
-        compressors: codecs of Zarr; None = Blosc with lz4 at level 3 and byte shuffle.
+        compressors: codecs of Zarr; None = Blosc with lz4 at level 3, byte shuffle and blocks of 64 KiB.
         key: name inside the group; None = the group itself, whose store is cleared first.
         align_rows: let the chunk edges of CSR matrices fall on row edges, by explicit zeros after some rows, which an
             array `row_nnz` beside `indptr` tells from true elements. Readers that do not know it see the zeros.
