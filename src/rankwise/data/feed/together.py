@@ -52,9 +52,8 @@ def read_together(
 ) -> Iterator[tuple[Step, tuple[Reading, ...]]]:
     """Yield steps of which so many are planned and read as one; the next ones are hinted before they are read.
 
-    The first step is read by itself, as somebody waits for it. Others end where a multiple of so many steps of the
-    epoch ends, wherever the first begins: an order whose windows last so long then finds each of its windows in one of
-    them.
+    They end where a multiple of so many steps of the epoch ends, wherever the first begins: an order whose windows last
+    so long then finds each of its windows in one of them.
 
     Args:
         source: samples by index.
@@ -72,13 +71,14 @@ def read_together(
 
 
 def _groups(steps: Iterable[Shares], num_steps: int) -> Iterator[list[Shares]]:
-    steps = iter(steps)
-    first = next(steps, None)
-    if first is None:
-        return
-    yield [first]
-    length = max(1, first[0].count) * num_steps
-    for _, group in groupby(steps, lambda item: (item[0].epoch, item[0].start // length)):
+    length = 0
+
+    def group_of(item: Shares) -> tuple[int, int]:
+        nonlocal length
+        length = length or max(1, item[0].count) * num_steps
+        return item[0].epoch, item[0].start // length
+
+    for _, group in groupby(steps, group_of):
         yield list(group)
 
 
