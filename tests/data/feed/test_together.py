@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from rankwise.data.contract import FieldSpec, ReadReport
-from rankwise.data.feed import FeedLoader
+from rankwise.data.feed import FeedLoader, buffer
+from rankwise.data.feed.allocating import allocate_bytes
 from rankwise.data.order import Order
 from rankwise.errors import DataError, SampleError
 
@@ -106,6 +107,23 @@ def test_read_in_the_calling_thread_one_by_one():
     held = Kept()
     steps(held, depth=0)
     assert [count for what, count in held.events if what == "read"] == [8] * 6 + [2]
+
+
+def test_later_epochs_need_no_fresh_memory(monkeypatch):
+    """What steps are read into is kept from pass to pass, also of one that was left early."""
+    allocated = []
+
+    def counted(num_bytes, *, pinned):
+        allocated.append(num_bytes)
+        return allocate_bytes(num_bytes, pinned=pinned)
+
+    monkeypatch.setattr(buffer, "allocate_bytes", counted)
+    loader, _ = steps(Kept())
+    for mark in (None, 2, None):
+        allocated.clear()
+        loader.set_epoch(0)
+        steps(None, mark=mark, loader=loader)
+        assert sum(allocated) < 24 * 12  # less than the dense field of three steps
 
 
 def ids_of(found):

@@ -124,6 +124,7 @@ class FeedLoader(CursorLoader):
         self._buffer_limit_bytes = buffer_limit_bytes
         self._on_thread = on_thread
         self._spare: list[HostBuffer] = []
+        self._spare_stages: list[HostBuffer] = []
         self._under_way: list[Callable[[], None]] = []
         self._stopped: Callable[[], Exception] | None = None
         self._stats = LoaderStats()
@@ -143,9 +144,10 @@ class FeedLoader(CursorLoader):
     def __iter__(self) -> Iterator[tuple[FeedBatch, ...]]:
         self._check_open()
         pool = BufferPool(pinned=self._placer.pinned, limit_bytes=self._buffer_limit_bytes, spare=self._spare)
-        self._spare = []
+        stages = BufferPool(spare=self._spare_stages)
+        self._spare, self._spare_stages = [], []
         steps = ((step, self._cursor.shares(step)) for step in self._cursor.steps())
-        reader = self._reader(pool)
+        reader = self._reader(pool, stages)
         ahead = ReadAhead(reader, steps, depth=self._depth, on_thread=self._on_thread) if self._depth else None
         held: tuple[FeedBatch, ...] = ()
         close = ahead.close if ahead else pool.close
@@ -162,7 +164,7 @@ class FeedLoader(CursorLoader):
             self._under_way.remove(close)
             _release(held)
             close()
-            self._spare = pool.drain()
+            self._spare, self._spare_stages = pool.drain(), stages.drain()
 
     def stop(self, error: Callable[[], Exception]) -> None:
         """Read no more: an iteration under way, and one that begins later, raises instead of going on.
@@ -184,7 +186,7 @@ class FeedLoader(CursorLoader):
         """Say how many damaged samples this rank left out, if any; they are also in `stats`."""
         self._budget.say_total(self._cursor.rank)
 
-    def _reader(self, pool: BufferPool) -> StepReader:
+    def _reader(self, pool: BufferPool, stages: BufferPool) -> StepReader:
         return StepReader(
             self.source,
             names=tuple(self.source.fields),
@@ -194,6 +196,7 @@ class FeedLoader(CursorLoader):
             depth=self._depth,
             budget=self._budget,
             together=self._depth if getattr(self.source, "gains_together", False) else 1,
+            stages=stages,
         )
 
     def _next(self, items: Iterator[ReadStep]) -> ReadStep | None:

@@ -66,6 +66,7 @@ class StepReader:
         depth: steps that may lie ready; the pool hands out one more.
         budget: decides about samples that cannot be read.
         together: steps that are read as one.
+        stages: where the memory for these comes from.
     """
 
     def __init__(
@@ -78,7 +79,8 @@ class StepReader:
         transform: SampleTransform | None,
         depth: int,
         budget: SkipBudget,
-        together: int = 1,
+        together: int,
+        stages: BufferPool,
     ) -> None:
         self._source = source
         self._names = names
@@ -88,6 +90,7 @@ class StepReader:
         self._depth = depth
         self._budget = budget
         self._together = together
+        self._stages = stages
         self._scratch = HostBuffer()
         self._num_cols = num_cols_of(source)
 
@@ -118,7 +121,7 @@ class StepReader:
 
     def _planned(self, steps: Iterable[Shares]) -> Iterator[tuple[Step, tuple[Reading, ...]]]:
         if self._together > 1:
-            return read_together(self._source, steps, self._together)
+            return read_together(self._source, steps, self._together, self._stages)
         return read_alone(self._source, steps)
 
     def _batch(self, step: Step, reading: Reading, *, limit: int) -> ReadBatch | None:

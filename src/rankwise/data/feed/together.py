@@ -11,7 +11,7 @@ from typing import Protocol, TypeAlias
 import numpy as np
 
 from rankwise.data.contract import Plan, ReadReport, Share, Source, Step
-from rankwise.data.feed.buffer import HostBuffer
+from rankwise.data.feed.buffer import BufferPool, HostBuffer
 from rankwise.errors import RankwiseError
 
 __all__ = ["Reading", "Shares", "read_alone", "read_together"]
@@ -48,7 +48,7 @@ def read_alone(source: Source, steps: Iterable[Shares]) -> Iterator[tuple[Step, 
 
 
 def read_together(
-    source: Source, steps: Iterable[Shares], num_steps: int
+    source: Source, steps: Iterable[Shares], num_steps: int, stages: BufferPool
 ) -> Iterator[tuple[Step, tuple[Reading, ...]]]:
     """Yield steps of which so many are planned and read as one; the next ones are hinted before they are read.
 
@@ -59,15 +59,21 @@ def read_together(
         source: samples by index.
         steps: in order, each with the shares of this rank. They are read in this order.
         num_steps: how many are read as one.
+        stages: where the memory for them comes from, and goes at the end.
     """
-    stage, waiting = HostBuffer(), None
-    for group in _groups(steps, num_steps):
-        planned = _Together(source, group, stage)
+    stage, waiting = stages.acquire(1), None
+    if stage is None:
+        return
+    try:
+        for group in _groups(steps, num_steps):
+            planned = _Together(source, group, stage)
+            if waiting is not None:
+                yield from waiting.steps()
+            waiting = planned
         if waiting is not None:
             yield from waiting.steps()
-        waiting = planned
-    if waiting is not None:
-        yield from waiting.steps()
+    finally:
+        stages.give_back(stage)
 
 
 def _groups(steps: Iterable[Shares], num_steps: int) -> Iterator[list[Shares]]:
