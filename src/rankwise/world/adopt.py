@@ -115,19 +115,13 @@ def _adopt_jax(client: Any) -> World:
     import jax
 
     rank, size = jax_numbers()
-    place = _place(rank, size)
-    return World(
-        rank=rank,
-        world_size=size,
-        local_rank=place.local_rank,
-        local_world_size=place.local_world_size or size,
-        node_rank=place.node_rank or 0,
-        num_nodes=place.num_nodes or 1,
+    return _world_at(
+        _place(rank, size),
+        rank,
+        size,
         device=jax.local_devices()[0],
         backend="jax",
-        seed=1889,
         threads=choose_threads(None, environ=os.environ, cores=usable_cores(len(cpu_mask())), sharers=1),
-        global_ranks=tuple(range(size)),
         channel=KeyChannel(client, "rankwise", rank, size, _JAX_TIMEOUT) if size > 1 else None,
     )
 
@@ -137,7 +131,19 @@ def _adopt(group: Any) -> World:
     import torch.distributed as dist
 
     rank, size = dist.get_rank(), dist.get_world_size()
-    place = _place(rank, size)
+    return _world_at(
+        _place(rank, size),
+        rank,
+        size,
+        device=_device(dist.get_backend_config(group)),
+        backend=dist.get_backend_config(group),
+        threads=torch.get_num_threads(),
+        channel=Channel(group, _timeout(group), device=frame_device(group)) if size > 1 else None,
+    )
+
+
+def _world_at(place: Place, rank: int, size: int, *, device: Any, backend: str, threads: int, channel: Any) -> World:
+    """Return the world of ranks that somebody else brought together; what the place does not tell is one machine."""
     return World(
         rank=rank,
         world_size=size,
@@ -145,12 +151,12 @@ def _adopt(group: Any) -> World:
         local_world_size=place.local_world_size or size,
         node_rank=place.node_rank or 0,
         num_nodes=place.num_nodes or 1,
-        device=_device(dist.get_backend_config(group)),
-        backend=dist.get_backend_config(group),
+        device=device,
+        backend=backend,
         seed=1889,
-        threads=torch.get_num_threads(),
+        threads=threads,
         global_ranks=tuple(range(size)),
-        channel=Channel(group, _timeout(group), device=frame_device(group)) if size > 1 else None,
+        channel=channel,
     )
 
 

@@ -15,9 +15,9 @@ _READY_BYTES = 128 << 20
 def window_depth(source: Source, order: Order, *, world_size: int) -> int:
     """Return as many steps as a window of the order lasts, as far as 128 MiB hold them on this rank; at least 2.
 
-    The chunks of a window are decoded with its first step, nearly all of them, and the steps after it find them in the
-    cache. With so many steps ready the next window is decoded while this one is in use; with fewer the consumer would
-    wait at the beginning of each.
+    The chunks of a window are decoded with its first step, nearly all of them: the steps after it are read along with
+    it where the source gains from that, or find them in the cache. With so many steps ready the next window is decoded
+    while this one is in use; with fewer the consumer would wait at the beginning of each.
 
     Args:
         source: has ``decoded_bytes(num_samples)`` if it decodes chunks, and ``window_samples`` if its samples are in an

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rankwise.data.contract import FloatArray, IntArray, sample_keys
+from rankwise.data.order import place_of_samples
 from rankwise.data.rows.drawing.weights import RowWeights
 
 __all__ = ["RowDraws"]
@@ -60,11 +61,12 @@ class RowDraws:
         """
         edges = np.array([first, len(self.weights) if last is None else last])
         low, high = self.weights.before(edges)
-        own = _uniform(sample_keys(seed, epoch, ids), _ROW)
+        own = place_of_samples(sample_keys(seed, epoch, ids), _ROW)
         if self.together == 1:
             return self._between(low, high, own)
         groups, member = np.unique(groups, return_inverse=True)
-        drawn = self._between(low, high, _uniform(sample_keys(seed, epoch, groups), _BLOCK)) // self.block_rows
+        of_group = place_of_samples(sample_keys(seed, epoch, groups), _BLOCK)
+        drawn = self._between(low, high, of_group) // self.block_rows
         starts = self.weights.before(np.clip(drawn * self.block_rows, *edges))
         ends = self.weights.before(np.clip((drawn + 1) * self.block_rows, *edges))
         return self._between(starts[member], ends[member], own)
@@ -72,10 +74,3 @@ class RowDraws:
     def _between(self, low: FloatArray, high: FloatArray, numbers: FloatArray) -> IntArray:
         """The rows at these fractions of the way between two sums of weights."""
         return self.weights.pick(np.minimum(low + numbers * (high - low), np.nextafter(high, 0.0)))
-
-
-def _uniform(keys: IntArray, draw: int) -> FloatArray:
-    """The `draw`-th number of each key, uniform in [0, 1)."""
-    words = sample_keys(draw, 0, keys).view(np.uint64) >> np.uint64(11)
-    numbers: FloatArray = words.astype(np.float64) * 2.0**-53
-    return numbers

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import platform
 import secrets
 import shutil
 import time
@@ -19,6 +18,7 @@ from typing import Any
 
 from rankwise.data.rows.collection.crew.seat import Seat
 from rankwise.errors import DesyncError, WorldError
+from rankwise.world.making import host_id
 
 __all__ = ["Crew", "put_json"]
 
@@ -204,7 +204,6 @@ def _read(path: Path) -> Any:
 
 
 def _host() -> str:
-    """Machines may share a host name, and containers of one machine its boot; processes are counted in a namespace."""
-    boot, space = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")
-    facts = [platform.node(), boot.read_text().strip() if boot.exists() else ""]
-    return "/".join([*facts, str(space.readlink()) if space.is_symlink() else ""])
+    """Containers of one machine may share all names, but processes are counted in a namespace."""
+    space = Path("/proc/self/ns/pid")
+    return f"{host_id()}/{space.readlink() if space.is_symlink() else ''}"
