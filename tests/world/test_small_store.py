@@ -45,6 +45,31 @@ def test_a_key_is_waited_for(stores):
         first.wait(["never"], timedelta(seconds=0.01))
 
 
+def test_a_rank_is_counted_before_its_card_is_there(stores, monkeypatch):
+    """The one that keeps the store waits for the card of a rank that has only been counted so far."""
+    first, second = stores
+    asked, met = threading.Event(), []
+    wait, put = first.wait, second.set
+
+    def waited(keys, patience):
+        asked.set()
+        wait(keys, patience)
+
+    def late(key, value):
+        if "/card/" in key:
+            assert asked.wait(30)
+        put(key, value)
+
+    monkeypatch.setattr(first, "wait", waited)
+    monkeypatch.setattr(second, "set", late)
+    cards = [Card(rank=rank, world_size=2, host="here", mask="0", place=f"process {rank}") for rank in (0, 1)]
+    other = threading.Thread(target=lambda: met.append(meet(second, cards[1], timeout=timedelta(seconds=30))))
+    other.start()
+    company = meet(first, cards[0], timeout=timedelta(seconds=30))
+    other.join(30)
+    assert met == [company]
+
+
 def test_mistakes_are_answered(stores):
     """A missing key and an unknown question are errors of the asker; the store goes on."""
     first, _ = stores

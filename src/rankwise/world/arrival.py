@@ -174,7 +174,9 @@ def _collect(store: Any, own: Card, prefix: str, deadline: float) -> list[Card]:
         unanswered = [number for number in unanswered if not _answer(store, number, prefix)]
         arrived = store.add(f"{prefix}/arrived", 0)
         for number in range(len(cards), arrived + 1):
-            cards.append(Card(**json.loads(store.get(f"{prefix}/card/{number}"))))
+            # counted before it is put: not every store's get waits for it
+            patience = timedelta(seconds=max(1.0, deadline - time.monotonic()))
+            cards.append(Card(**json.loads(await_key(store, f"{prefix}/card/{number}", patience))))
             if judge(cards, world_size=own.world_size, allow_shared_device=True):
                 grace = min(grace, time.monotonic() + _GRACE_S)
         if len(cards) >= own.world_size or time.monotonic() > grace:
