@@ -1,10 +1,13 @@
 """Open files, bounded."""
 
+import contextlib
 import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from rankwise.data.store.files import HandleCache, file_limit
+from rankwise.data.store.files import HandleCache, file_limit, handles
 
 
 def test_the_least_recently_used_is_closed(tmp_path):
@@ -32,6 +35,34 @@ def test_a_handle_is_shared(tmp_path):
     cache.forget(str(tmp_path / "a"))
     cache.get(str(tmp_path / "a"))
     assert cache.num_opened == 2
+
+
+def test_two_threads_open_a_file_once(tmp_path, monkeypatch):
+    """A thread that asks for a file which another is opening waits for it and shares what it opened."""
+    (tmp_path / "a").write_bytes(b"a")
+    both_open, cache = threading.Barrier(2), HandleCache(2)
+
+    class Slow(handles.OpenFile):
+        def __init__(self, path):
+            with contextlib.suppress(threading.BrokenBarrierError):
+                both_open.wait(0.3)  # two that open at the same time meet here
+            super().__init__(path)
+
+    monkeypatch.setattr(handles, "OpenFile", Slow)
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(cache.get, [str(tmp_path / "a")] * 2)
+    assert first is second
+    assert cache.num_opened == 1
+
+
+def test_a_file_that_is_not_there_is_said_to_all(tmp_path):
+    """An error in opening leaves nothing held: the next who asks gets the same error, or the file once it is there."""
+    cache = HandleCache(2)
+    for _ in range(2):
+        with pytest.raises(FileNotFoundError):
+            cache.get(str(tmp_path / "a"))
+    (tmp_path / "a").write_bytes(b"a")
+    assert os.pread(cache.get(str(tmp_path / "a")).fd, 1, 0) == b"a"
 
 
 def test_the_limit_leaves_room():

@@ -21,6 +21,7 @@ __all__ = [
 
 _RESERVED = 64  # for sockets, logs, libraries and whatever else the process opens
 MOST_FILES = 4096
+_NUM_DOORS = 16  # so many files can be in the middle of being opened at once
 
 
 def file_limit() -> int:
@@ -89,6 +90,8 @@ class HandleCache:
         self.capacity = file_limit() if capacity is None else capacity
         self._open: OrderedDict[str, OpenFile] = OrderedDict()
         self._lock = threading.Lock()
+        # Who opens a file holds the door of its path, so that a second thread waits for it and no file is opened twice.
+        self._doors = tuple(threading.Lock() for _ in range(_NUM_DOORS))
         self.num_opened = 0
 
     def __len__(self) -> int:
@@ -100,12 +103,21 @@ class HandleCache:
         Raises:
             OSError: the file cannot be opened.
         """
+        handle = self._known(path)
+        if handle is None:
+            with self._doors[hash(path) % _NUM_DOORS]:
+                handle = self._known(path) or self._opened(path)
+        return handle
+
+    def _known(self, path: str) -> OpenFile | None:
         with self._lock:
             handle = self._open.get(path)
             if handle is not None:
                 self._open.move_to_end(path)
-                return handle
-        handle = OpenFile(path)
+            return handle
+
+    def _opened(self, path: str) -> OpenFile:
+        handle = OpenFile(path)  # outside the lock: on a network file system this can take long
         with self._lock:
             self.num_opened += 1
             self._open[path] = handle
