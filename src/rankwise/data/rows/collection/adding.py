@@ -103,10 +103,14 @@ def settle(folder: Path, plan: str) -> bool:
 
 
 def plan_of(inputs: Sequence[Input], options: WriteOptions, seed: int | None) -> str:
-    """Return a hash of what is asked for: inputs as far as the file system tells, parameters, seed."""
+    """Return a hash of what is asked for: inputs, as far as their stamps tell, parameters, seed.
+
+    Raises:
+        DataError: an input cannot be read.
+    """
     facts = {
         "rankwise": __version__,
-        "inputs": [(held.label, held.stamp, held.num_rows, sorted(held.tables)) for held in inputs],
+        "inputs": [(held.label, held.stamp(), held.num_rows, sorted(held.tables)) for held in inputs],
         "options": options.facts(),
         "memory_budget": options.memory_budget,
         "seed": seed,
@@ -120,7 +124,7 @@ def _facts(
     """Open the journal, and return what it says."""
     work = work_folder(folder)
     old = listed_names(folder)
-    stale = Journal.stale(work, plan)
+    stale = Journal.stale(work, plan, old)
     _drop(folder, [] if stale is None else [name for name in stale["names"] if name not in old])
     fresh = {
         "seed": int(np.random.default_rng().integers(2**63)) if seed is None else seed,
@@ -130,7 +134,7 @@ def _facts(
         "bucket_rows": options.part_rows(joined, _BUCKET_SHARE),
         "block_rows": options.part_rows(joined, _BLOCK_SHARE),
     }
-    return Journal(work, plan, fresh).facts
+    return Journal(work, plan, old, fresh).facts
 
 
 def _next_names(folder: Path, count: int) -> list[str]:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import glob
 import json
+import os
 import platform
+import secrets
 import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from rankwise.data.rows.collection.crew.crew import put_json
 from rankwise.errors import DataError
@@ -29,17 +33,20 @@ class Journal:
     Args:
         folder: the folder beside the collection.
         plan: identifies inputs and parameters.
+        members: names of the datasets that the collection has.
         facts: what a fresh one begins with.
     """
 
     NAME = "journal.json"
 
-    def __init__(self, folder: Path, plan: str, facts: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, plan: str, members: Sequence[str], facts: dict[str, Any]) -> None:
         self.folder = folder
-        stale, held = self.stale(folder, plan), self.peek(folder)
+        stale, held = self.stale(folder, plan, members), self.peek(folder)
         if stale is not None and not _was_started_anew(stale["boot"]):
             warnings.warn(
-                f"{folder} holds the unfinished writing of other inputs or parameters; it is thrown away", stacklevel=5
+                f"{folder} holds the unfinished writing of other inputs or parameters, or into other datasets; it is "
+                "thrown away",
+                stacklevel=5,
             )
         held = held if stale is None else None
         self.facts: dict[str, Any] = {"plan": plan, "boot": _boot(), **facts} if held is None else held
@@ -55,14 +62,17 @@ class Journal:
         return facts
 
     @classmethod
-    def stale(cls, folder: Path, plan: str) -> dict[str, Any] | None:
+    def stale(cls, folder: Path, plan: str, members: Sequence[str]) -> dict[str, Any] | None:
         """Return the facts of an unfinished writing that cannot be continued.
 
-        Either it is another one, or the machine was started anew since: then files that were not on the disk yet may
-        have been lost with the power.
+        Either it is another one; or the collection has other datasets now, whose variables may be others; or the
+        machine was started anew since: then files that were not on the disk yet may have been lost with the power.
         """
         held = cls.peek(folder)
-        return held if held is not None and (held["plan"] != plan or _was_started_anew(held["boot"])) else None
+        if held is None:
+            return None
+        same = held["plan"] == plan and [*held["old"], *held["dropped"]] == list(members)
+        return None if same and not _was_started_anew(held["boot"]) else held
 
     def _clear(self) -> None:
         for path in self.folder.iterdir():
@@ -89,18 +99,43 @@ def locked(folder: Path) -> Iterator[None]:
     """Hold a folder against other writers; it is deleted at the end if all went well, or nothing was begun.
 
     Raises:
-        DataError: another process holds it.
+        DataError: another process holds it, or its file system has no locks.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise DataError(f"another process writes this collection: it holds {folder}/lock; wait for it") from error
+    over, aside = True, f".{folder.name}."
+    with _lock(folder):
         try:
             yield
         except BaseException:
-            if not (folder / Journal.NAME).exists():  # nothing was begun
-                shutil.rmtree(folder, ignore_errors=True)
+            over = not (folder / Journal.NAME).exists()  # nothing was begun
             raise
-        shutil.rmtree(folder, ignore_errors=True)  # a job that is kept out may just look into it
+        finally:
+            if over:  # all at once: whoever comes next finds no folder, or one of his own
+                with contextlib.suppress(OSError):
+                    folder.rename(folder.with_name(f"{aside}{secrets.token_hex(4)}"))
+            for left in folder.parent.glob(f"{glob.escape(aside)}*"):  # also of jobs that were killed right here
+                shutil.rmtree(left, ignore_errors=True)
+
+
+def _lock(folder: Path) -> IO[str]:
+    """Take the lock of a folder, which is made if need be."""
+    while True:
+        with contextlib.suppress(FileNotFoundError):  # another job has just ended, and the folder went with it
+            folder.mkdir(parents=True, exist_ok=True)
+            file = (folder / "lock").open("w")
+            if _is_mine(file, folder):
+                return file
+            file.close()
+
+
+def _is_mine(file: IO[str], folder: Path) -> bool:
+    """Lock a file; False if it went with its folder before it was locked."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        file.close()
+        raise DataError(f"another process writes this collection: it holds {folder}/lock; wait for it") from error
+    except OSError as error:
+        file.close()
+        raise DataError(f"{folder}/lock cannot be locked ({error}): write to a file system that has locks") from error
+    place = folder / "lock"
+    return place.exists() and os.path.samestat(os.fstat(file.fileno()), place.stat())

@@ -7,12 +7,14 @@ import os
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from rankwise.data.rows.collection.columns import Column
 from rankwise.data.rows.collection.inputs.modalities import join_modalities
 from rankwise.data.rows.collection.inputs.parts import Parts, parts_in_memory, parts_of_member, stored_parts
+from rankwise.data.rows.collection.inputs.stamping import content_stamp, file_stamp
 from rankwise.data.rows.collection.inputs.tables import Table, table_of
 from rankwise.data.store import load_zarr
 from rankwise.errors import ConfigError, DataError
@@ -26,7 +28,7 @@ class Input:
 
     Attributes:
         label: where it comes from, for the column src_path.
-        stamp: what changes when its content does, as far as the file system tells.
+        stamp: returns what changes when its content does, as far as file system and a look at some of its rows tell.
         index: names of the observations.
         columns: columns of the observations.
         vars: tables of variables, in memory: of the first modality under "", of others under their names.
@@ -35,7 +37,7 @@ class Input:
     """
 
     label: str
-    stamp: tuple[int, ...]
+    stamp: Callable[[], Any]
     index: Column
     columns: dict[str, Column]
     vars: dict[str, Any]
@@ -87,7 +89,7 @@ def open_input(
         _check_rows(parts, tables, label)
         return Input(
             label=label,
-            stamp=_stamp(source),
+            stamp=cache(lambda: _stamp(source, parts, tables, turned=load_adata is not None)),
             index=parts.index,
             columns=parts.columns,
             vars=parts.vars,
@@ -138,14 +140,11 @@ def _label(source: Any, number: int) -> str:
     return f"{getattr(getattr(source, 'file', None), 'filename', source)}{getattr(source, 'name', '')}"
 
 
-def _stamp(source: Any) -> tuple[int, ...]:
-    path = Path(source) if isinstance(source, (str, os.PathLike)) else None
-    if path is None or not path.exists():
-        return ()
-    if path.is_dir() and (path / "zarr.json").exists():
-        path = path / "zarr.json"
-    facts = path.stat()
-    return facts.st_size, facts.st_mtime_ns
+def _stamp(source: Any, parts: Parts, tables: dict[str, Table], *, turned: bool) -> Any:
+    known = file_stamp(source)
+    if known is not None and not turned:
+        return known
+    return known, content_stamp([parts.index, *parts.columns.values()], parts.vars, tables)
 
 
 def _open_group(source: Any, label: str) -> Any:
