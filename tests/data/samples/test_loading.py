@@ -99,11 +99,27 @@ def test_an_epoch_decodes_each_chunk_about_once(tmp_path):
     assert num_chunks <= loader.stats.chunks_decoded <= 1.15 * num_chunks
     assert loader.stats.chunks_decoded == source.stats.chunks_decoded
 
-    cold = ArraySource({"x": tmp_path}, cache=0)
-    uncached = SampleLoader(cold, order=Order(cold, batch_size=32, lanes=4, window=4), device=None)
-    for _ in uncached:
-        pass
-    assert uncached.stats.chunks_decoded > 2 * num_chunks  # so the cache, not the order alone, is what does it
+
+@pytest.mark.parametrize(("depth", "times"), [(None, 1), (1, 3)])
+def test_a_window_is_read_as_one(tmp_path, depth, times):
+    """The steps of a window decode each of its chunks once, with no cache at all; read step by step they do not."""
+    num_samples, chunk = 1024, 8
+    zarr.create_array(tmp_path, data=np.arange(num_samples * 8).reshape(-1, 8), chunks=(chunk, 8), shards=(128, 8))
+    source = ArraySource({"x": tmp_path}, cache=0)
+    loader = SampleLoader(source, order=Order(source, batch_size=32, lanes=4, window=4), device=None, depth=depth)
+    found = np.concatenate([batch["x"][:, 0].copy() for (batch,) in loader])
+    assert sorted(found.tolist()) == list(range(0, num_samples * 8, 8))
+    num_chunks = num_samples // chunk
+    assert times * num_chunks <= loader.stats.chunks_decoded < (times + 1) * num_chunks
+
+
+@pytest.mark.parametrize(("row", "gains"), [((64, 64), True), ((512, 513), False)])
+def test_large_samples_are_not_copied_once_more(tmp_path, row, gains):
+    """Steps are read as one where chunks hold many samples; samples of over 256 KiB go straight into their batch."""
+    zarr.create_array(tmp_path, shape=(4, *row), chunks=(2, *row), dtype="u1")
+    source = ArraySource({"x": tmp_path, "label": np.arange(4)})
+    assert source.gains_together is gains
+    assert not source.select(["label"]).gains_together
 
 
 def test_one_process_is_a_world_of_one(tmp_path):
