@@ -11,6 +11,7 @@ import zarr
 
 from rankwise.data.rows import DatasetCollection
 from rankwise.data.rows.collection import adding
+from rankwise.data.rows.collection.steps import filling
 from rankwise.testing.small_rows import small_anndata, write_anndata
 
 THROWN = "unfinished writing of other inputs or parameters, or into other datasets; it is thrown away"
@@ -106,3 +107,33 @@ def test_a_collection_that_was_deleted_meanwhile(tmp_path, stop):
         made = DatasetCollection(tmp_path / "c.zarr").add_adatas([small_anndata(40, 9, seed=1)], matrices=["X"])
     assert list(made.manifest["datasets"]) == ["dataset_0"]
     np.testing.assert_array_equal(rows_of(tmp_path / "c.zarr"), small_anndata(40, 9, seed=1).X.toarray())
+
+
+def test_a_failed_writing_keeps_no_file_open(tmp_path, monkeypatch):
+    """Rows that cannot be taken from their bucket in the second pass leave no open file and no thread behind."""
+    streams = []
+
+    class Watched(filling.ShardStream):
+        def __init__(self, *arguments, **options):
+            super().__init__(*arguments, **options)
+            streams.append(self)
+
+    def broken(_job, _part, start, _stop):
+        rows = small_anndata(40).X
+        yield start, rows[:30]
+        raise StoppedError
+
+    monkeypatch.setattr(filling, "ShardStream", Watched)
+    monkeypatch.setattr(filling, "_bucket_rows", broken)
+    with pytest.raises(StoppedError):
+        DatasetCollection(tmp_path / "c.zarr").add_adatas([small_anndata(40)], matrices=["X"], n_obs_per_chunk=8)
+    assert len(streams) == 2
+    assert all(stream._file is None or stream._file._file.closed for stream in streams)
+    assert all(stream._encoder._pool._shutdown for stream in streams)
+
+
+@pytest.mark.parametrize("seed", [7, np.int64(7)])
+def test_seeds_are_whole_numbers_of_any_kind(tmp_path, seed):
+    """Those of NumPy are in the manifest like those of Python."""
+    made = DatasetCollection(tmp_path / "c.zarr").add_adatas([small_anndata(20)], rng=seed)
+    assert made.manifest["writes"][0]["seed"] == 7

@@ -55,3 +55,16 @@ def test_rows_that_are_missing_are_missed(tmp_path):
     part.append(np.ones(25, "f4"))
     with pytest.raises(RuntimeError, match="was to get rows up to 60, it got 45"):
         part.close()
+
+
+def test_an_error_lets_go_of_file_and_threads(tmp_path):
+    """Whoever writes a part and fails keeps nothing open, and the array has no file of it."""
+    group = zarr.open_group(str(tmp_path / "g.zarr"), mode="w", zarr_format=3)
+    array = create_array(group, "a", shape=(100,), dtype=np.dtype("f4"), chunk=10, shard=20, compressors=(LZ4,))
+    part = ShardStream(array, 20, 60, tmp_path / "scratch", batch_bytes=1)
+    with pytest.raises(ValueError, match="could not convert"), part:
+        part.append(np.concatenate([np.ones(15), ["none"]]))
+    assert part._file._file.closed
+    with pytest.raises(RuntimeError, match="after shutdown"):
+        part._encoder.encode(np.ones(10, "f4"))
+    assert [path.name for path in (tmp_path / "g.zarr" / "a").iterdir()] == ["zarr.json"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -331,9 +332,9 @@ def _one_over_the_other(frames: list[Any]) -> Any:
 
 
 def _seed(rng: Any) -> int | None:
-    if rng is None or isinstance(rng, int):
-        return rng
-    return int(rng.integers(2**63))
+    if rng is None:
+        return None
+    return int(rng.integers(2**63)) if hasattr(rng, "integers") else operator.index(rng)
 
 
 def _warn_of_variables(inputs: Sequence[Input], vars_: dict[str, Any]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Self
 
 import numpy as np
 
@@ -21,7 +21,8 @@ _MOST_CHUNKS = 64
 class ShardStream:
     """Rows of an array from one shard edge to another; what is held in memory is a few chunks, never a shard.
 
-    The files are those that zarr-python writes: encoded chunks in their order, then the index with its checksum.
+    The files are those that zarr-python writes: encoded chunks in their order, then the index with its checksum. As a
+    context it lets go of file and threads where an error comes before `close`.
 
     Args:
         array: what `create_array` made, in a local folder.
@@ -43,6 +44,14 @@ class ShardStream:
         self._file: _ShardFile | None = None
         self.digests: dict[str, str] = {}
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._encoder.close()
+        if self._file is not None:
+            self._file.abandon()
+
     def append(self, values: NDArray) -> None:
         """Add rows at the end."""
         while len(values):
@@ -59,13 +68,11 @@ class ShardStream:
         Raises:
             RuntimeError: other than the announced number of rows came.
         """
-        if self._num_held:
-            self._flush()
-        self._encoder.close()
-        if self._place != self._stop:
-            if self._file is not None:
-                self._file.abandon()
-            raise RuntimeError(f"{self._array.path} was to get rows up to {self._stop}, it got {self._place}")
+        with self:
+            if self._num_held:
+                self._flush()
+            if self._place != self._stop:
+                raise RuntimeError(f"{self._array.path} was to get rows up to {self._stop}, it got {self._place}")
         return self.digests
 
     def _room(self) -> int:

@@ -41,6 +41,7 @@ class Crew:
         self.folder = work / f"{_SESSION}{seat.launch}"
         self._token, self._looked_s = secrets.token_hex(8), time.monotonic()
         self._peers: dict[int, dict[str, Any]] = {}
+        self._met = False
 
     @property
     def is_main(self) -> bool:
@@ -73,11 +74,16 @@ class Crew:
                 yield
                 self._part()
         except BaseException as error:
-            if not isinstance(error, DesyncError):
-                with contextlib.suppress(OSError):
-                    self.folder.mkdir(parents=True, exist_ok=True)
-                    put_json(self.folder / f"failed-{self.rank}", {"error": f"{type(error).__name__}: {error}"})
+            if self.is_main or not isinstance(error, DesyncError):
+                self._tell(error)
             raise
+
+    def _tell(self, error: BaseException) -> None:
+        """Say what ended this process; the main one always does, as it may have deleted what others had said."""
+        with contextlib.suppress(OSError):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            words = {"error": f"{type(error).__name__}: {error}", "met": self._met}
+            put_json(self.folder / f"failed-{self.rank}", words)
 
     def agree(self, name: str, make: Callable[[], Any]) -> Any:
         """Let the main process make something (JSON) and give it to all."""
@@ -126,13 +132,19 @@ class Crew:
             return
         for path in self.folder.glob("failed-*"):
             rank = int(path.name.removeprefix("failed-"))
-            if rank != self.rank:
-                raise DesyncError(f"rank {rank} failed: {json.loads(path.read_bytes())['error']}", ranks=(rank,))
+            with contextlib.suppress(FileNotFoundError):  # the main process has just cleared the folder
+                told = _read(path)
+                if rank != self.rank and self._concerns_us(rank, told):
+                    raise DesyncError(f"rank {rank} failed: {told['error']}", ranks=(rank,))
         if time.monotonic() - self._looked_s > _LOOK_S:
             self._looked_s = time.monotonic()
             gone = tuple(rank for rank, peer in self._peers.items() if self._is_gone(rank, peer))
             if gone:
                 raise DesyncError(f"rank {gone[0]} is gone without a word; its own output may say why", ranks=gone)
+
+    def _concerns_us(self, rank: int, told: dict[str, Any]) -> bool:
+        """Whether a failure is of this crew: until rank 0 has begun, others may find what an earlier one has left."""
+        return self._met or self.is_main or (rank == 0 and not told["met"])
 
     def _meet(self) -> None:
         """Find each other; what earlier processes of the same launch have left is not taken for the others."""
@@ -150,6 +162,7 @@ class Crew:
             put_json(self.folder / "begin", cards)
         else:
             self.wait_for(self._admitted, "rank 0", most_s=_MEET_S)
+        self._met = True
         self._peers = {int(rank): card for rank, card in _read(self.folder / "begin").items()}
         del self._peers[self.rank]
 

@@ -60,30 +60,30 @@ def _fill(job: Job, part: _Part) -> dict[str, dict[str, str]]:
 
 
 def _fill_dense(job: Job, part: _Part) -> dict[str, dict[str, str]]:
-    stream = _stream(job, part, part.place)
     first = int(job.edges[part.number])
-    for begin, rows in _bucket_rows(job, part, first + part.start, first + part.stop):
-        del begin
-        stream.append(rows)
-    return {part.place: stream.close()}
+    with _stream(job, part, part.place) as stream:
+        for _, rows in _bucket_rows(job, part, first + part.start, first + part.stop):
+            stream.append(rows)
+        return {part.place: stream.close()}
 
 
 def _fill_sparse(job: Job, part: _Part) -> dict[str, dict[str, str]]:
     lengths, pads, pointers = _pointers(part.place)
     start = int(np.searchsorted(pointers, part.start, side="right")) - 1
     stop = int(np.searchsorted(pointers, part.stop, side="left"))
-    streams = {name: _stream(job, part, f"{part.place}/{name}") for name in ("data", "indices")}
     first, num_cols = int(job.edges[part.number]), job.joined.matrices[part.which].row_shape[0]
-    for begin, rows in _bucket_rows(job, part, first + start, first + stop):
-        at = slice(begin - first, begin - first + rows.shape[0])
-        data, indices = rows.data, rows.indices
-        if pads is not None:
-            data, indices = pad_rows(data, indices, lengths[at], pads[at], num_cols)
-        offset = int(pointers[at.start])
-        wanted = slice(max(0, part.start - offset), part.stop - offset)
-        streams["data"].append(data[wanted])
-        streams["indices"].append(indices[wanted])
-    return {f"{part.place}/{name}": stream.close() for name, stream in streams.items()}
+    places = [f"{part.place}/{name}" for name in ("data", "indices")]
+    with _stream(job, part, places[0]) as to_data, _stream(job, part, places[1]) as to_indices:
+        for begin, rows in _bucket_rows(job, part, first + start, first + stop):
+            at = slice(begin - first, begin - first + rows.shape[0])
+            data, indices = rows.data, rows.indices
+            if pads is not None:
+                data, indices = pad_rows(data, indices, lengths[at], pads[at], num_cols)
+            offset = int(pointers[at.start])
+            wanted = slice(max(0, part.start - offset), part.stop - offset)
+            to_data.append(data[wanted])
+            to_indices.append(indices[wanted])
+        return {places[0]: to_data.close(), places[1]: to_indices.close()}
 
 
 def _pointers(place: str) -> tuple[IntArray, IntArray | None, IntArray]:
