@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rankwise.data.contract import IntArray
+from rankwise.data.contract import JSON, IntArray
 from rankwise.data.rows.passes import EpochMark, PassDraws, check_mask, current_worker, fresh_seed, make_generator
 from rankwise.data.rows.types import LoadRequest
 from rankwise.errors import ConfigError
@@ -45,9 +45,13 @@ class Sampler(ABC):
     _seed: int = 0
     _seeded: np.random.Generator | None = None  # what `_seed` was drawn from, or what was made of it
     _has_seed: bool = False
+    _is_seeded: bool = False
     _draws: PassDraws = PassDraws(seed=0, epoch=0)
+    _last_pass: PassDraws | None = None
+    _salt_to_repeat: int | None = None
     _mark: EpochMark | None = None
     _num_marked: int = 0  # choices of the mark that this sampler knows of
+    _num_elsewhere: int = 0  # passes of workers that it knows of
 
     @property
     def mask(self) -> slice:
@@ -66,7 +70,8 @@ class Sampler(ABC):
     @rng.setter
     def rng(self, value: np.random.Generator | int | None) -> None:
         self._rng = None if value is None else make_generator(value)
-        self._epoch = 0
+        self._is_seeded = value is not None
+        self._epoch, self._last_pass = 0, None
 
     @property
     def epoch(self) -> int:
@@ -86,8 +91,53 @@ class Sampler(ABC):
         if isinstance(epoch, bool) or not isinstance(epoch, (int, np.integer)) or epoch < 0:
             raise ConfigError(f"an epoch is a whole number of at least 0, got {epoch!r}")
         self._epoch, self._epoch_is_set = int(epoch), True
+        self._last_pass = self._salt_to_repeat = None
         if self._mark is not None:
             self._num_marked = self._mark.choose(self._epoch)
+            self._num_elsewhere = self._mark.num_passes
+
+    @property
+    def last_pass(self) -> PassDraws | None:
+        """The pass that was begun last; None where another epoch, or generator, was chosen since."""
+        return self._last_pass
+
+    @property
+    def is_seeded(self) -> bool:
+        """Whether the caller chose where random numbers come from: then the seed is the same in the next process."""
+        return self._is_seeded
+
+    @property
+    def passed_elsewhere(self) -> bool:
+        """Whether workers of a `DataLoader` began passes that this process, which started them, knows nothing of."""
+        return self._mark is not None and self._mark.num_passes != self._num_elsewhere
+
+    def pass_settings(self) -> Mapping[str, JSON] | None:
+        """Return what decides the batches of a pass besides the rows of the loader, the seed and the epoch, as JSON.
+
+        A loader goes on inside a pass only where this is known: it makes the pass again, up to the batch where it was.
+        An own sampler that draws from ``self.rng`` alone may return its settings here. None = it cannot be continued.
+        """
+        return None
+
+    def pass_seed(self) -> int | None:
+        """Return the seed of the passes to come, drawn now if it was not yet; None without a generator."""
+        assigned = self.rng
+        if not self._has_seed or assigned is not self._seeded:
+            self._seed, self._has_seed, self._seeded = fresh_seed(assigned), True, assigned
+        return None if assigned is None else self._seed
+
+    def go_to(self, epoch: int, *, seed: int | None, salt: int | None = None) -> None:
+        """Make the next pass one that another process made, or began.
+
+        Args:
+            epoch: its number.
+            seed: its seed; None = that of this sampler.
+            salt: see `PassDraws`; None = chosen as for any other pass.
+        """
+        self.set_epoch(epoch)
+        self._salt_to_repeat = salt
+        if seed is not None:
+            self._seed, self._has_seed, self._seeded = seed, True, self.rng
 
     if TYPE_CHECKING:
 
@@ -141,6 +191,7 @@ class Sampler(ABC):
         self.validate(n_obs)
         self._look_at_mark()
         draws = self._draws = self._begin_pass()
+        self._last_pass = draws
         requests = self._sample(n_obs)
         try:
             for number, request in enumerate(requests):
@@ -160,7 +211,7 @@ class Sampler(ABC):
 
     def follow(self, draws: PassDraws) -> None:
         """Make the next pass that of another sampler, which wraps this one."""
-        self._epoch, self._epoch_is_set = draws.epoch, draws.is_set and not draws.salt
+        self._epoch, self._salt_to_repeat = draws.epoch, draws.salt
 
     def share_epoch(self) -> None:
         """Let processes that are started from here later see the epochs that are chosen; a loader calls it."""
@@ -169,8 +220,12 @@ class Sampler(ABC):
                 self._mark = EpochMark()
 
     def _look_at_mark(self) -> None:
-        if self._mark is None or current_worker() is None:
+        if self._mark is None:
             return
+        if current_worker() is None:
+            self._num_elsewhere = self._mark.num_passes
+            return
+        self._mark.note_pass()
         choices, epoch = self._mark.read()
         if choices != self._num_marked:
             self._epoch, self._epoch_is_set, self._num_marked = epoch, True, choices
@@ -182,18 +237,19 @@ class Sampler(ABC):
         return worker.number == 0 if self.rng is None else worker.owns(number)
 
     def _begin_pass(self) -> PassDraws:
-        epoch, assigned = self._epoch, self.rng
-        if not self._has_seed or assigned is not self._seeded:
-            self._seed, self._has_seed = fresh_seed(assigned), True
+        epoch, is_seeded = self._epoch, self._is_seeded
+        self.pass_seed()
         draws = self._next_draws(self._seed)
-        if assigned is not None:
+        if self.rng is not None:
             self.rng = draws.whole()
-        self._seeded = self.rng
+        self._seeded, self._is_seeded = self.rng, is_seeded
         self._epoch = epoch + 1
         return draws
 
     def _next_draws(self, seed: int) -> PassDraws:
-        return PassDraws(seed=seed, epoch=self._epoch, salt=self._salt(), is_set=self._epoch_is_set)
+        salt = self._salt() if self._salt_to_repeat is None else self._salt_to_repeat
+        self._salt_to_repeat = None
+        return PassDraws(seed=seed, epoch=self._epoch, salt=salt)
 
     def _salt(self) -> int:
         """0 where the number of the pass tells it apart from all others of this sampler."""

@@ -103,10 +103,10 @@ class Sampled(Regressor):
         return summed_loss(self.layer, batch["X"].to_dense().double()) / len(batch["X"])
 
 
-def fit(module, data, num_ranks, *, save=None, stop=None, resume=None, epochs=2):
+def fit(module, data, num_ranks, *, save=None, every=SAVED_STEPS, stop=None, resume=None, epochs=2):
     callbacks = [] if isinstance(module, Sampled) else [MarkDone()]
     if save is not None:
-        callbacks.insert(0, ModelCheckpoint(save.parent, filename=save.stem, every_n_train_steps=SAVED_STEPS))
+        callbacks.insert(0, ModelCheckpoint(save.parent, filename=save.stem, every_n_train_steps=every))
     trainer = Trainer(
         accelerator="cpu",
         devices=num_ranks,
@@ -176,7 +176,10 @@ def main():
     if "--resume" not in sys.argv:
         results["cut"] = lightning(stores, num_ranks, save=checkpoint, stop=6)
         results["accelerate"] = accelerate(stores)
+        inside = checkpoint.with_name("sampled.ckpt")
         results["sampled"] = lightning_sampled(stores, num_ranks)
+        results["sampled, cut"] = lightning_sampled(stores, num_ranks, save=inside, every=3, stop=4)
+        results["sampled, resumed"] = lightning_sampled(stores, num_ranks, resume=inside)
     results["resumed"] = lightning(stores, num_ranks, resume=checkpoint)
     (folder / f"rank{rank}.json").write_text(json.dumps(results))
 

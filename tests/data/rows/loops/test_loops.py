@@ -95,3 +95,11 @@ def test_lightning_tells_samplers_the_epoch(told):
     assert first[0] != second[0]
     assert set(chain(*first, *second)) == {(row, number_of(row)) for row in range(NUM_ROWS)}
     assert told[2][0]["sampled"]["weights"] == told[2][1]["sampled"]["weights"]
+
+
+def test_lightning_resumes_samplers_inside_an_epoch(told):
+    """After 3 of 4 batches: those that were left, and the next epoch, are the same rows to the same bits."""
+    for rank in told[2]:
+        whole, resumed = rank["sampled"], rank["sampled, resumed"]
+        assert rank["sampled, cut"]["seen"][:30] + resumed["seen"] == whole["seen"]
+        assert resumed["weights"] == whole["weights"]

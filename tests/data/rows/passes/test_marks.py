@@ -32,6 +32,15 @@ def test_a_forked_process_sees_what_is_chosen_later():
     assert mark.read() == (2, 7)
 
 
+def test_a_forked_process_tells_that_it_began_a_pass():
+    """The one that started it sees it."""
+    mark = EpochMark()
+    child = multiprocessing.get_context("fork").Process(target=mark.note_pass)
+    child.start()
+    child.join()
+    assert mark.num_passes == 1
+
+
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda mark: pickle.loads(pickle.dumps(mark))])
 def test_copies_are_on_their_own(copied):
     """They begin with what was known, and tell nobody."""

@@ -13,7 +13,7 @@ from rankwise.data.rows.samplers import RandomSampler, SequentialSampler
 from rankwise.errors import ConfigError, WorldError
 from rankwise.world.place import find_place
 
-__all__ = ["choose_sampler", "say_idle_workers", "say_once"]
+__all__ = ["choose_sampler", "process_rank", "say_idle_workers", "say_once"]
 
 _LOG = logging.getLogger("rankwise.rows")
 _DEFAULTS = {"chunk_size": 512, "preload_nchunks": 32, "batch_size": 1, "drop_last": False}
@@ -64,12 +64,13 @@ def say_once(text: str) -> None:
     """Say something the first time in this process, on the main rank."""
     if text not in _said:
         _said.add(text)
-        if _is_main():
+        if process_rank() == 0:
             _LOG.warning(text)
 
 
-def _is_main() -> bool:
+def process_rank() -> int:
+    """Return the rank that a launcher gave to this process, 0 without one."""
     try:
-        return find_place(os.environ).rank == 0
+        return find_place(os.environ).rank
     except WorldError:  # half a launcher's variables: whoever needs the place says so
-        return True
+        return 0

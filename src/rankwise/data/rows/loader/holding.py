@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from typing import Any
 
@@ -12,7 +13,7 @@ from rankwise.data.rows.loader.kinds import Kind, check_table, kind_of
 from rankwise.data.rows.loader.memory import MemoryRows
 from rankwise.data.rows.loader.stored import StoredRows, adopt_matrix
 from rankwise.data.rows.loader.tables import join_tables
-from rankwise.data.rows.matrices import StoredMatrix
+from rankwise.data.rows.matrices import StoredDense, StoredMatrix, StoredSparse
 from rankwise.data.store import BoxReader
 from rankwise.errors import ConfigError
 
@@ -68,6 +69,16 @@ class HeldDatasets:
         if self._type is None:
             raise ConfigError("No datasets added yet: call use_collection, add_adatas or add_datasets first")
         return self._type
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of the matrices' metadata: equal for copies elsewhere."""
+        stored = (isinstance(matrix, StoredSparse | StoredDense) for matrix in self._matrices)
+        facts = [
+            (shape, dtype.str, matrix.fingerprint if is_stored else self._kind)
+            for shape, dtype, matrix, is_stored in zip(self._shapes, self._dtypes, self._matrices, stored, strict=True)
+        ]
+        return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
 
     @property
     def var(self) -> Any:

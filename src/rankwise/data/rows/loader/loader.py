@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from itertools import pairwise
-from typing import Any, Self
+from typing import Any, Literal, Self
 
+from rankwise.data.contract import JSON
 from rankwise.data.rows.abc import Sampler
 from rankwise.data.rows.loader.ahead import read_ahead
 from rankwise.data.rows.loader.blocks import RowBlock
@@ -18,7 +19,8 @@ from rankwise.data.rows.loader.holding import HeldDatasets
 from rankwise.data.rows.loader.iterable import iterable_class, rebuild
 from rankwise.data.rows.loader.opening import iter_groups, load_group
 from rankwise.data.rows.loader.ordering import make_ordered
-from rankwise.data.rows.loader.requesting import RowOrder, order_rows
+from rankwise.data.rows.loader.requesting import RowOrder
+from rankwise.data.rows.loader.standing import Standing
 from rankwise.data.rows.passes.draws import Rng
 from rankwise.data.rows.types import LoaderOutput
 from rankwise.data.store import BoxReader
@@ -57,6 +59,7 @@ class Loader:
     """
 
     plain_class: type
+    scope: Literal["sharded"] = "sharded"  # for checkpoints: each rank saves and loads its own position
 
     def __new__(cls, collection: Any = None, *, order: Any = None, to: Library | None = None, **options: Any) -> Any:
         """Make a loader, an ordered one if an order is given."""
@@ -96,6 +99,7 @@ class Loader:
         self._batch_sampler.share_epoch()
         self._return_index, self._to, self._on_gpu = return_index, to, preload_to_gpu
         self._datasets = HeldDatasets(BoxReader(cache=0))
+        self._standing = Standing(self._batch_sampler, self._datasets)
         self._num_open, self._has_collection = 0, False
         if collection is not None:
             self.use_collection(collection)
@@ -150,6 +154,30 @@ class Loader:
     def set_epoch(self, epoch: int) -> None:
         """Choose the number of the next pass; see `Sampler.set_epoch`."""
         self._batch_sampler.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, JSON]:
+        """Return where the newest pass is: behind the last batch that was handed out; a small JSON object.
+
+        With a seed of the caller's (``rng=0``) the state of one rank serves all that are at the same batch; without,
+        each rank keeps its own, which carries the seed.
+
+        Raises:
+            ConfigError: workers of a `DataLoader` read, which alone know how far they are; or there are no rows.
+        """
+        return self._standing.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on behind a saved position: the next pass is the rest of that epoch, the same batches byte for byte.
+
+        The batches before it are drawn again, which costs little, and not read. `len` stays that of a whole epoch.
+        Setting the same epoch keeps the position. A state from between two epochs goes on with any sampler, at any
+        number of ranks.
+
+        Raises:
+            ConfigError: the state lies inside an epoch, and data, sampler or number of ranks are others, or it is not
+                known what decides the batches of an own sampler; see `Sampler.pass_settings`.
+        """
+        self._standing.load_state_dict(state)
 
     def use_collection(self, collection: Any, *, load_adata: Callable[[Any], Any] = load_group) -> Self:
         """Add all datasets of a collection; once only.
@@ -250,17 +278,17 @@ class Loader:
             raise ConfigError("the loader has no rows: call use_collection, add_adatas or add_datasets first")
         say_idle_workers(self._batch_sampler)
         rows, obs = self._datasets.rows(), self._datasets.obs()
+        under_way = self._standing.next_pass()
 
         def read(order: RowOrder) -> tuple[RowOrder, RowBlock, Any]:
             return order, rows.read(order.rows), None if obs is None else obs.iloc[order.rows]
 
         try:
-            with closing(self._batch_sampler.sample(n_obs)) as requests:
-                orders = (order_rows(request, n_obs) for request in requests)
-                with closing(read_ahead(orders, read, depth=1)) as blocks:
-                    for order, block, about in blocks:
-                        for first, last in pairwise(order.edges):
-                            yield self._batch(order, block, about, first, last)
+            with closing(read_ahead(under_way.orders(n_obs), read, depth=1)) as blocks:
+                for order, block, about in blocks:
+                    for first, last in pairwise(order.edges):
+                        yield under_way.counted(self._batch(order, block, about, first, last))
+            under_way.has_ended = True
         finally:
             self._datasets.give_back(rows)
 

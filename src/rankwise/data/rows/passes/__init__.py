@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from rankwise.data.rows.passes.draws import PassDraws, fresh_seed, make_generator
 from rankwise.data.rows.passes.marks import EpochMark
-from rankwise.data.rows.passes.ranges import check_mask, circle, mask_bounds
+from rankwise.data.rows.passes.ranges import check_mask, circle, mask_bounds, mask_settings
+from rankwise.data.rows.passes.settings import known_settings
 from rankwise.data.rows.passes.sizes import RequestSizes
 from rankwise.data.rows.passes.workers import LoaderWorker, current_worker
 
@@ -17,6 +18,8 @@ __all__ = [
     "circle",
     "current_worker",
     "fresh_seed",
+    "known_settings",
     "make_generator",
     "mask_bounds",
+    "mask_settings",
 ]

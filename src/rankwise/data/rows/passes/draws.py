@@ -20,13 +20,11 @@ class PassDraws:
         seed: of the sampler.
         epoch: number of the pass.
         salt: tells passes with the same number apart; 0 where the number says it all.
-        is_set: whether the number was chosen, not counted.
     """
 
     seed: int
     epoch: int
     salt: int = 0
-    is_set: bool = False
 
     @property
     def is_odd(self) -> bool:

@@ -7,12 +7,12 @@ from typing import Any
 
 __all__ = ["EpochMark"]
 
-_CHOICES, _EPOCH, _FIRST_SALT = range(3)
+_CHOICES, _EPOCH, _FIRST_SALT, _PASSES = range(4)
 _UNUSED = -1
 
 
 class EpochMark:
-    """Three words of memory that this process shares with those that are forked or spawned from it.
+    """Four words of memory that this process shares with those that are forked or spawned from it.
 
     Workers of a `DataLoader` that stay from epoch to epoch hold copies of the loader: this is how `set_epoch` reaches
     them. Only the process that made the memory chooses epochs in it; another that chooses one makes memory of its own,
@@ -50,6 +50,15 @@ class EpochMark:
         self._words[_CHOICES] += 1
         return int(self._words[_CHOICES])
 
+    @property
+    def num_passes(self) -> int:
+        """Changes whenever a worker begins a pass; a number without meaning otherwise, for they do not wait in line."""
+        return int(self._words[_PASSES])
+
+    def note_pass(self) -> None:
+        """Tell that a worker begins a pass."""
+        self._words[_PASSES] += 1
+
     def is_first_use(self, salt: int) -> bool:
         """Whether the workers with this salt are the first since the epoch was chosen; all of them get one answer.
 
@@ -64,7 +73,7 @@ class EpochMark:
         from multiprocessing.sharedctypes import RawArray
 
         self._owner = os.getpid()
-        self._words: Any = RawArray("q", [choices, epoch, _UNUSED])
+        self._words: Any = RawArray("q", [choices, epoch, _UNUSED, 0])
 
 
 def _attach(owner: int, words: Any) -> EpochMark:

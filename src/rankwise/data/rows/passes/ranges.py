@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from rankwise.data.contract import JSON
 from rankwise.errors import ConfigError
 
-__all__ = ["check_mask", "circle", "mask_bounds"]
+__all__ = ["check_mask", "circle", "mask_bounds", "mask_settings"]
 
 
 def check_mask(mask: slice) -> slice:
@@ -42,6 +43,11 @@ def mask_bounds(mask: slice, n_obs: int) -> tuple[int, int]:
     if start >= stop:
         raise ConfigError(f"mask.start ({start}) leaves no row: the loader has {n_obs} rows; move the mask")
     return start, stop
+
+
+def mask_settings(mask: slice) -> list[JSON]:
+    """Return the first row of a mask, and the one after its last or None, as JSON."""
+    return [mask.start or 0, mask.stop]
 
 
 def circle(first: int, length: int, start: int, stop: int) -> list[slice]:

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from itertools import pairwise
 
 import numpy as np
 
+from rankwise.data.contract import JSON
 from rankwise.data.rows.abc import Sampler
-from rankwise.data.rows.passes import RequestSizes, check_mask, current_worker, make_generator, mask_bounds
+from rankwise.data.rows.passes import (
+    RequestSizes,
+    check_mask,
+    current_worker,
+    make_generator,
+    mask_bounds,
+    mask_settings,
+)
 from rankwise.data.rows.passes.draws import Rng
 from rankwise.data.rows.samplers.once import RowsOnce
 from rankwise.data.rows.samplers.repeated import RowsRepeated
@@ -46,6 +55,10 @@ class _ChunkSampler(Sampler):
         start, stop = mask_bounds(self._mask, n_obs)
         return stop - start
 
+    def _settings(self) -> dict[str, JSON]:
+        said = {"kind": type(self).__name__, **asdict(self._sizes)}
+        return {**said, "drop_last": self._drop_last, "mask": mask_settings(self._mask)}
+
 
 class SequentialSampler(_ChunkSampler):
     """Rows in the order in which they are stored, each once.
@@ -78,6 +91,10 @@ class SequentialSampler(_ChunkSampler):
     def shuffle(self) -> bool:
         """False."""
         return False
+
+    def pass_settings(self) -> Mapping[str, JSON] | None:
+        """Return what decides the batches of a pass."""
+        return self._settings()
 
     def _sample(self, n_obs: int) -> Iterator[LoadRequest]:
         _refuse_workers()
@@ -131,7 +148,7 @@ class RandomSampler(_ChunkSampler):
         super().__init__(sizes, drop_last=drop_last, mask=mask)
         if num_samples is not None and num_samples < 1:
             raise ConfigError(f"num_samples must be at least 1, got {num_samples}")
-        self._rng = make_generator(rng)
+        self._rng, self._is_seeded = make_generator(rng), rng is not None
         self._replacement, self._num_samples = replacement, num_samples
 
     @property
@@ -148,6 +165,10 @@ class RandomSampler(_ChunkSampler):
                 f"num_samples ({asked}) cannot exceed the {stop - start} rows of the range [{start}, {stop}): ask for "
                 "fewer, or draw with replacement=True"
             )
+
+    def pass_settings(self) -> Mapping[str, JSON] | None:
+        """Return what decides the batches of a pass."""
+        return {**self._settings(), "replacement": self._replacement, "num_samples": self._num_samples}
 
     def _asked(self, n_obs: int) -> int:
         return super()._asked(n_obs) if self._num_samples is None else self._num_samples

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
+from rankwise.data.contract import JSON
 from rankwise.data.rows.abc import Sampler
-from rankwise.data.rows.passes import PassDraws, fresh_seed, mask_bounds
+from rankwise.data.rows.passes import PassDraws, fresh_seed, known_settings, mask_bounds, mask_settings
 from rankwise.data.rows.samplers.ranks import DistInfo, find_rank
 from rankwise.data.rows.types import LoadRequest
 from rankwise.errors import ConfigError
@@ -40,8 +41,8 @@ class DistributedSampler(Sampler):
         self._equal = enforce_equal_batches
         self._sampler = copy.deepcopy(sampler)
         self._mask, self._epoch = self._sampler.mask, self._sampler.epoch
-        if self._sampler.rng is not None:
-            self._sampler.rng = self._of_rank(self._sampler.rng)
+        self._is_seeded = self._sampler.is_seeded
+        self._derive()
 
     @property
     def rng(self) -> np.random.Generator | None:
@@ -51,9 +52,14 @@ class DistributedSampler(Sampler):
     @rng.setter
     def rng(self, value: np.random.Generator | int | None) -> None:
         self._sampler.rng = value  # seeds become generators there
-        if self._sampler.rng is not None:
-            self._sampler.rng = self._of_rank(self._sampler.rng)
-        self._epoch = 0
+        self._is_seeded = value is not None
+        self._derive()
+        self._epoch, self._last_pass = 0, None
+
+    @property
+    def rank(self) -> int:
+        """Which rank this is."""
+        return self._rank
 
     @property
     def batch_size(self) -> int | None:
@@ -75,6 +81,24 @@ class DistributedSampler(Sampler):
         """Refuse more ranks than there are rows or full batches; the copied sampler validates its part."""
         self._part(n_obs, is_odd=False)
 
+    def pass_settings(self) -> Mapping[str, JSON] | None:
+        """Return what decides the batches of a rank, None where that of the copied sampler is not known."""
+        of_copy = known_settings(self._sampler)
+        if of_copy is None:
+            return None
+        mask = mask_settings(self._mask)  # that of the copy is this rank's part of it, which changes
+        return {**of_copy, "mask": mask, "ranks": self._world_size, "enforce_equal_batches": self._equal}
+
+    def pass_seed(self) -> int | None:
+        """Return the seed that the ranks derive theirs from; None without a generator."""
+        return self._shared_seed
+
+    def go_to(self, epoch: int, *, seed: int | None, salt: int | None = None) -> None:
+        """Make the next pass one that another process of this rank began; see `Sampler.go_to`."""
+        super().go_to(epoch, seed=None, salt=salt)
+        if seed is not None:
+            self._take_seed(seed)
+
     def _sample(self, n_obs: int) -> Iterator[LoadRequest]:
         self._sampler.restrict(self._part(n_obs, is_odd=self._draws.is_odd))
         self._sampler.follow(self._draws)
@@ -86,8 +110,15 @@ class DistributedSampler(Sampler):
         self._epoch += 1
         return draws
 
-    def _of_rank(self, rng: np.random.Generator) -> np.random.Generator:
-        return np.random.default_rng([self._rank, fresh_seed(copy.deepcopy(rng))])
+    def _derive(self) -> None:
+        """From the generator that the ranks share to one of this rank."""
+        self._shared_seed: int | None = None
+        if self._sampler.rng is not None:
+            self._take_seed(fresh_seed(copy.deepcopy(self._sampler.rng)))
+
+    def _take_seed(self, seed: int) -> None:
+        self._shared_seed = seed
+        self._sampler.rng = np.random.default_rng([self._rank, seed])
 
     def _part(self, n_obs: int, *, is_odd: bool) -> slice:
         start, stop = mask_bounds(self._mask, n_obs)

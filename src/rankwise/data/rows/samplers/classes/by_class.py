@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from rankwise.data.contract import IntArray
+from rankwise.data.contract import JSON, IntArray
 from rankwise.data.rows.abc import Sampler
-from rankwise.data.rows.passes import PassDraws, RequestSizes, check_mask, make_generator, mask_bounds
+from rankwise.data.rows.passes import (
+    PassDraws,
+    RequestSizes,
+    check_mask,
+    make_generator,
+    mask_bounds,
+    mask_settings,
+)
 from rankwise.data.rows.passes.draws import Rng
 from rankwise.data.rows.samplers.classes.checking import check_classes, check_runs, check_weights
 from rankwise.data.rows.samplers.classes.lines import ClassLines
@@ -66,7 +76,7 @@ class ClassSampler(Sampler):
         self._codes = check_classes(classes)
         self._names = classes.categories
         self._weights = check_weights(class_weights, classes)
-        self._rng = make_generator(rng)
+        self._rng, self._is_seeded = make_generator(rng), rng is not None
         self._num_open = 0
         self._lines: ClassLines | None = None
         self._take(slice(0, None) if mask is None else mask)
@@ -105,6 +115,23 @@ class ClassSampler(Sampler):
                 f"classes length ({len(self._codes)}) does not match the {n_obs} rows of the loader: pass one class "
                 "for each row, in the order of the datasets"
             )
+
+    def pass_settings(self) -> Mapping[str, JSON] | None:
+        """Return what decides the batches of a pass; of classes and weights a hash."""
+        return {
+            "kind": type(self).__name__,
+            **asdict(self._sizes),
+            "num_samples": self._num_samples,
+            "drop_last": self._drop_last,
+            "mask": mask_settings(self._mask),
+            "classes": self._classes_hash,
+        }
+
+    @cached_property
+    def _classes_hash(self) -> str:
+        digest = hashlib.sha256(np.ascontiguousarray(self._codes).view(np.uint8).data)
+        digest.update(self._weights.tobytes())
+        return digest.hexdigest()[:16]
 
     def _take(self, mask: slice) -> None:
         bounds = mask_bounds(mask, len(self._codes))
