@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rankwise.errors import ConfigError
+from rankwise.errors import ConfigError, WorldError
 from rankwise.world import World, jax_start
 from rankwise.world.keys import numpy_generator
 from rankwise.world.place import Place
@@ -275,6 +275,27 @@ def test_devices_that_were_started_before():
     assert "ConfigError: JAX looked for its devices before World.init_jax()" in first
     assert second.startswith("ConfigError JAX looked for its devices before World.init_jax()")
     assert "call it before anything that computes" in second
+
+
+def test_a_store_that_is_lost_is_an_error_of_the_world(monkeypatch):
+    """Rank 0 ends while the others ask it: they name it, whatever the socket said."""
+
+    class Lost:
+        def add(self, *_):
+            raise ConnectionResetError("rank 0 closed the store")
+
+        def close(self):
+            closed.append(self)
+
+    closed = []
+    place = Place(family="slurm", rank=1, world_size=2, local_world_size=2, master_addr="localhost", master_port=1)
+    monkeypatch.setattr(jax_start, "find_place", lambda _: place)
+    monkeypatch.setattr(jax_start, "jax_client", lambda: None)
+    monkeypatch.setattr(jax_start, "devices_started", lambda: False)
+    monkeypatch.setattr(jax_start, "open_small_store", lambda *_: Lost())
+    with pytest.raises(WorldError, match=r"rank 1 of 2 lost the store of rank 0 .*rank 0 closed the store"):
+        World.init_jax()
+    assert len(closed) == 1
 
 
 def test_an_initialised_jax_with_other_numbers(monkeypatch):

@@ -1,5 +1,6 @@
 """The store of ranks that meet without torch."""
 
+import io
 import socket
 import threading
 from datetime import timedelta
@@ -9,7 +10,7 @@ import pytest
 from rankwise.errors import WorldError
 from rankwise.world.arrival import Card, meet
 from rankwise.world.place import Place
-from rankwise.world.small_store import SmallStore, StoreServer, open_small_store
+from rankwise.world.small_store import SmallStore, StoreServer, _Answering, open_small_store
 
 
 @pytest.fixture
@@ -131,3 +132,33 @@ def test_a_store_that_is_not_there_is_named():
         place = Place(rank=1, world_size=2, master_addr="127.0.0.1", master_port=found.getsockname()[1])
         with pytest.raises(WorldError, match=r"rank 1 could not reach the store at 127\.0\.0\.1"):
             open_small_store(place, timedelta(seconds=0.2))
+
+
+def test_a_rank_does_not_talk_to_itself(stores, monkeypatch):
+    """While nobody listens the system may connect a socket with itself: that is no store, and is tried again."""
+    address = stores[1]._server.server_address
+    own = socket.socket()
+    own.bind(("127.0.0.1", 0))
+    own.connect(own.getsockname())
+    found = [own, socket.create_connection(address)]
+    monkeypatch.setattr(socket, "create_connection", lambda *_, **__: found.pop(0))
+    place = Place(rank=1, world_size=2, master_addr="127.0.0.1", master_port=address[1])
+    store = open_small_store(place, timedelta(seconds=30))
+    assert store.add("n", 1) == 1
+    assert own.fileno() == -1
+    store.close()
+
+
+@pytest.mark.parametrize("error", [ConnectionResetError, BrokenPipeError])
+def test_a_rank_that_dies_leaves_no_traceback(stores, error):
+    """A connection that is cut before, or in the middle of, an answer ends without an error on rank 0."""
+
+    class Cut(io.BytesIO):
+        def write(self, _):
+            raise error
+
+    answering = object.__new__(_Answering)
+    answering.server = stores[1]._server
+    answering.rfile, answering.wfile = io.BytesIO(b'["add", "n", 1]\n["add", "n", 1]\n'), Cut()
+    answering.handle()
+    assert stores[0].add("n", 0) == 1

@@ -117,6 +117,11 @@ def _join(jax: Any, place: Place, wishes: JaxWishes) -> Company:
         address = await_key(store, key, wishes.timeout)
         local_ranks = place.local_world_size or company.hosts.count(company.hosts[place.rank])
         _initialize(jax, replace(place, local_world_size=local_ranks), address, own, wishes)
+    except OSError as error:
+        raise WorldError(
+            f"rank {place.rank} of {place.world_size} lost the store of rank 0 while the ranks met ({error}): look at "
+            "rank 0's output, it failed or was stopped"
+        ) from error
     finally:
         if not place.agent_store:
             store.close()

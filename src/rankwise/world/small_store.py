@@ -6,6 +6,7 @@ line of JSON, and so is its answer.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import socketserver
@@ -69,12 +70,13 @@ class _Answering(socketserver.StreamRequestHandler):
     server: StoreServer
 
     def handle(self) -> None:
-        for line in self.rfile:
-            try:
-                question = json.loads(line)
-            except ValueError:  # whoever this is, it is no rank
-                return
-            self.wfile.write(json.dumps(self._answer(question)).encode() + b"\n")
+        with contextlib.suppress(OSError):  # the rank has died: who it was and why, others say
+            for line in self.rfile:
+                try:
+                    question = json.loads(line)
+                except ValueError:  # whoever this is, it is no rank
+                    return
+                self.wfile.write(json.dumps(self._answer(question)).encode() + b"\n")
 
     def _answer(self, question: Any) -> dict[str, Any]:
         name, *arguments = question if isinstance(question, list) and question else [""]
@@ -198,6 +200,9 @@ def _connect(place: Place, patience_s: float) -> socket.socket:
             if time.monotonic() > deadline:
                 raise
             time.sleep(_RETRY_S)
+            continue
+        if found.getsockname() == found.getpeername():  # nobody listened, and the system gave us that very port
+            found.close()
             continue
         found.settimeout(None)  # the server says when time is up
         return found
