@@ -34,12 +34,12 @@ def test_the_rank_behind_is_named(launcher):
                 computes_for_ever()
         time.sleep(1000)
     """)
-    done = launcher.run("--nproc", 2, "--hang-timeout", 1, "--shutdown-timeout", 1, script)
+    done = launcher.run("--nproc", 2, "--hang-timeout", 3, "--shutdown-timeout", 1, script)
     assert done.returncode == 1
     assert "rank 1 of 2 on " in done.stderr
     assert "hangs (epoch 0, step 1, phase train, at " in done.stderr
     assert "script.py:5 in computes_for_ever" in done.stderr
-    assert "no rank has made progress for 1 s" in done.stderr
+    assert "no rank has made progress for 3 s" in done.stderr
     assert "it is behind the others (furthest: epoch 0, step 2, phase train)" in done.stderr
     assert "rank 0: stopped by rankwise (SIGTERM); was at epoch 0, step 2" in done.stderr
 
@@ -55,7 +55,7 @@ def test_the_rank_that_does_not_wait_is_named_without_beats(launcher):
         # what a stack looks like inside a collective, without loading torch
         exec(compile("import time; time.sleep(1000)", "/site/torch/distributed/distributed_c10d.py", "exec"))
     """)
-    done = launcher.run("--nproc", 2, "--hang-timeout", 1, "--shutdown-timeout", 1, script)
+    done = launcher.run("--nproc", 2, "--hang-timeout", 3, "--shutdown-timeout", 1, script)
     assert done.returncode == 1
     assert "rank 1 of 2 on " in done.stderr
     assert "no beat yet" in done.stderr
@@ -76,7 +76,7 @@ def test_a_stopped_rank_is_named(launcher):
             os.kill(os.getpid(), signal.SIGSTOP)
         time.sleep(1000)
     """)
-    done = launcher.run("--nproc", 2, "--hang-timeout", 1, "--shutdown-timeout", 1, script)
+    done = launcher.run("--nproc", 2, "--hang-timeout", 3, "--shutdown-timeout", 1, script)
     assert done.returncode == 1
     assert "rank 1 of 2 on " in done.stderr
     assert "its process is stopped (SIGSTOP)" in done.stderr

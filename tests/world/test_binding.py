@@ -145,8 +145,13 @@ def test_an_exception_on_one_rank_ends_the_others_within_seconds(tmp_path):
 
 
 LATE = """
-    import pathlib, sys, time, rankwise
-    flag = pathlib.Path(__file__).with_name("gave-up")
+    import os, pathlib, sys, time, rankwise
+    import torch.distributed  # takes seconds, on a busy machine more of them on one rank than on the other
+    folder = pathlib.Path(__file__).parent
+    flag, here = folder / "gave-up", [folder / f"here-{rank}" for rank in range(2)]
+    here[int(os.environ["RANK"])].touch()
+    while not all(path.exists() for path in here):
+        time.sleep(0.01)
     with rankwise.bind(timeout=2, device="cpu") as world:
         world.barrier()
         if world.rank == 0:

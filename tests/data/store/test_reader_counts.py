@@ -242,7 +242,7 @@ def decoders():
 
 def test_an_interrupt_leaves_nothing_stuck(metas, monkeypatch):
     """Control-C in the middle of a read ends it; the reader then works as before, and its threads end with it."""
-    before, run, waiting = decoders(), ThreadsDecoder.run, threading.Event()
+    before, run, waiting = set(decoders()), ThreadsDecoder.run, threading.Event()
 
     def interrupting(*arguments):
         if not waiting.is_set():
@@ -258,7 +258,7 @@ def test_an_interrupt_leaves_nothing_stuck(metas, monkeypatch):
         assert waiting.is_set()
         for name in LAYOUTS:
             read(reader, everything(metas[name]))
-    assert decoders() == before
+    assert set(decoders()) <= before  # those of forgotten readers of other tests end when they like
 
 
 def open_files(metas):

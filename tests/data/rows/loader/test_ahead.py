@@ -7,6 +7,13 @@ import pytest
 from rankwise.data.rows.loader.ahead import read_ahead
 
 
+@pytest.fixture
+def new_threads():
+    """Tell the threads that read ahead and were not there before; those of other tests end as they like."""
+    before = set(threading.enumerate())
+    return lambda: [t for t in threading.enumerate() if t.name.startswith("rankwise-rows") and t not in before]
+
+
 def test_the_next_is_under_way_while_one_is_in_use():
     """Work on item k + 1 begins before item k + 1 is asked for; results come in order."""
     started = [threading.Event() for _ in range(4)]
@@ -39,7 +46,7 @@ def test_items_are_taken_by_who_iterates():
 
 
 @pytest.mark.parametrize("where", ["items", "work"])
-def test_errors_come_in_their_turn(where):
+def test_errors_come_in_their_turn(where, new_threads):
     """What was read before an error is handed out first."""
 
     def items():
@@ -57,12 +64,13 @@ def test_errors_come_in_their_turn(where):
     with pytest.raises(KeyError, match="three"):
         seen.extend(iter(results.__next__, None))
     results.close()
-    assert not [t for t in threading.enumerate() if t.name.startswith("rankwise-rows")]
+    assert not new_threads()
 
 
-def test_leaving_early_ends_the_thread():
+def test_leaving_early_ends_the_thread(new_threads):
     """Nothing runs on after close()."""
     results = read_ahead(iter(range(100)), lambda item: item, depth=3)
     next(results)
+    assert new_threads()
     results.close()
-    assert not [t for t in threading.enumerate() if t.name.startswith("rankwise-rows")]
+    assert not new_threads()

@@ -9,18 +9,14 @@ import pytest
 from rankwise.data.store.remote.workers import Workers
 
 
-def running():
-    return [thread for thread in threading.enumerate() if thread.name == "rankwise-remote"]
-
-
 @pytest.fixture
-def no_threads():
-    """Wait for those of other tests to end."""
-    for thread in running():
-        thread.join(20)
+def running():
+    """Tell the threads that were not there before; those of other tests end as they like."""
+    before = set(threading.enumerate())
+    return lambda: [t for t in threading.enumerate() if t.name == "rankwise-remote" and t not in before]
 
 
-def test_no_more_threads_than_tasks_or_than_allowed(no_threads):
+def test_no_more_threads_than_tasks_or_than_allowed(running):
     """Threads start with the work: two tasks need two, ten need the three that are allowed."""
     for num_tasks, num_threads in ((2, 2), (10, 3)):
         gate, done = threading.Event(), threading.Semaphore(0)
@@ -37,7 +33,7 @@ def test_no_more_threads_than_tasks_or_than_allowed(no_threads):
         assert running() == []
 
 
-def test_tasks_that_wait_are_run_when_it_closes(no_threads):
+def test_tasks_that_wait_are_run_when_it_closes():
     """Nobody waits for a task in vain; new ones are refused."""
     gate, done = threading.Event(), threading.Semaphore(0)
     workers = Workers(1, on_end=gate.set)
@@ -49,7 +45,7 @@ def test_tasks_that_wait_are_run_when_it_closes(no_threads):
         workers.submit(done.release)
 
 
-def test_a_reader_that_is_forgotten_takes_its_threads_along(no_threads):
+def test_a_reader_that_is_forgotten_takes_its_threads_along(running):
     """Collected like anything else; its threads end and whatever waits in them is told."""
     told = threading.Event()
     workers = Workers(2, on_end=told.set)
