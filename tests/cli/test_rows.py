@@ -102,3 +102,27 @@ def test_wrong_usage_is_one_message(tmp_path, inputs, command):
     code, _, said = command("rows", "info", inputs[0])
     assert code == 2
     assert "write it to a Zarr collection first" in said
+
+
+def test_a_stopped_writing_says_how_to_go_on(tmp_path, inputs, command, monkeypatch):
+    """Ctrl-C ends with the code of a shell and one line, and the same command goes on."""
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    words = ["rows", "write", tmp_path / "c.zarr", inputs[0], "--seed", 0]
+    with monkeypatch.context() as interrupted:
+        interrupted.setattr("rankwise.data.rows.collection.moving.Buckets.add", stop)
+        code, _, said = command(*words)
+    assert (code, said.count("\n")) == (130, 1)
+    assert f"rankwise: stopped. {tmp_path}/c.zarr is as it was. The same call goes on where it was left" in said
+    assert command(*words)[0] == 0
+
+
+@pytest.mark.filterwarnings("default")
+def test_warnings_are_for_readers_of_a_terminal(tmp_path, inputs, command):
+    """A warning is one line without a place in our source; progress comes as lines where stderr is no terminal."""
+    code, _, said = command("rows", "write", tmp_path / "c", inputs[0], "--progress")
+    assert code == 0
+    assert said.splitlines()[0] == f"rankwise: warning: collections want names that end in .zarr, got {tmp_path}/c"
+    assert [line.split(" rows")[0] for line in said.splitlines()[1:]] == ["reading 90/90", "writing 90/90"]

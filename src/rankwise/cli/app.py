@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+import warnings
+from typing import Annotated, Any
 
 import typer
 
@@ -56,8 +57,16 @@ app.add_typer(rows_commands, name="rows")
 
 def main() -> None:
     """Run the command line; an error of rankwise becomes one message and exit code 2, without a traceback."""
-    try:
-        app(prog_name="rankwise")
-    except RankwiseError as error:
-        print(f"rankwise: {error}", file=sys.stderr)
-        sys.exit(2)
+    with warnings.catch_warnings():
+        warnings.showwarning = _show_warning  # type: ignore[assignment]  # it has no use for the place
+        try:
+            app(prog_name="rankwise")
+        except RankwiseError as error:
+            print(f"rankwise: {error}", file=sys.stderr)
+            sys.exit(2)
+
+
+def _show_warning(message: Warning | str, category: type[Warning], *place: Any) -> None:
+    """A warning is for the reader of the terminal, to whom a line of our source says nothing."""
+    del category, place
+    print(f"rankwise: warning: {message}", file=sys.stderr)

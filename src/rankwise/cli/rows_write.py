@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,6 +18,8 @@ EXAMPLES = (
     "rankwise rows write cells.zarr *.h5ad --layer counts --no-x --memory-budget 16GB --ranks 8  |  "
     "srun rankwise rows write cells.zarr *.h5ad"
 )
+
+_STOPPED = 130  # exit code after Ctrl-C, as of a shell
 
 
 def write_command(  # noqa: PLR0917  (typer's way: a parameter per option)
@@ -58,6 +61,13 @@ def write_command(  # noqa: PLR0917  (typer's way: a parameter per option)
             "job step (srun, torchrun, mpirun) in which the command is called.",
         ),
     ] = None,
+    progress: Annotated[
+        bool | None,
+        typer.Option(
+            "--progress/--no-progress",
+            help="Show rate and time left; a line every 10 s where stderr is a file or a pipe. Default: on a terminal.",
+        ),
+    ] = None,
 ) -> None:
     """Write a collection of shuffled rows, or add to one. Killed, it leaves what was there; called again, it goes on.
 
@@ -79,13 +89,19 @@ def write_command(  # noqa: PLR0917  (typer's way: a parameter per option)
         "align_rows": align_rows,
         "reshuffle": reshuffle,
     }
-    if ranks is None or ranks == 1:
-        _write_rank(out, inputs, options)
-    else:
-        _start_ranks(ranks, out, inputs, options)
+    try:
+        if ranks is None or ranks == 1:
+            _write_rank(out, inputs, {**options, "progress": progress})
+        else:
+            _start_ranks(ranks, out, inputs, options, progress)
+    except KeyboardInterrupt:
+        from rankwise.data.rows.collection import where_it_stands
+
+        print(f"rankwise: stopped. {where_it_stands(out)}", file=sys.stderr)
+        sys.exit(_STOPPED)
 
 
-def _start_ranks(ranks: int, out: Path, inputs: list[str], options: dict[str, Any]) -> None:
+def _start_ranks(ranks: int, out: Path, inputs: list[str], options: dict[str, Any], progress: bool | None) -> None:
     from rankwise.data.rows.collection import watched_progress
     from rankwise.launch.calls import run
     from rankwise.world.place import find_place
@@ -96,8 +112,8 @@ def _start_ranks(ranks: int, out: Path, inputs: list[str], options: dict[str, An
             f"--ranks {ranks} starts processes, but this one is rank {place.rank} of {place.world_size} already "
             f"({place.family}): leave --ranks out"
         )
-    with watched_progress(out):
-        run(_write_rank, out, inputs, options, num_ranks=ranks)
+    with watched_progress(out, enabled=progress):
+        run(_write_rank, out, inputs, {**options, "progress": False}, num_ranks=ranks)
 
 
 def _write_rank(out: Path, inputs: list[str], options: dict[str, Any]) -> None:

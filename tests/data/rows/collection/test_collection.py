@@ -219,6 +219,7 @@ def test_groups_of_inputs_with_other_categories(tmp_path):
     assert made.obs["kind"].isna().tolist() == [False] * 50 + [True] * 10
     more = small_anndata(20, 5, seed=2)
     more.obs["kind"] = pd.Categorical(["z"] * 20)
+    more.obs["donor"] = "d9"
     with pytest.warns(UserWarning, match="20 new rows are shuffled among themselves"):
         whole = add(tmp_path / "c.zarr", [more]).obs(["kind"])["kind"]
     assert whole.cat.categories.tolist() == ["b", "a", "c", "z"]

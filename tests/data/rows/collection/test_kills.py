@@ -73,7 +73,7 @@ def test_other_work_throws_the_unfinished_away(base):
         pytest.warns(UserWarning, match="unfinished writing of other inputs"),
         pytest.warns(UserWarning, match="new rows are shuffled among themselves"),
     ):
-        DatasetCollection(folder).add_adatas(killed.inputs()[:1], rng=0)
+        DatasetCollection(folder).add_adatas(killed.inputs()[:1], rng=0, matrices=["X"])
     assert len(find_datasets(folder)) == 2
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rankwise.data.rows.collection.checksums import array_checksums
 from rankwise.data.rows.collection.collection import DatasetCollection
+from rankwise.data.rows.collection.interrupted import where_it_stands
 from rankwise.data.rows.collection.progress import watched_progress
 
-__all__ = ["DatasetCollection", "array_checksums", "watched_progress"]
+__all__ = ["DatasetCollection", "array_checksums", "watched_progress", "where_it_stands"]

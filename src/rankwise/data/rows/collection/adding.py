@@ -26,6 +26,7 @@ from rankwise.data.rows.collection.manifest import commit, has_manifest, listed_
 from rankwise.data.rows.collection.options import WriteOptions
 from rankwise.data.rows.collection.placing import Placing, cut_datasets
 from rankwise.data.rows.collection.progress import Progress
+from rankwise.data.rows.collection.room import warn_of_room
 from rankwise.data.rows.collection.steps import (
     Job,
     dataset_tasks,
@@ -81,6 +82,8 @@ def add_rows(
     edges = cut_datasets(joined.num_rows, options.dataset_rows(joined))
     facts = crew.agree("facts", lambda: _facts(folder, joined, options, edges, plan=plan, seed=seed))
     job = _job(work_folder(folder), joined, options, edges=edges, facts=facts, crew=crew)
+    if crew.is_main:
+        warn_of_room(job.work, joined.row_bytes * joined.num_rows)
     with Progress(joined.num_rows, enabled=progress, crew=crew) as shown:
         _work(job, shown)
     if crew.is_main:

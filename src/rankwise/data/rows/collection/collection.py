@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-import operator
-import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rankwise.data.rows.collection.adding import add_rows, plan_of, settle
+from rankwise.data.rows.collection.arguments import codecs, listed, named, seed_of
 from rankwise.data.rows.collection.crew import Crew, take_seat
+from rankwise.data.rows.collection.fitting import check_fit, warn_of_repeats
 from rankwise.data.rows.collection.inputs import Input, open_input
+from rankwise.data.rows.collection.interrupted import said_where_it_stands
 from rankwise.data.rows.collection.joining import join_inputs
 from rankwise.data.rows.collection.journal import locked, work_folder
 from rankwise.data.rows.collection.manifest import listed_names, read_manifest
+from rankwise.data.rows.collection.opening import open_folder
 from rankwise.data.rows.collection.options import WriteOptions
 from rankwise.data.rows.datasets import COLLECTION_TYPE, load_anndata
 from rankwise.data.rows.writing import MatrixFormat
 from rankwise.data.store import load_zarr
-from rankwise.errors import ConfigError, DataError
+from rankwise.errors import ConfigError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -55,19 +56,8 @@ class DatasetCollection:
             )
         if mode not in _MODES:
             raise ConfigError(f"mode wants to be one of {', '.join(map(repr, _MODES))}, got {mode!r}")
-        self._mode = mode
-        if isinstance(group, (str, os.PathLike)):
-            group = _open(Path(group), mode)
-        if not hasattr(group, "store_path"):
-            raise ConfigError(f"a collection wants a path or a Zarr group, got {type(group).__name__}")
-        if group.metadata.zarr_format != 3:
-            raise ConfigError(f"a collection wants a group of Zarr v3, got one of v{group.metadata.zarr_format}")
-        root = getattr(group.store, "root", None)
-        if root is None:
-            raise ConfigError(f"a collection wants a folder of a local file system, got {group.store}")
-        self.path = Path(root) / group.path
-        if group.store.read_only:
-            self._mode = "r"
+        self.path, read_only = open_folder(group, mode)
+        self._mode = "r" if read_only else mode
 
     def __repr__(self) -> str:
         return f"DatasetCollection({str(self.path)!r}: {len(listed_names(self.path))} datasets)"
@@ -166,7 +156,7 @@ class DatasetCollection:
         columns `src_path` and `src_row` that say where they come from. What is there already is not touched.
 
         Args:
-            adata_paths: paths of h5ad files and Zarr stores, groups of them, or AnnData in memory.
+            adata_paths: paths of h5ad files and Zarr stores, groups of them, or AnnData in memory; a single one, too.
             load_adata: turns a path into an AnnData, to choose or change what it holds; None = all of it.
             groupby: columns of obs by which the rows of each dataset are sorted after the shuffle.
             var_subset: names of variables to take; None = all of all inputs. Of a collection that is not empty the
@@ -200,14 +190,14 @@ class DatasetCollection:
         if self._mode == "r":
             raise ConfigError(f"{self.path} was opened to read (mode='r'): open it with mode='a' to add data")
         del h5ad_compressor
-        matrices = None if matrices is None else list(matrices)
-        modalities = [] if modalities is None else list(modalities)
-        var_subset = None if var_subset is None else [str(name) for name in var_subset]
+        matrices = None if matrices is None else named(matrices, "matrices")
+        modalities = [] if modalities is None else named(modalities, "modalities")
+        var_subset = None if var_subset is None else [str(name) for name in named(var_subset, "var_subset")]
         options = WriteOptions(
             form=MatrixFormat(
                 n_obs_per_chunk=n_obs_per_chunk,
                 shard_size=shard_size,
-                compressors=None if zarr_compressor is None else tuple(zarr_compressor),
+                compressors=None if zarr_compressor is None else codecs(zarr_compressor),
                 align_rows=align_rows,
             ),
             groupby=() if groupby is None else (groupby,) if isinstance(groupby, str) else tuple(groupby),
@@ -225,8 +215,10 @@ class DatasetCollection:
             },
         )
         crew = Crew(take_seat(world), work_folder(self.path))
-        with _quiet(wanted=not crew.is_main), crew.together(locked(work_folder(self.path))):
-            self._add(list(adata_paths), options, crew, load_adata=load_adata, seed=_seed(rng), progress=progress)
+        sources, seed = listed(adata_paths), seed_of(rng)
+        alone = crew.together(locked(work_folder(self.path)))
+        with _quiet(wanted=not crew.is_main), said_where_it_stands(self.path), alone:
+            self._add(sources, options, crew, load_adata=load_adata, seed=seed, progress=progress)
         return self
 
     def _add(
@@ -257,8 +249,11 @@ class DatasetCollection:
         if crew.agree("settled", lambda: settle(self.path, plan)):
             return
         vars_ = None if self.is_empty else self.tables_of_variables()
+        warn_of_repeats(inputs, self.manifest["writes"], self.path)
         if vars_ is not None:
-            _warn_of_variables(inputs, vars_)
+            with _quiet(wanted=True):  # it is there, whatever of it may be odd
+                member = open_input(self._places[0], 0, member=True)
+            check_fit(inputs, member, vars_, self.path)
             inputs = [*self._members(options.extra["matrices"]), *inputs] if options.reshuffle else inputs
         joined = join_inputs(inputs, vars_=vars_, var_subset=options.extra["var_subset"], merge=options.extra["merge"])
         add_rows(self.path, joined, options, crew=crew, plan=plan, seed=seed, progress=progress)
@@ -277,23 +272,11 @@ class DatasetCollection:
         return {"": read(group["var"])} | {name: read(others[name]["var"]) for name in sorted(others)}
 
     def _members(self, matrices: Sequence[str] | None) -> list[Input]:
-        return [
-            open_input(str(self.path / name), number, matrices=matrices, member=True)
-            for number, name in enumerate(listed_names(self.path))
-        ]
+        return [open_input(place, number, matrices=matrices, member=True) for number, place in enumerate(self._places)]
 
-
-def _open(path: Path, mode: str) -> Any:
-    if path.suffix != ".zarr":
-        warnings.warn(f"collections want names that end in .zarr, got {path}", stacklevel=3)
-    if mode != "a" and not path.is_dir():
-        raise DataError(f"there is no collection at {path}; mode={mode!r} makes none, mode='a' does")
-    zarr = load_zarr()
-    if mode == "a" and not any((path / name).exists() for name in ("zarr.json", ".zgroup")):
-        # another rank may be just about to make it
-        with contextlib.suppress(zarr.errors.ContainsGroupError):
-            return zarr.create_group(str(path), zarr_format=3)
-    return zarr.open_group(str(path), mode="r" if mode == "r" else "r+")
+    @property
+    def _places(self) -> list[str]:
+        return [str(self.path / name) for name in listed_names(self.path)]
 
 
 def _obs(group: Any, columns: Sequence[str] | None) -> Any:
@@ -329,22 +312,3 @@ def _one_over_the_other(frames: list[Any]) -> Any:
         if categories and len(parts) == len(frames) and not isinstance(whole[name].dtype, pd.CategoricalDtype):
             whole[name] = union_categoricals(parts, ignore_order=True)
     return whole
-
-
-def _seed(rng: Any) -> int | None:
-    if rng is None:
-        return None
-    return int(rng.integers(2**63)) if hasattr(rng, "integers") else operator.index(rng)
-
-
-def _warn_of_variables(inputs: Sequence[Input], vars_: dict[str, Any]) -> None:
-    dropped = sorted(
-        {name for held in inputs for key, var in held.vars.items() if key in vars_ for name in _beyond(var, vars_[key])}
-    )
-    if dropped:
-        shown = ", ".join(dropped[:5]) + (", ..." if len(dropped) > 5 else "")
-        warnings.warn(f"{len(dropped)} variables are not in the collection and are left out: {shown}", stacklevel=4)
-
-
-def _beyond(mine: Any, var: Any) -> list[str]:
-    return [str(name) for name in mine.index.difference(var.index)]

@@ -13,7 +13,8 @@ from rankwise.data.contract import DType, IntArray, NDArray
 from rankwise.data.rows.collection.columns import Column, ObsColumn, unite_columns
 from rankwise.data.rows.collection.inputs import Input
 from rankwise.data.rows.collection.moving import Field
-from rankwise.data.rows.datasets import load_anndata, split_modality
+from rankwise.data.rows.collection.variables import choose_variables, gather_variables, join_variables
+from rankwise.data.rows.datasets import split_modality
 from rankwise.errors import ConfigError
 
 __all__ = ["Joined", "join_inputs"]
@@ -94,13 +95,15 @@ def join_inputs(
     """
     if vars_ is None:
         modalities = [name for name in inputs[0].vars if all(name in held.vars for held in inputs)]
-        vars_ = {name: _join_var([held.vars[name] for held in inputs], merge) for name in modalities}
+        vars_ = {name: join_variables([(held.label, held.vars[name]) for held in inputs], merge) for name in modalities}
         if var_subset is not None:
-            vars_[""] = vars_[""][vars_[""].index.isin(list(var_subset))]
+            vars_[""] = choose_variables(vars_[""], list(var_subset))
     # plain text, which every anndata reads
     vars_ = {name: var.set_axis(var.index.astype(str).astype(object)) for name, var in vars_.items()}
     gathers = {
-        name: tuple(_gather(held.vars[name], var, held.label) if name in held.vars else None for held in inputs)
+        name: tuple(
+            gather_variables(held.vars[name], var, held.label) if name in held.vars else None for held in inputs
+        )
         for name, var in vars_.items()
     }
     return Joined(
@@ -111,16 +114,6 @@ def join_inputs(
         matrices=_fields(inputs, {name: len(var) for name, var in vars_.items()}),
         gathers=gathers,
     )
-
-
-def _join_var(parts: Sequence[Any], merge: str | None) -> Any:
-    if len(parts) == 1:
-        return parts[0]
-    anndata = load_anndata()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        empty = [anndata.AnnData(var=var, shape=(0, len(var))) for var in parts]
-        return anndata.concat(empty, join="outer", merge=merge).var
 
 
 def _join_columns(inputs: Sequence[Input]) -> tuple[ObsColumn, ...]:
@@ -157,15 +150,6 @@ def _sources(held: Input, labels: Any) -> dict[str, Column]:
             dtype=np.dtype(np.int64),
         )
     return made
-
-
-def _gather(mine: Any, var: Any, label: str) -> IntArray | None:
-    if not mine.index.is_unique:
-        raise ConfigError(f"the variables of {label} have names that come twice: adata.var_names_make_unique()")
-    if mine.index.equals(var.index):
-        return None
-    found: IntArray = var.index.get_indexer(mine.index).astype(np.int64)
-    return found
 
 
 def _fields(inputs: Sequence[Input], num_vars: dict[str, int]) -> tuple[Field, ...]:

@@ -1,4 +1,4 @@
-"""`Progress`: how far the writing of a collection is, on a terminal."""
+"""`Progress`: how far the writing of a collection is, on a terminal or in a log."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any, Self
 
 from rankwise.data.rows.collection.crew.crew import Crew, put_json
 from rankwise.data.rows.collection.journal import work_folder
+from rankwise.data.rows.collection.lines import Lines
 
 __all__ = ["Progress", "watched_progress"]
 
@@ -20,7 +21,7 @@ _LINES = {"spilled": "reading", "written": "writing"}
 
 
 class Progress:
-    """Two lines with rows, rate and time left: reading the inputs, and writing the datasets.
+    """Two lines with rows, rate and time left: reading the inputs, and writing the datasets; see `Lines` for a file.
 
     Args:
         num_rows: rows of the inputs.
@@ -35,9 +36,10 @@ class Progress:
         self._counts: dict[str, float] = {}
         self._bars: Any = None
         self._tasks: dict[str, Any] = {}
+        self._lines = Lines(num_rows) if self._enabled and not sys.stderr.isatty() else None
 
     def __enter__(self) -> Self:
-        if self._enabled:
+        if self._enabled and self._lines is None:
             from rich.console import Console
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -71,6 +73,8 @@ class Progress:
         if self._told is not None and self._counts.get(name) != rows:
             self._counts[name] = rows
             put_json(self._told, {"num_rows": self._num_rows, **self._counts})
+        if self._lines is not None:
+            self._lines.show(_LINES[name], rows)
         if self._bars is not None:
             task = self._tasks[name]
             self._bars.update(task, completed=rows)
@@ -79,9 +83,9 @@ class Progress:
 
 
 @contextlib.contextmanager
-def watched_progress(folder: Path) -> Iterator[None]:
-    """Show how far the processes are that this one has started to write a collection, on a terminal."""
-    if not sys.stderr.isatty():
+def watched_progress(folder: Path, *, enabled: bool | None = None) -> Iterator[None]:
+    """Show how far the processes are that this one has started to write a collection; None = on a terminal."""
+    if not (sys.stderr.isatty() if enabled is None else enabled):
         yield
         return
     done = threading.Event()

@@ -21,6 +21,8 @@ from rankwise.errors import ConfigError, DataError
 
 __all__ = ["Input", "open_input"]
 
+_IN_MEMORY = "in memory "
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Input:
@@ -43,6 +45,11 @@ class Input:
     vars: dict[str, Any]
     tables: dict[str, Table]
     close: Callable[[], None]
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether it has no place by which it could be known again."""
+        return self.label.startswith(_IN_MEMORY)
 
     @property
     def num_rows(self) -> int:
@@ -77,7 +84,7 @@ def open_input(
     with contextlib.ExitStack() as stack:
         held = source
         if load_adata is not None and not hasattr(source, "obs_names"):
-            held = load_adata(source)
+            held = _loaded(load_adata, source, label)
         elif not hasattr(source, "obs_names"):
             held = _open_group(source, label)
             if held is not source and hasattr(held, "close"):  # a file of HDF5
@@ -134,7 +141,7 @@ def _label(source: Any, number: int) -> str:
     if isinstance(source, (str, os.PathLike)):
         return os.fspath(source)
     if hasattr(source, "obs_names"):
-        return f"in memory {number}"
+        return f"{_IN_MEMORY}{number}"
     if hasattr(source, "store_path"):
         return str(source.store_path)
     return f"{getattr(getattr(source, 'file', None), 'filename', source)}{getattr(source, 'name', '')}"
@@ -152,7 +159,7 @@ def _open_group(source: Any, label: str) -> Any:
         return source
     path = Path(source)
     if "://" not in str(source) and not path.exists():
-        raise DataError(f"there is nothing at {label}")
+        raise DataError(f"there is nothing at {label}, looked for in {Path.cwd()}")
     try:
         if path.is_file():
             import h5py
@@ -160,7 +167,17 @@ def _open_group(source: Any, label: str) -> Any:
             return h5py.File(path, "r")
         return load_zarr().open_group(os.fspath(source), mode="r")
     except Exception as error:
-        raise DataError(f"{label} cannot be opened as an h5ad file or a Zarr store: {error}") from error
+        raise DataError(
+            f"{label} cannot be opened as an h5ad file or a Zarr store: {error}. For other formats write load_adata=, "
+            "which turns the path into an AnnData"
+        ) from error
+
+
+def _loaded(load_adata: Callable[[Any], Any], source: Any, label: str) -> Any:
+    made = load_adata(source)
+    if not hasattr(made, "obs_names"):
+        raise ConfigError(f"load_adata= returns an AnnData, of {label} it returned {type(made).__name__}")
+    return made
 
 
 def _tables(parts: Parts, label: str, matrices: Iterable[str] | None) -> dict[str, Table]:

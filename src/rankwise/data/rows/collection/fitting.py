@@ -1,0 +1,110 @@
+"""Whether inputs fit the collection that they are added to: refused where loaders could not read both, or said."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rankwise.data.rows.collection.inputs import Input, Table
+from rankwise.data.rows.collection.variables import few_names
+from rankwise.data.rows.datasets import split_modality
+from rankwise.errors import ConfigError
+
+__all__ = ["check_fit", "warn_of_repeats"]
+
+_MADE_HERE = ("src_path", "src_row")
+
+
+def check_fit(inputs: Sequence[Input], member: Input, vars_: Mapping[str, Any], folder: Path) -> None:
+    """Refuse inputs whose rows could not be read together with those of a collection; say what they lack.
+
+    Args:
+        inputs: what is added.
+        member: a dataset of the collection.
+        vars_: its tables of variables by modality.
+        folder: the collection, for messages.
+
+    Raises:
+        ConfigError: a matrix is of another kind or shape, or an input has none of the variables.
+    """
+    for held in inputs:
+        for name in sorted(set(held.tables) & set(member.tables)):
+            _check_kind(held.tables[name], member.tables[name], held.label, folder)
+        for modality in sorted(set(held.vars) & set(vars_)):
+            _check_variables(held.vars[modality], vars_[modality], held.label, folder)
+    _warn_of_variables(inputs, vars_)
+    _warn_of_names("matrices", [set(held.tables) for held in inputs], set(member.tables), folder)
+    known = {name for name in member.columns if name not in _MADE_HERE}
+    _warn_of_names("columns of obs", [set(held.columns) - set(_MADE_HERE) for held in inputs], known, folder)
+
+
+def warn_of_repeats(inputs: Sequence[Input], writes: Sequence[Mapping[str, Any]], folder: Path) -> None:
+    """Say that files were written before: their rows come twice.
+
+    Args:
+        inputs: what is added.
+        writes: those of the manifest.
+        folder: the collection, for the message.
+    """
+    before = {source["src_path"] for write in writes for source in write["sources"]}
+    again = [held.label for held in inputs if not held.in_memory and held.label in before]
+    if again:
+        warnings.warn(
+            f"{folder} has rows of {few_names(again, letters=1000)} already: they will be there twice. To begin anew, "
+            "delete the collection first",
+            stacklevel=5,
+        )
+
+
+def _check_kind(new: Table, old: Table, label: str, folder: Path) -> None:
+    free = split_modality(new.name)[1].startswith("obsm/")
+    shapes = [table.shape[1:] if free else len(table.shape) for table in (new, old)]
+    if new.sparse == old.sparse and shapes[0] == shapes[1]:
+        return
+    words = ["sparse" if table.sparse else "dense" for table in (new, old)]
+    raise ConfigError(
+        f"{new.name} of {label} is {words[0]} {list(new.shape)}, in the collection {folder} it is {words[1]} "
+        f"{list(old.shape)}: rows of both could not be read together. Convert it with load_adata=, or choose other "
+        "matrices="
+    )
+
+
+def _check_variables(mine: Any, var: Any, label: str, folder: Path) -> None:
+    if len(mine) and len(var) and not mine.index.isin(var.index).any():
+        raise ConfigError(
+            f"{label} has none of the variables of the collection {folder}: its own are "
+            f"{few_names(list(mine.index))}, those of the collection {few_names(list(var.index))}. Rename them with "
+            "load_adata=, or write another collection"
+        )
+
+
+def _warn_of_variables(inputs: Sequence[Input], vars_: Mapping[str, Any]) -> None:
+    dropped = sorted(
+        {
+            str(name)
+            for held in inputs
+            for key, var in held.vars.items()
+            if key in vars_
+            for name in var.index.difference(vars_[key].index)
+        }
+    )
+    if dropped:
+        warnings.warn(
+            f"{len(dropped)} variables are not in the collection and are left out: {few_names(dropped)}", stacklevel=6
+        )
+
+
+def _warn_of_names(what: str, new: Sequence[set[str]], old: set[str], folder: Path) -> None:
+    """Say what only some of the rows will have."""
+    lacking = sorted({name for names in new for name in old - names})
+    more = sorted({name for names in new for name in names - old})
+    words = [f"new rows lack {few_names(lacking)}"] if lacking else []
+    if more:
+        words.append(f"only new rows have {few_names(more)}")
+    if words:
+        warnings.warn(
+            f"{what} differ from those of {folder}: {'; '.join(words)}. A loader reads by name only what all rows have",
+            stacklevel=6,
+        )

@@ -1,0 +1,49 @@
+"""Arguments that users get wrong are refused with what to write."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zarr
+
+from rankwise.data.rows.collection.arguments import codecs, listed, named, seed_of
+from rankwise.errors import ConfigError
+from rankwise.testing.small_rows import small_anndata
+
+
+def test_one_input_is_a_list_of_one(tmp_path):
+    """A path, a group or an AnnData alone is not taken apart."""
+    made, group = small_anndata(3, 2), zarr.open_group(str(tmp_path / "a.zarr"), mode="w")
+    assert listed("a.h5ad") == ["a.h5ad"]
+    assert listed(Path("a.h5ad")) == [Path("a.h5ad")]
+    assert [one is made for one in listed(made)] == [True]
+    assert listed(group) == [group]
+    assert listed(iter(["a.h5ad", "b.h5ad"])) == ["a.h5ad", "b.h5ad"]
+    with pytest.raises(ConfigError, match="a list of paths, groups or AnnData objects, got int"):
+        listed(3)
+
+
+def test_a_text_is_no_list_of_names():
+    """A single name is not taken for its letters."""
+    assert named(("X", "layers/counts"), "matrices") == ["X", "layers/counts"]
+    with pytest.raises(ConfigError, match=r"write matrices=\['layers/counts'\]"):
+        named("layers/counts", "matrices")
+
+
+def test_codecs():
+    """One codec or several; the name of one is refused."""
+    codec = zarr.codecs.ZstdCodec(level=3)
+    assert codecs(codec) == codecs([codec]) == (codec,)
+    for wrong in ("lz4", ["lz4"], []):
+        with pytest.raises(ConfigError, match=r"such as \[zarr.codecs.ZstdCodec\(level=3\)\]; got"):
+            codecs(wrong)
+
+
+def test_seeds():
+    """Numbers of any integer type are seeds, generators give one, and what is neither is refused."""
+    assert seed_of(None) is None
+    assert seed_of(np.int64(5)) == seed_of(5) == 5
+    assert seed_of(np.random.default_rng(0)) == seed_of(np.random.default_rng(0))
+    for wrong in ("5", True, np.random.RandomState(0)):
+        with pytest.raises(ConfigError, match=r"rng wants a numpy.random.Generator, a whole number"):
+            seed_of(wrong)

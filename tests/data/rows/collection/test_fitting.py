@@ -1,0 +1,130 @@
+"""What is added to a collection fits what is there, or somebody is told."""
+
+import anndata
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.sparse
+
+from rankwise.data.rows import DatasetCollection, Loader, RowSource
+from rankwise.errors import ConfigError
+from rankwise.testing.small_rows import small_anndata
+
+NEW_ROWS = "new rows are shuffled among themselves"
+
+
+@pytest.fixture
+def collection(tmp_path):
+    return DatasetCollection(tmp_path / "c.zarr").add_adatas([small_anndata(40, 6)], rng=0)
+
+
+def few(seed=1):
+    return small_anndata(3, 6, seed=seed)
+
+
+def test_rows_that_no_loader_could_read_are_refused(collection):
+    """A matrix of another kind or width, and variables of other names: refused, nothing changes."""
+    dense, wide, renamed = few(), few(), few()
+    dense.X = dense.X.toarray()
+    wide.obsm["pca"] = np.zeros((3, 5), "f4")
+    renamed.var_names = [f"ENSG{number}" for number in range(6)]
+    for made, words in (
+        (dense, r"X of in memory 0 is dense \[3, 6\], in the collection .*c.zarr it is sparse \[40, 6\].*load_adata="),
+        (wide, r"obsm/pca of in memory 0 is dense \[3, 5\], .* dense \[40, 3\]"),
+        (renamed, r"none of the variables of the collection .*: its own are ENSG0, .* of the collection gene0, gene1"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            collection.add_adatas([made])
+    assert list(collection.manifest["datasets"]) == ["dataset_0"]
+    assert len(RowSource(collection)) == 40
+
+
+def test_what_only_some_rows_will_have_is_said(collection):
+    """Matrices and columns of observations that old or new rows lack are named when they are added."""
+    made = few()
+    del made.layers["counts"], made.obs["kind"]
+    made.obs["age"] = 3
+    with (
+        pytest.warns(UserWarning, match="matrices differ from those of .*c.zarr: new rows lack layers/counts"),
+        pytest.warns(UserWarning, match="columns of obs differ .*: new rows lack kind; only new rows have age"),
+    ):
+        collection.add_adatas([made])
+    assert len(RowSource(collection, matrices=("X", "obsm/pca"), obs=("n",))) == 43
+
+
+def test_files_that_come_twice_are_said(tmp_path):
+    """A call that was finished, made again, adds its rows again, and says so; of memory nobody can know."""
+    place = tmp_path / "a.h5ad"
+    small_anndata(40, 6).write_h5ad(place)
+    collection = DatasetCollection(tmp_path / "c.zarr").add_adatas(place, rng=0)  # a single input will do
+    with pytest.warns(UserWarning, match=NEW_ROWS), pytest.warns(UserWarning, match="rows of .*a.h5ad already"):
+        collection.add_adatas([place], rng=0)
+    collection.add_adatas([few()])
+    collection.add_adatas([few()])
+    assert len(collection.obs(["n"])) == 86
+
+
+def test_equal_variables_with_names_that_come_twice(tmp_path):
+    """Genes that share a symbol stay as they are where all inputs have the same; else the input is named."""
+    left, right, other = few(0), few(1), few(2)
+    left.var_names = right.var_names = ["a", "b", "b", "c", "d", "e"]
+    collection = DatasetCollection(tmp_path / "c.zarr").add_adatas([left, right], rng=0)
+    assert RowSource(collection).var_names == ("a", "b", "b", "c", "d", "e")
+    [group], obs = collection, collection.obs(["name"])
+    rows = {name: row for made in (left, right) for name, row in zip(made.obs["name"], made.X.toarray(), strict=True)}
+    written = anndata.io.sparse_dataset(group["X"])[:].toarray()
+    np.testing.assert_array_equal(written, [rows[name] for name in obs["name"]])
+    with pytest.warns(UserWarning, match=NEW_ROWS):
+        collection.add_adatas([left])
+    with pytest.raises(ConfigError, match=r"variables with one name, such as b, .* load_adata="):
+        DatasetCollection(tmp_path / "d.zarr").add_adatas([other, right])
+
+
+def test_names_of_variables_that_meet_nothing(tmp_path):
+    """Inputs without a variable in common, and chosen ones that are not there, are said; none at all is refused."""
+    left, right = few(0), few(1)
+    right.var_names = [f"ENSG{number}" for number in range(6)]
+    with pytest.warns(UserWarning, match="in memory 1 has no variable in common with in memory 0"):
+        both = DatasetCollection(tmp_path / "a.zarr").add_adatas([left, right])
+    assert RowSource(both).fields["X"].shape == (12,)
+    with pytest.warns(UserWarning, match="var_subset= has 1 names that no input has: GENE1"):
+        some = DatasetCollection(tmp_path / "b.zarr").add_adatas([left], var_subset=["gene2", "GENE1"])
+    assert RowSource(some).var_names == ("gene2",)
+    with pytest.raises(ConfigError, match="of which no input has any: it has GENE1, the inputs gene0, gene1"):
+        DatasetCollection(tmp_path / "c.zarr").add_adatas([left], var_subset=["GENE1"])
+
+
+def test_columns_of_all_kinds_arrive_as_they_were(tmp_path):
+    """Numbers, truth values and texts that may be missing, ordered categories and odd names: equal after a writing."""
+    made = small_anndata(40, 6)
+    made.obs = pd.DataFrame(
+        {
+            "levels": pd.Categorical(["lo", None, "hi", "lo"] * 10, categories=["lo", "hi"], ordered=True),
+            "numbered": pd.Categorical(np.arange(40) % 4),
+            "maybe_int": pd.array([None, 1, 2, 3] * 10, dtype="Int64"),
+            "maybe_true": pd.array([None, True, False, True] * 10, dtype="boolean"),
+            "some_nan": np.where(np.arange(40) % 3, np.nan, 1.5),
+            "all_nan": np.full(40, np.nan),
+            "two words": np.arange(40, dtype="i1"),
+            "größe": np.arange(40, dtype="f4"),
+        },
+        index=made.obs.index,
+    )
+    made.write_h5ad(tmp_path / "a.h5ad")
+    collection = DatasetCollection(tmp_path / "c.zarr").add_adatas(tmp_path / "a.h5ad", rng=0)
+    found = collection.obs()
+    expected = made.obs.iloc[found["src_row"]]
+    pd.testing.assert_frame_equal(found[list(made.obs)], expected, check_names=False)
+    loader = Loader(batch_size=8, chunk_size=4, preload_nchunks=4, shuffle=True, rng=0, return_index=True)
+    for batch in loader.use_collection(collection):
+        pd.testing.assert_frame_equal(batch["obs"], found.iloc[batch["index"]], check_names=False)
+
+
+def test_matrices_without_rows_or_columns(tmp_path):
+    """An input without rows adds none, one row is a collection, and so are rows without variables."""
+    empty, alone, narrow = small_anndata(40, 6)[:0].copy(), small_anndata(1, 6), few()
+    with pytest.raises(ConfigError, match="inputs with rows, got none"):
+        DatasetCollection(tmp_path / "a.zarr").add_adatas([empty])
+    assert len(DatasetCollection(tmp_path / "b.zarr").add_adatas([empty, alone]).obs()) == 1
+    narrow = anndata.AnnData(scipy.sparse.csr_matrix((3, 0), dtype="f4"), obs=narrow.obs)
+    assert RowSource(DatasetCollection(tmp_path / "c.zarr").add_adatas([narrow])).fields["X"].shape == (0,)

@@ -1,0 +1,37 @@
+"""A collection is made only where nothing else lies."""
+
+import anndata
+import pytest
+import zarr
+
+from rankwise.data.rows import DatasetCollection
+from rankwise.errors import ConfigError, DataError
+from rankwise.testing.small_rows import small_anndata, write_anndata
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_an_anndata_store_is_not_replaced(tmp_path, zarr_format):
+    """The path of an AnnData store, given by mistake, is refused, and the store can be read as before."""
+    made = small_anndata(20, 5)
+    place = write_anndata(made, tmp_path / "mine.zarr", zarr_format=zarr_format)
+    for group in (place, zarr.open_group(place, mode="r+")):
+        with pytest.raises(ConfigError, match=r"mine.zarr is a store of the type 'anndata'.* a path of its own"):
+            DatasetCollection(group)
+    assert (anndata.read_zarr(place).X != made.X).nnz == 0
+
+
+def test_what_is_no_group_is_refused(tmp_path):
+    """Files, arrays and groups of Zarr v2 are refused by name, with what to do."""
+    made = small_anndata(20, 5)
+    made.write_h5ad(tmp_path / "a.h5ad")
+    zarr.create_array(str(tmp_path / "array.zarr"), shape=(3,), dtype="i4")
+    zarr.open_group(str(tmp_path / "old.zarr"), mode="w", zarr_format=2)
+    with (
+        pytest.warns(UserWarning, match=r"names that end in .zarr"),
+        pytest.raises(ConfigError, match=r"a.h5ad is a file, a collection is a folder: .* as an input"),
+    ):
+        DatasetCollection(tmp_path / "a.h5ad")
+    with pytest.raises(DataError, match=r"array.zarr is no Zarr group"):
+        DatasetCollection(tmp_path / "array.zarr")
+    with pytest.raises(ConfigError, match="Zarr v3, got one of v2: give it a new path"):
+        DatasetCollection(tmp_path / "old.zarr")
