@@ -126,7 +126,9 @@ def test_a_failed_writing_keeps_no_file_open(tmp_path, monkeypatch):
     monkeypatch.setattr(filling, "ShardStream", Watched)
     monkeypatch.setattr(filling, "_bucket_rows", broken)
     with pytest.raises(StoppedError):
-        DatasetCollection(tmp_path / "c.zarr").add_adatas([small_anndata(40)], matrices=["X"], n_obs_per_chunk=8)
+        DatasetCollection(tmp_path / "c.zarr").add_adatas(
+            [small_anndata(40)], matrices=["X"], n_obs_per_chunk=8, shuffle=False
+        )
     assert len(streams) == 2
     assert all(stream._file is None or stream._file._file.closed for stream in streams)
     assert all(stream._encoder._pool._shutdown for stream in streams)

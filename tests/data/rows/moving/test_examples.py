@@ -168,7 +168,10 @@ def test_scrnaseq(files, here):
     assert (
         sorted(who_of(Loader(batch_size=64, chunk_size=64, preload_nchunks=4).use_collection(collection))) == EVERYONE
     )
-    with pytest.warns(UserWarning, match="300 new rows are shuffled among themselves"):
+    with (
+        pytest.warns(UserWarning, match="300 new rows are shuffled among themselves"),
+        pytest.warns(UserWarning, match="has rows of .*file0.h5ad already"),
+    ):
         collection.add_adatas(adata_paths=paths[:1], load_adata=_to_raw_counts)
     assert collection.obs(columns=["cell_type"]).shape[0] == sum(SIZES) + SIZES[0]
 
