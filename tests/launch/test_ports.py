@@ -19,6 +19,7 @@ for libuv in (False, True):
     store = dist.TCPStore("127.0.0.1", int(sys.argv[1 + libuv]), 1, True, wait, use_libuv=libuv)
     store.set("key", "value")
     assert dist.TCPStore("localhost", int(sys.argv[1 + libuv]), 1, False, wait).get("key") == b"value"
+    print("heard")
 """
 
 
@@ -27,7 +28,10 @@ def test_torch_listens_on_a_held_port():
     """Both backends of torch's store bind and listen on the port while it is held."""
     held = [HeldPort(), HeldPort()]
     ports = [str(port.number) for port in held]
-    subprocess.run([sys.executable, "-c", STORE, *ports], check=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", STORE, *ports], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "heard\nheard\n"), done.stderr
     for port in held:
         port.close()
 

@@ -38,6 +38,7 @@ def check_equal_world(job, num_ranks, fault):
     job.finish(run_dir, num_ranks)
     assert_same_work(job, run_dir, num_ranks)
     job.assert_equal_bits(run_dir, num_ranks)
+    return job.restored_steps(run_dir)
 
 
 def check_other_worlds(job, sizes, faults):
@@ -75,7 +76,7 @@ def test_continued_at_other_world_sizes(job):
 @pytest.mark.parametrize("step", [1, 5, 7, 13])
 def test_killed_everywhere(job, num_ranks, who, step):
     """Equal bits after every kind of kill, in the first step, about the end of the first epoch and before the end."""
-    check_equal_world(job, num_ranks, f"kill:{who}@{step}")
+    assert len(check_equal_world(job, num_ranks, f"kill:{who}@{step}")) == 2
 
 
 @pytest.mark.slow
@@ -83,4 +84,5 @@ def test_killed_everywhere(job, num_ranks, who, step):
 @pytest.mark.parametrize("who", ["0", "all", "supervisor"])
 def test_continued_at_every_world_size(job, sizes, who):
     """The same work at whatever world size goes on."""
-    check_other_worlds(job, sizes, (f"kill:{who}@5", f"kill:{who}@11"))
+    restored = check_other_worlds(job, sizes, (f"kill:{who}@5", f"kill:{who}@11"))
+    assert len(restored) == len(sizes)

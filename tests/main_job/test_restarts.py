@@ -49,19 +49,21 @@ def check_killed_and_continued(fault, num_ranks, job):
     job.finish(run_dir, num_ranks)
     assert_exactly_once(job, run_dir)
     assert_bit_equal(job, run_dir, num_ranks)
+    return job.restored_steps(run_dir)
 
 
 @pytest.mark.parametrize(("fault", "num_ranks"), CASES)
 def test_killed_and_started_again(fault, num_ranks, job):
     """SIGKILL of a rank, of all ranks or of the supervisor; the same command continues, bit for bit."""
-    check_killed_and_continued(fault, num_ranks, job)
+    first, *others = check_killed_and_continued(fault, num_ranks, job)
+    assert (first, len(others)) == (0, 1)  # the second attempt went on from a checkpoint, or began anew
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("fault", "num_ranks"), MORE_CASES)
 def test_killed_and_started_again_everywhere(fault, num_ranks, job):
     """The same at the first, a middle and the last but one step, for every kind of kill and world size."""
-    check_killed_and_continued(fault, num_ranks, job)
+    assert len(check_killed_and_continued(fault, num_ranks, job)) == 2
 
 
 def test_restarted_by_the_supervisor(job):

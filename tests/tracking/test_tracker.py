@@ -135,5 +135,6 @@ def test_lines_are_plain_json(tmp_path):
     """Any reader of JSON lines can take them."""
     with Tracker(tmp_path, world=World.single()) as tracker:
         tracker.log(1, {"loss": 0.25})
-    for text in (tmp_path / "metrics.jsonl").read_text().splitlines():
-        json.loads(text, parse_constant=pytest.fail)
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    read = [json.loads(text, parse_constant=pytest.fail) for text in lines]
+    assert [line["loss"] for line in read if "loss" in line] == [0.25]

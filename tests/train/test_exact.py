@@ -218,13 +218,15 @@ def masked(model, batch):
 
 
 def all_masked(world):
-    with pytest.raises(StepError, match=r"the weights of this step sum to 0\.0 over all ranks"):
+    with pytest.raises(StepError) as said:
         train(world, masked, None)
+    return str(said.value)
 
 
 def test_a_step_without_weight_is_refused_everywhere():
     """A mask that hides a whole global batch leaves no mean; every rank says so, none divides by zero."""
-    run_ranks(all_masked, 2)
+    for said in run_ranks(all_masked, 2):
+        assert "the weights of this step sum to 0.0 over all ranks" in said
 
 
 def collectives_of_a_step(world, form):

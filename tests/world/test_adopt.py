@@ -95,5 +95,5 @@ def test_the_environment_is_believed_if_it_agrees_with_the_group(size, place):
 
 def test_importing_the_room_imports_no_torch():
     """The command line and a broken torch installation can live with this room."""
-    code = "import sys, rankwise.world; assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    code = "import sys, rankwise.world; print('torch' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "False\n"

@@ -21,37 +21,43 @@ def ragged(rank, size):
 
 
 def same(one, two):
-    assert type(one) is type(two)
+    """Whether two trees are equal: kinds, names, dtypes, shapes and values."""
+    if type(one) is not type(two):
+        return False
     if isinstance(one, dict):
-        assert list(one) == list(two)
-        for key in one:
-            same(one[key], two[key])
-    elif isinstance(one, (list, tuple)):
-        for left, right in zip(one, two, strict=True):
-            same(left, right)
-    elif isinstance(one, (torch.Tensor, np.ndarray)):
-        assert one.dtype == two.dtype
-        assert one.shape == two.shape
-        assert bool((one == two).all())
-    else:
-        assert one == two
+        return list(one) == list(two) and all(same(one[key], two[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(two) and all(map(same, one, two))
+    if isinstance(one, (torch.Tensor, np.ndarray)):
+        return one.dtype == two.dtype and one.shape == two.shape and bool((one == two).all())
+    return one == two
 
 
-def gathers(world, size):
-    mine = ragged(world.rank, size)
-    return world.all_gather(mine), world.gather(mine, dst=1), world.gather(mine)
+SIZES = (0, 1, 900)
+
+
+def gathers(world):
+    """Runs on every rank."""
+    trees = [ragged(world.rank, size) for size in SIZES]
+    return [(world.all_gather(mine), world.gather(mine, dst=1), world.gather(mine)) for mine in trees]
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3])
-@pytest.mark.parametrize("size", [0, 1, 900])
-def test_first_axes_may_differ(num_ranks, size):
+def test_first_axes_may_differ(num_ranks):
     """Every rank's tree arrives exactly, empty and ragged parts too, in the frame or behind it; None off the root."""
-    wanted = [ragged(rank, size) for rank in range(num_ranks)]
-    for rank, (everywhere, to_one, to_main) in enumerate(run_ranks(gathers, num_ranks, size)):
-        same(everywhere, wanted)
-        same(to_one, wanted if rank == 1 else None)
-        same(to_main, wanted if rank == 0 else None)
-    same(World.single().all_gather(wanted[0]), wanted[:1])
+    for rank, found in enumerate(run_ranks(gathers, num_ranks)):
+        for size, (everywhere, to_one, to_main) in zip(SIZES, found, strict=True):
+            wanted = [ragged(rank, size) for rank in range(num_ranks)]
+            assert same(everywhere, wanted)
+            assert same(to_one, wanted if rank == 1 else None)
+            assert same(to_main, wanted if rank == 0 else None)
+
+
+def test_one_rank_gathers_its_own():
+    """Without others the tree comes back, in a list; another tree is told from it."""
+    mine = ragged(1, 900)
+    assert same(World.single().all_gather(mine), [mine])
+    assert not same(World.single().all_gather(mine), [ragged(2, 900)])
 
 
 def many_ragged(world):
@@ -61,7 +67,7 @@ def many_ragged(world):
 def test_more_ragged_leaves_than_a_frame_holds():
     """With 200 ragged leaves the lengths themselves take another message."""
     for found in run_ranks(many_ragged, 2):
-        same(found, [[torch.arange(rank + i % 3) for i in range(200)] for rank in range(2)])
+        assert same(found, [[torch.arange(rank + i % 3) for i in range(200)] for rank in range(2)])
 
 
 def broadcasts(world, size):

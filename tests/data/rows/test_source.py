@@ -58,14 +58,18 @@ def read(source, ids, into=None):
 
 
 def check(fields, held, rows, source):
-    """Row identity: matrices and obs alike."""
+    """Row identity, matrices and obs alike; return how many values were compared."""
+    num = 0
     for name in set(fields) & set(ALL):
         got = fields[name].toarray() if hasattr(fields[name], "toarray") else fields[name]
         np.testing.assert_array_equal(got, held.dense(name)[rows].astype(got.dtype))
+        num += got.size
     if "kind" in fields:
         kinds = [source.categories["kind"][code] if code >= 0 else None for code in fields["kind"]]
         assert kinds == [None if kind != kind else kind for kind in held.obs["kind"].to_numpy()[rows]]  # noqa: PLR0124
         np.testing.assert_array_equal(fields["n"], held.obs["n"].to_numpy()[rows].astype(int))
+        num += 2 * len(rows)
+    return num
 
 
 def test_every_row_is_itself(held):
@@ -160,12 +164,13 @@ def test_it_travels_and_is_shared(one):
     """A pickled source reads the same; threads read through one source at a time."""
     source = RowSource(one.places, matrices=ALL, obs=OBS, dense=True)
     again = pickle.loads(pickle.dumps(source.subset(np.arange(10, 80))))
-    check(read(again, np.arange(70))[0], one, np.arange(10, 80), again)
+    each = 3 * 11 + 6 + 2  # three matrices, an obsm of 2 x 3 and two columns
+    assert check(read(again, np.arange(70))[0], one, np.arange(10, 80), again) == 70 * each
     rng = np.random.default_rng(5)
     shares = [rng.permutation(93) for _ in range(12)]
     with ThreadPoolExecutor(4) as pool:
         for ids, (fields, _) in zip(shares, pool.map(lambda ids: read(source, ids), shares), strict=True):
-            check(fields, one, ids, source)
+            assert check(fields, one, ids, source) == 93 * each
     source.close()
 
 

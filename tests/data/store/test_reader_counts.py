@@ -158,8 +158,9 @@ def test_closing_while_others_read(metas):
         done = pool.submit(lambda: [read(reader, boxes(*metas.values())) for _ in range(25)])
         while not done.done():
             reader.close()
-        done.result()
-        read(reader, boxes(*metas.values()))
+        reports = [*done.result(), read(reader, boxes(*metas.values()))]
+    assert len(reports) == 26
+    assert all(report.valid.all() for report in reports)
 
 
 CHILD = """
@@ -290,6 +291,8 @@ def test_a_reader_that_nobody_holds_leaves_nothing(metas):
 
 def test_metadata_are_parsed_once(metas, monkeypatch):
     """Requests carry parsed metadata: reading never parses a document of an array on the fast path."""
-    monkeypatch.setattr(parsing, "parse_array", None)
+    parsed = mock.Mock()
+    monkeypatch.setattr(parsing, "parse_array", parsed)
     with BoxReader(threads=1) as reader:
         read(reader, boxes(metas["fast"], metas["files"]))
+    assert parsed.call_count == 0

@@ -80,6 +80,7 @@ def check(reader, requests, answers):
     for request, out, report, (expected, plainly) in zip(requests, outs, reports, answers, strict=True):
         assert report.valid.tolist() == plainly.valid.tolist(), (report.errors, plainly.errors)
         assert not any(error.damage for error in report.errors)
+        assert out.shape == expected.shape
         for box in np.flatnonzero(report.valid).tolist():
             place = f"{reader.decoder}, box {box} of {request}"
             assert as_bits(out[box], request) == as_bits(expected[box], request), place
@@ -104,13 +105,13 @@ def compare(rng, root):
         with reader_of(rng, decoder, shared) as reader:
             for _ in range(2):
                 check(reader, requests, answers)
-    return metas
+    return len(requests)
 
 
 def compare_drawn(factory, rng):
     root = factory.mktemp("any")
     try:
-        compare(rng, root)
+        return compare(rng, root)
     except UnwritableError:
         assume(False)
     finally:
@@ -121,7 +122,7 @@ def compare_drawn(factory, rng):
 @given(st.randoms(use_true_random=False))
 def test_boxes_are_those_of_zarr(tmp_path_factory, rng):
     """Any arrays and boxes: the same bytes and the same refusals as zarr-python, from both decoders."""
-    compare_drawn(tmp_path_factory, rng)
+    assert compare_drawn(tmp_path_factory, rng) in {1, 2}
 
 
 @pytest.mark.slow
@@ -130,7 +131,7 @@ def test_boxes_are_those_of_zarr(tmp_path_factory, rng):
 @given(st.randoms(use_true_random=False))
 def test_boxes_are_those_of_zarr_at_length(tmp_path_factory, rng):
     """The same, for thousands of cases."""
-    compare_drawn(tmp_path_factory, rng)
+    assert compare_drawn(tmp_path_factory, rng) in {1, 2}
 
 
 def test_the_cases_reach_every_path(tmp_path):

@@ -11,6 +11,8 @@ import scipy.sparse
 import zarr
 
 from rankwise.data.rows import DatasetCollection
+from rankwise.data.rows.collection.moving import Buckets
+from rankwise.data.rows.collection.options import WriteOptions
 from rankwise.data.rows.datasets import find_datasets
 from rankwise.errors import ConfigError, DataError
 from rankwise.testing.small_rows import small_anndata, write_anndata
@@ -27,7 +29,7 @@ def read(collection):
 
 
 def check_rows(collection, sources):
-    """Every row of the sources is there once, with everything that belongs to it."""
+    """Every row of the sources is there once, with everything that belongs to it; return how many."""
     seen = []
     for made in read(collection):
         for row in range(made.n_obs):
@@ -40,6 +42,7 @@ def check_rows(collection, sources):
             np.testing.assert_array_equal(made.obsm["pca"][row], source.obsm["pca"][number])
             seen.append((label, number))
     assert sorted(seen) == sorted((label, row) for label, source in sources.items() for row in range(source.n_obs))
+    return len(seen)
 
 
 @pytest.fixture
@@ -77,11 +80,12 @@ def test_the_same_seed_writes_the_same_bytes(tmp_path, three):
 
 def test_many_buckets(tmp_path, three, monkeypatch):
     """With a budget for a few rows only, rows pass through many buckets and blocks, and arrive all the same."""
-    from rankwise.data.rows.collection.options import WriteOptions
-
     inputs, sources = three
     monkeypatch.setattr(WriteOptions, "part_rows", lambda *_: 7)
-    check_rows(add(tmp_path / "c.zarr", inputs), sources)
+    real, opened = Buckets.open, set()
+    monkeypatch.setattr(Buckets, "open", lambda self, number: opened.add(number) or real(self, number))
+    assert check_rows(add(tmp_path / "c.zarr", inputs), sources) == 124
+    assert opened == set(range(18))  # 41, 41 and 42 rows, 7 to a bucket
 
 
 def test_more_data_are_appended(tmp_path, three):

@@ -138,4 +138,5 @@ def test_odd_metadata_at_length(tmp_path, mutate, seed):
     """Tens of thousands of changed documents: an own error, or what zarr-python says."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        run(tmp_path, mutate, 10_000, seed)
+        outcomes = run(tmp_path, mutate, 10_000, seed)
+    assert sum(outcomes.values()) == 10_000

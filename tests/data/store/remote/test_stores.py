@@ -108,24 +108,27 @@ assert os.waitpid(child, 0)[1] == 0
 
 def test_importing_needs_no_obstore():
     """The room can be imported, and options made, where the extra is not installed."""
-    python(
+    said = python(
         """
 import sys
 sys.modules["obstore"] = None
 from rankwise.data.store.remote import RemoteFiles, RemoteOptions
-RemoteFiles(RemoteOptions())
+print(type(RemoteFiles(RemoteOptions())).__name__)
 """
     )
+    assert said == "RemoteFiles\n"
 
 
 def test_a_program_that_ends_does_not_wait_for_retries():
     """Reads that were begun and forgotten end with the main thread, not with their deadline."""
-    python(
+    said = python(
         """
 from rankwise.data.store.remote import RemoteFiles, RemoteOptions, RemoteRange
 files = RemoteFiles(RemoteOptions(backoff_s=600, max_backoff_s=600, retry_deadline_s=3600))
 pending = files.start([RemoteRange(url="http://127.0.0.1:9/x", offset=0, length=4)])
 while files.stats.backoff_s == 0:
     pass
+print("waits for the next attempt")
 """
     )
+    assert said == "waits for the next attempt\n"

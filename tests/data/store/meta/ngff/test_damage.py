@@ -56,4 +56,4 @@ def test_damaged_metadata(writer, tmp_path, mutate, seed):
 @pytest.mark.parametrize("seed", range(10, 12))
 def test_damaged_metadata_at_length(writer, tmp_path, mutate, seed):
     """The same, ten thousand times."""
-    run(writer, tmp_path / "p", mutate, 2500, seed)
+    assert len(run(writer, tmp_path / "p", mutate, 2500, seed)) == 2500
