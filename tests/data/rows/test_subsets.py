@@ -3,6 +3,7 @@
 import tracemalloc
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from rankwise.data.rows.obs import RowGroups
@@ -97,8 +98,10 @@ def test_what_cannot_be_split():
     """Fractions beyond one, rows without a group, and parts that come out empty."""
     with pytest.raises(ConfigError, match="above 0 and at most 1"):
         part_of_rows(np.arange(3), (0.8, 0.3), seed=1)
-    with pytest.raises(ConfigError, match="2 rows have no value"):
-        part_of_groups(RowGroups(labels=("a",), codes=np.array([0, -1, -1])), (0.5, 0.5), seed=1)
+    with pytest.raises(ConfigError, match=r"2 rows have no value in the column 'donor', .*notna\(\)\).split"):
+        part_of_groups(RowGroups(labels=("a",), codes=np.array([0, -1, -1])), (0.5, 0.5), seed=1, by="donor")
+    with pytest.raises(ConfigError, match=r"got object\[2\]; of truth values .*fillna\(False\)"):
+        chosen_rows(pd.array([True, None], dtype="boolean"), 2)
     with pytest.raises(ConfigError, match="leaves val empty"):
         say_split([5, 0], ["train", "val"], [0.8, 0.2], 5, "donor")
     with pytest.warns(UserWarning, match="far from what was asked for"):

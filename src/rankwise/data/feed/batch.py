@@ -62,7 +62,8 @@ class FeedBatch(ShareView):
         if self._fields is None:
             raise ConfigError(
                 f"{self!r} was released, its memory holds other samples by now: take what you need before the next "
-                "step, or keep batch.detach()"
+                "step (an iterator that is left, or thrown away as in next(iter(loader)), ends its last step, too), or "
+                "keep batch.detach()"
             )
         return self._fields
 

@@ -153,6 +153,11 @@ class Sampler(ABC):
         batch_size = None
         shuffle = None
 
+    def __repr__(self) -> str:
+        stop = "" if self.mask.stop is None else self.mask.stop
+        mask = f"rows {self.mask.start}:{stop}"
+        return f"{type(self).__name__}({mask}, batch_size={self.batch_size}, shuffle={self.shuffle})"
+
     def n_batches(self, n_obs: int) -> int:
         """Return the number of batches of a pass: here by planning one, so write it where it is known.
 

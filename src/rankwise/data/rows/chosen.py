@@ -131,7 +131,7 @@ class ChosenRows:
         if by == "row":
             part = part_of_rows(range(self.num_stored) if self.rows is None else self.rows, fractions, seed=seed)
         else:
-            part = part_of_groups(self.groups(by), fractions, seed=seed)
+            part = part_of_groups(self.groups(by), fractions, seed=seed, by=by)
         members = [rows_of_part(part, number) for number in range(len(fractions))]
         say_split([len(member) for member in members], names, fractions, self.num_rows, by)
         return [self._of(member) for member in members]

@@ -38,7 +38,11 @@ def chosen_rows(rows: Any, num_rows: int) -> NDArray:
     elif given.ndim == 1 and (given.dtype.kind in "iu" or given.size == 0):
         found = _listed(given, num_rows)
     else:
-        raise ConfigError(f"rows= is a mask or a list of whole numbers, got {given.dtype}{list(given.shape)}")
+        unknown = "; of truth values of which some are missing make mask.fillna(False).astype(bool)"
+        raise ConfigError(
+            f"rows= is a mask or a list of whole numbers, got {given.dtype}{list(given.shape)}"
+            f"{unknown if given.dtype == object and given.ndim else ''}"
+        )
     if len(found) == 0:
         raise ConfigError(f"rows= leaves none of {num_rows} rows")
     return found
@@ -56,7 +60,7 @@ def _listed(given: NDArray, num_rows: int) -> NDArray:
     return found
 
 
-def part_of_groups(groups: RowGroups, fractions: Sequence[float], *, seed: int) -> NDArray:
+def part_of_groups(groups: RowGroups, fractions: Sequence[float], *, seed: int, by: str = "group") -> NDArray:
     """Return the part of each row, [N] of the smallest unsigned dtype, where rows of a group stay together.
 
     A group goes where the hash of its label falls: parts are stretches of [0, 1) as long as their fractions, and
@@ -67,8 +71,8 @@ def part_of_groups(groups: RowGroups, fractions: Sequence[float], *, seed: int) 
     """
     if len(groups.codes) and groups.codes.min() < 0:
         raise ConfigError(
-            f"{int((groups.codes < 0).sum())} rows have no value in the column to split by: leave them out with rows= "
-            "first, or fill it"
+            f"{int((groups.codes < 0).sum())} rows have no value in the column {by!r}, by which they were to be split: "
+            f"leave them out first, collection.subset(collection.obs([{by!r}])[{by!r}].notna()).split(...)"
         )
     places = np.array([place_of_group(label, seed) for label in groups.labels])
     return taken(part_at(places, fractions).astype(_part_dtype(fractions)), groups.codes)
@@ -98,7 +102,7 @@ def say_split(sizes: Sequence[int], names: Sequence[str], fractions: Sequence[fl
         ConfigError: a part is empty.
     """
     text = ", ".join(
-        f"{name}: {size} of {total} rows (asked for {fraction:.0%})"
+        f"{name}: {size} of {total} rows (asked for {fraction:.3g})"
         for name, size, fraction in zip(names, sizes, fractions, strict=True)
     )
     empty = [name for name, size in zip(names, sizes, strict=True) if size == 0]

@@ -89,12 +89,14 @@ def test_stores_and_collections_are_found(tmp_path, reader):
 def test_other_things_are_refused(tmp_path):
     """Arrays, other groups, empty collections, HDF5 files, nothing."""
     zarr.create_array(str(tmp_path / "array.zarr"), data=np.zeros(3))
-    zarr.open_group(str(tmp_path / "group.zarr"), mode="w")
+    zarr.open_group(str(tmp_path / "group.zarr"), mode="w").create_array("a", data=np.zeros(3))
+    zarr.open_group(str(tmp_path / "fresh.zarr"), mode="w")
     zarr.open_group(str(tmp_path / "empty.zarr"), mode="w").attrs["encoding-type"] = COLLECTION_TYPE
     (tmp_path / "a.h5ad").write_bytes(b"x")
     for name, said in (
         ("array.zarr", "is a Zarr array; rows come from"),
         ("group.zarr", "is a Zarr group of the type None"),
+        ("fresh.zarr", "is an empty Zarr group; a collection gets rows by its add_adatas"),
         ("empty.zarr", "is empty: add data with"),
         ("a.h5ad", "is an HDF5 file: write it to a Zarr collection first"),
         ("nothing", "there is no Zarr array or group"),

@@ -357,8 +357,13 @@ def test_with_an_order(tmp_path):
         assert isinstance(loader, OrderedLoader)
         for (batch,) in loader:
             np.testing.assert_array_equal(dense(batch["X"]), made.X[np.asarray(batch["n"])].toarray())
-    with pytest.raises(ValueError, match="Cannot specify batch_size with order="):
-        Loader(source, order=order, batch_size=4)
+    for option, instead in {"batch_size": "of all ranks together", "return_index": "batch.ids are the rows"}.items():
+        with pytest.raises(ValueError, match=f"Cannot specify {option} with order=: .*{instead}"):
+            Loader(source, order=order, **{option: 4})
+    with pytest.raises(ValueError, match="batch_transform= is a function, got 'log1p'"):
+        Loader(source, order=order, batch_transform="log1p")
+    with pytest.raises(ValueError, match=r"dtype= wants NumPy dtypes .* got 'foo'"):
+        Loader(source, order=order, dtype="foo")
     with pytest.raises(ValueError, match="got 'cupy'"):
         Loader(source, order=order, to="cupy")
 

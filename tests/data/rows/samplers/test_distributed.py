@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankwise.data.rows.samplers import DistributedSampler, RandomSampler, SequentialSampler
-from rankwise.errors import WorldError
+from rankwise.errors import ConfigError, WorldError
 from rankwise.testing import run_ranks
 
 
@@ -64,6 +64,17 @@ def test_a_training_split_stays_one():
     assert rows.max() < 5000
     ranks[0].mask = slice(5000, None)
     assert np.concatenate(batches(ranks[0], 10_000)).min() >= 5000
+
+
+@pytest.mark.parametrize("equal", [True, False])
+def test_more_ranks_than_rows_fail_together(equal):
+    """Every rank refuses, those that would have had a row too: none is left waiting for the others."""
+    for rank in range(3):
+        sampler = DistributedSampler(
+            RandomSampler(1, 1, 1), dist_info=lambda rank=rank: (rank, 3), enforce_equal_batches=equal
+        )
+        with pytest.raises(ConfigError, match="3 ranks share 2 rows"):
+            next(sampler.sample(2))
 
 
 def test_the_callers_sampler_is_left_alone():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from rankwise.data.rows.datasets.extras import load_anndata
@@ -48,9 +49,9 @@ class Dataset:
     def __repr__(self) -> str:
         return f"Dataset({self.place}: {self.num_rows} rows)"
 
-    @property
+    @cached_property
     def num_rows(self) -> int:
-        """Observations."""
+        """Observations, when they were first asked for."""
         return self._length("obs", self._obs)
 
     @property

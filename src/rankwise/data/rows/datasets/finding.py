@@ -43,6 +43,8 @@ def _at(place: str) -> list[str]:
     kind = node.attributes.get("encoding-type")
     if kind == "anndata":
         return [place]
+    if kind is None and node.kind != "array" and not STORES.inside(place, node):
+        raise DataError(f"{place} is an empty Zarr group; a collection gets rows by its add_adatas([...])")
     if kind != COLLECTION_TYPE:
         what = "a Zarr array" if node.kind == "array" else f"a Zarr group of the type {kind!r}"
         raise DataError(f"{place} is {what}; rows come from AnnData stores and collections of them")

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from rankwise.errors import ConfigError
 
 __all__ = ["FieldChoice"]
@@ -49,6 +51,16 @@ class FieldChoice:
                     f"{', '.join(self.matrices) or '(none)'}"
                 )
 
+        for dtype in self.dtype.values() if isinstance(self.dtype, Mapping) else [self.dtype]:
+            _check_dtype(dtype)
+
     def dtype_of(self, matrix: str) -> Any:
         """Return the dtype that the elements of a matrix are wanted in; None = as stored."""
         return self.dtype.get(matrix) if isinstance(self.dtype, Mapping) else self.dtype
+
+
+def _check_dtype(dtype: Any) -> None:
+    try:
+        np.dtype(dtype)
+    except TypeError as error:
+        raise ConfigError(f"dtype= wants NumPy dtypes such as 'float32', got {dtype!r}") from error

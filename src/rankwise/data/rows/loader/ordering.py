@@ -11,10 +11,17 @@ from rankwise.errors import ConfigError
 
 __all__ = ["make_ordered"]
 
-_OF_SAMPLERS = (
-    "batch_sampler", "chunk_size", "preload_nchunks", "shuffle", "return_index", "batch_size", "preload_to_gpu",
-    "drop_last", "rng",
-)  # fmt: skip
+_INSTEAD = {  # of arguments of samplers
+    "batch_sampler": "the order decides which rows form a batch",
+    "batch_size": "Order(..., batch_size=...) is that of all ranks together",
+    "chunk_size": "the order mixes whole chunks of the store",
+    "preload_nchunks": "Order(..., window=...) says how many chunks are mixed",
+    "shuffle": 'orders shuffle; Order(..., kind="sequential") does not',
+    "rng": "Order(..., seed=...)",
+    "drop_last": 'Order(..., remainder="drop")',
+    "return_index": "batch.ids are the rows",
+    "preload_to_gpu": "device= says where batches go",
+}
 _OF_SOURCES = ("matrices", "obs", "genes", "dense", "dtype", "cache", "threads")
 
 
@@ -41,12 +48,15 @@ def make_ordered(collection: Any, /, *, order: Any, to: Any, **options: Any) -> 
     Raises:
         ConfigError: arguments of samplers were passed too, or the order was made of other rows.
     """
-    passed = [name for name in options if name in _OF_SAMPLERS]
+    passed = [name for name in options if name in _INSTEAD]
     if passed:
         raise ConfigError(
-            f"Cannot specify {', '.join(passed)} with order=: the order decides which rows form a batch (its "
-            "batch_size is that of all ranks together, a sampler's that of one rank); leave one of them out"
+            f"Cannot specify {', '.join(passed)} with order=: leave it out; "
+            + "; ".join(f"{name}: {_INSTEAD[name]}" for name in passed)
         )
+    for name in ("transform", "batch_transform"):
+        if options.get(name) is not None and not callable(options[name]):
+            raise ConfigError(f"{name}= is a function, got {options[name]!r}")
     check_library(to)
     if to == "jax":
         options["device"] = _jax_target(options.get("device", "auto"), options.pop("sharding", None))

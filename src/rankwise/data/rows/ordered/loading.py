@@ -19,6 +19,9 @@ class OrderedLoader(RankLoader):
     CPU, such as `log1p_cpm`, is done on the reader thread, where rows are made.
     """
 
+    def __repr__(self) -> str:
+        return f"OrderedLoader({len(self)} steps to the end of the epoch; {self.source!r})"
+
     def __getitem__(self, index: object) -> NoReturn:
         """Refuse what a torch `DataLoader` would ask for.
 

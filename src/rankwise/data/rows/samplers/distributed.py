@@ -123,16 +123,16 @@ class DistributedSampler(Sampler):
     def _part(self, n_obs: int, *, is_odd: bool) -> slice:
         start, stop = mask_bounds(self._mask, n_obs)
         size = stop - start
+        if size < self._world_size and not self._equal:  # on every rank: none goes on and waits for the others
+            raise ConfigError(
+                f"{self._world_size} ranks share {size} rows, so that some have none: take fewer ranks, or a larger "
+                "mask"
+            )
         first = start + size * self._rank // self._world_size
         end = start + size * (self._rank + 1) // self._world_size
         if self._equal:
             left = end - first - self._equal_rows(size)
             first, end = (first + left, end) if is_odd else (first, end - left)
-        if first == end:
-            raise ConfigError(
-                f"{self._world_size} ranks share {size} rows, so that rank {self._rank} has none: take fewer ranks, or "
-                "a larger mask"
-            )
         return slice(first, end)
 
     def _equal_rows(self, size: int) -> int:
