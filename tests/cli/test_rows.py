@@ -43,6 +43,7 @@ def test_write_info_verify(tmp_path, inputs, command):
     assert f"{out}: 160 rows in 1 datasets" in said
     assert "chunks of 16 rows with edges on row edges, sharded" in said
     assert f"written with seed 3 from {inputs[0]} (90 rows), {inputs[1]} (70 rows) as dataset_0" in said
+    assert "  obs: kind, n, name, src_path, src_row\n" in said
     facts = json.loads(command("rows", "info", out, "--json")[1])
     assert list(facts["datasets"][0]["matrices"]) == ["X", "layers/counts"]
     assert command("rows", "verify", out) == (0, f"{out} is what was written\n", "")

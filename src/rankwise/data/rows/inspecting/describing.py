@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from textwrap import wrap
 from typing import Any
 
 from rankwise.data.rows.datasets import MANIFEST, Dataset, find_datasets
@@ -17,6 +18,7 @@ __all__ = ["describe_rows", "text_of_rows"]
 
 _RUNS = (1, 32, 64, 512)
 _WORTH = 1.5
+_MOST = 5  # inputs that are listed
 
 
 def describe_rows(uri: str | os.PathLike[str]) -> dict[str, Any]:
@@ -40,11 +42,15 @@ def describe_rows(uri: str | os.PathLike[str]) -> dict[str, Any]:
 def text_of_rows(facts: dict[str, Any]) -> str:
     """Return the facts as text, with what a conversion would buy."""
     lines = [f"{facts['uri']}: {facts['num_rows']} rows in {len(facts['datasets'])} datasets"]
+    before: list[str] = []
     for held in facts["datasets"]:
         lines.append(f"{held['place']}: {held['num_rows']} rows, {held['num_vars']} variables")
-        lines += [f"  {name}: {_line(matrix)}" for name, matrix in held["matrices"].items()]
+        kinds = [f"{name}{_kind(matrix)}" for name, matrix in held["matrices"].items()] + held["obs"]
+        lines += ["  as the one before"] if kinds == before else _lines(held)
+        before = kinds
     for write in facts["writes"]:
-        sources = ", ".join(f"{source['src_path']} ({source['rows']} rows)" for source in write["sources"])
+        sources = ", ".join(f"{source['src_path']} ({source['rows']} rows)" for source in write["sources"][:_MOST])
+        sources += f" and {len(write['sources']) - _MOST} more" * (len(write["sources"]) > _MOST)
         lines.append(f"written with seed {write['seed']} from {sources} as {', '.join(write['datasets'])}")
     return "\n".join([*lines, *_advice(facts)])
 
@@ -81,16 +87,32 @@ def _matrix(matrix: StoredMatrix) -> dict[str, Any]:
     }
 
 
-def _line(matrix: dict[str, Any]) -> str:
-    if "unfit" in matrix:
-        return str(matrix["unfit"])
-    factors = ", ".join(f"{factor:g} for {run}" for run, factor in matrix["decode_factors"].items())
+def _lines(held: dict[str, Any]) -> list[str]:
+    """A dataset in lines that fit a terminal of 80 columns, but for long names."""
+    lines = []
+    for name, matrix in held["matrices"].items():
+        if "unfit" in matrix:
+            lines.append(f"  {name}: {matrix['unfit']}")
+            continue
+        factors = matrix["decode_factors"]
+        times = ", ".join(f"{factor:g}" for factor in factors.values())
+        lines += [
+            f"  {name}: {_kind(matrix)}, {matrix['row_bytes']:g} bytes per row",
+            f"    {_chunks(matrix)}",
+            f"    runs of {', '.join(factors)} rows decode {times} times what they hold",
+        ]
+    columns = ", ".join(held["obs"]) or "no columns"
+    return [*lines, *wrap(f"obs: {columns}", 80, initial_indent="  ", subsequent_indent="    ")]
+
+
+def _kind(matrix: dict[str, Any]) -> str:
+    return str(matrix["unfit"]) if "unfit" in matrix else f"{matrix['kind']} {matrix['dtype']}{matrix['row_shape']}"
+
+
+def _chunks(matrix: dict[str, Any]) -> str:
     edges = "on row edges" if matrix["aligned"] else "inside rows"
-    return (
-        f"{matrix['kind']} {matrix['dtype']}{matrix['row_shape']}, {matrix['row_bytes']:g} bytes per row, chunks of "
-        f"{matrix['chunk_rows']} rows with edges {edges}, {'sharded' if matrix['sharded'] else 'a file per chunk'}; "
-        f"times decoded, by rows of a run: {factors}"
-    )
+    files = "sharded" if matrix["sharded"] else "a file each"
+    return f"chunks of {matrix['chunk_rows']} rows with edges {edges}, {files}"
 
 
 def _advice(facts: dict[str, Any]) -> list[str]:
@@ -102,7 +124,12 @@ def _advice(facts: dict[str, Any]) -> list[str]:
         if "unfit" in matrix or matrix["decode_factors"]["64"] >= _WORTH
     ]
     if not found:
-        return ["runs of 64 rows are read without waste: a conversion would buy nothing but another order"]
+        factors = [m["decode_factors"]["64"] for one in facts["datasets"] for m in one["matrices"].values()]
+        most = max(factors, default=1.0)
+        gain = "nothing" if most <= 1 else "little"
+        return [
+            f"runs of 64 rows decode at most {most:g} times what they hold: a conversion would buy {gain} but a new order"
+        ]
     words = [
         f"  {place}/{name}: readable by row"
         if "unfit" in matrix
