@@ -126,10 +126,8 @@ def _advice(facts: dict[str, Any]) -> list[str]:
     if not found:
         factors = [m["decode_factors"]["64"] for one in facts["datasets"] for m in one["matrices"].values()]
         most = max(factors, default=1.0)
-        gain = "nothing" if most <= 1 else "little"
-        return [
-            f"runs of 64 rows decode at most {most:g} times what they hold: a conversion would buy {gain} but a new order"
-        ]
+        waste = f"runs of 64 rows decode at most {most:g} times what they hold"
+        return [f"{waste}: a conversion would buy {'nothing' if most <= 1 else 'little'} but a new order"]
     words = [
         f"  {place}/{name}: readable by row"
         if "unfit" in matrix
