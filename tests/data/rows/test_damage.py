@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import anndata as ad
 import numpy as np
@@ -13,7 +14,8 @@ from zarr.codecs import BloscCodec, Crc32cCodec
 from rankwise.data.order import Order
 from rankwise.data.rows import Loader, OrderedLoader, RowSource, write_sharded
 from rankwise.data.rows.samplers import SequentialSampler
-from rankwise.errors import DataError, SampleError
+from rankwise.errors import SampleError
+from rankwise.testing.row_stores import make_stores
 from rankwise.testing.small_rows import random_csr, write_anndata
 
 NUM_ROWS, NUM_COLS, INTACT = 60, 11, 7  # chunks of 4 rows, files of 12; an intact store of 7 rows lies before
@@ -151,29 +153,73 @@ def test_in_an_order(damaged, dense):
     assert skipping.stats.skipped == len(lost)
 
 
-@pytest.mark.parametrize(
-    ("harm", "said"),
-    [
-        ("falls", "row 29 would begin after it ends"),
-        ("missing", "row 59 would end at element 0 of"),
-    ],
-)
-def test_row_pointers(stores, tmp_path, harm, said):
-    """They say where all rows lie, so that none behind a damaged one is known: loaders end, with array and row."""
-    shutil.copytree(stores[0] / "plain.zarr", tmp_path / "bad.zarr")
-    array = tmp_path / "bad.zarr" / "X" / "indptr"
-    if harm == "falls":
-        zarr.open_array(str(array), mode="a")[30] = 5
-    else:
-        next(path for path in array.rglob("*") if path.is_file() and path.name != "zarr.json").unlink()
-    source = RowSource(tmp_path / "bad.zarr")
-    ways = (
-        lambda: list(Loader(tmp_path / "bad.zarr", shuffle=False)),
-        lambda: list(OrderedLoader(source, order=Order(source, batch_size=16), device=None, on_bad_sample=60)),
-    )
-    for way in ways:
-        with pytest.raises(DataError, match=rf"row pointers .*bad.zarr/X/indptr are damaged: {said}"):
-            way()
+def falls(path):
+    zarr.open_array(str(path.parents[1]), mode="a")[40] = 5
+
+
+POINTERS = {
+    "pointers that fall": (falls, r"row pointers .* in chunk \(2,\) row 39 would begin after it ends"),
+    "pointers that are missing": (lambda path: path.unlink(), r"in chunk \(2,\) row 32 .* would be empty"),
+    "pointers that were cut": (cut, r"chunk \(2,\) of the array .*indptr"),
+}
+
+
+@pytest.fixture(params=POINTERS)
+def lost_pointers(request, tmp_path):
+    """Two stores, of the second of which the rows 31 to 47 lie nobody knows where; and what is said of them."""
+    harm, said = POINTERS[request.param]
+    held = make_stores(tmp_path, (20, 53), chunk=16)
+    harm(Path(held.places[1]) / "X/indptr/c/2")
+    return held, said
+
+
+def test_row_pointers_through_a_loader(lost_pointers):
+    """A damaged chunk of them costs its rows: those before arrive, the first is named with store, array and chunk."""
+    held, said = lost_pointers
+    whole, loader = held.dense("X"), Loader(held.places, batch_sampler=SequentialSampler(1, 16, 1))
+    arrived = []
+    with pytest.raises(SampleError, match=said) as caught:
+        arrived.extend(iter(iter(loader).__next__, None))
+    np.testing.assert_array_equal(sp.vstack([batch["X"] for batch in arrived]).toarray(), whole[:51])
+    assert f"row 51 (row 31 of {held.places[1]}/X)" in str(caught.value)
+    assert "(2,)" in caught.value.place
+    assert f"{held.places[1]}/X/indptr" in caught.value.place
+    behind = SequentialSampler(5, 1, 5, mask=slice(68, None))
+    (batch,) = Loader(held.places, batch_sampler=behind)
+    np.testing.assert_array_equal(batch["X"].toarray(), whole[68:])
+
+
+@pytest.mark.parametrize("dense", [False, True])
+def test_row_pointers_in_an_order(lost_pointers, dense):
+    """Within a budget its rows are left out and counted, and the epoch goes on; beyond it the first is named."""
+    held, said = lost_pointers
+    whole, source = held.dense("X"), RowSource(held.places, obs=("n",), dense=dense, threads=1)
+
+    def loader(budget):
+        return OrderedLoader(source, order=Order(source, batch_size=16), device=None, on_bad_sample=budget)
+
+    skipping, seen = loader(17), []
+    for (batch,) in skipping:
+        np.testing.assert_array_equal(batch["X"] if dense else batch["X"].toarray(), whole[batch.ids])
+        assert batch["n"].tolist() == held.obs["n"].iloc[batch.ids].tolist()
+        seen += batch.ids.tolist()
+    assert sorted({*range(73)} - {*seen}) == list(range(51, 68))
+    assert len(seen) == 73 - skipping.stats.skipped == 56
+    with pytest.raises(SampleError, match=said) as caught:
+        list(loader(16))
+    assert caught.value.damage
+    assert 51 <= caught.value.sample < 68
+
+
+def test_a_part_of_the_fields_may_be_lost(lost_pointers):
+    """A row is bad where one of its matrices is; a source of the others reads all."""
+    held, _ = lost_pointers
+    source = RowSource(held.places, matrices=("X", "layers/counts"), threads=1)
+    both = OrderedLoader(source, order=Order(source, batch_size=16), device=None, on_bad_sample=17)
+    assert sum(len(batch) for (batch,) in both) == 56
+    sound = source.select(["layers/counts"])
+    for (batch,) in OrderedLoader(sound, order=Order(source, batch_size=73), device=None):
+        np.testing.assert_array_equal(batch["layers/counts"].toarray(), held.dense("layers/counts")[batch.ids])
 
 
 def test_stored_zeros_may_be_left_out_of_the_store(tmp_path):

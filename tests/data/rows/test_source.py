@@ -1,6 +1,7 @@
 """Rows of AnnData stores as samples."""
 
 import pickle
+import re
 import shutil
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
@@ -264,12 +265,16 @@ def test_chunks_are_decoded_once_an_epoch(tmp_path):
 
 
 def test_damaged_row_pointers_are_told(tmp_path):
-    """Rows that would begin after they end are refused when they are planned, with the array."""
+    """Rows of whose chunk one would begin after it ends are not valid, with the array; they hold nothing."""
     held = make_stores(tmp_path, (30,))
     indptr = zarr.open_array(f"{held.places[0]}/X/indptr", mode="a")
     indptr[7] = 10_000
-    with pytest.raises(DataError, match=r"row pointers .*0.zarr/X/indptr are damaged: row 7"):
-        read(RowSource(held.places), [3])
+    fields, report = read(RowSource(held.places, obs=("n",)), [3, 9])
+    assert not report.valid.any()
+    assert fields["X"].nnz == 0
+    for error, row in zip(report.errors, (3, 9), strict=True):
+        assert re.search(r"row pointers .*0.zarr/X/indptr are damaged: in chunk \(0,\) row 7", str(error))
+        assert (error.sample, error.damage) == (row, True)
 
 
 @pytest.mark.parametrize("options", [{}, {"dense": True}, {"genes": range(0, 2000, 2)}])

@@ -84,8 +84,9 @@ class RowFields:
         with shelf.memory(_PIECES_PER_FIELD * len(self.matrices)) as memory:
             done = read_fields(self.matrices, plan.matrices, arrays, reader, memory)
         reports = [report for finished in done.values() for report in finished.reports]
-        of_rows = [*(report.errors for report in reports), *(finished.gaps for finished in done.values())]
-        for error in chain.from_iterable(of_rows):
+        lost = (matrix.lost for matrix in plan.matrices.values())
+        gaps = (finished.gaps for finished in done.values())
+        for error in chain(*lost, *(report.errors for report in reports), *gaps):
             errors.add(error)
         for name, finished in done.items():
             if finished.outside is not None:

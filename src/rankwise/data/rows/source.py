@@ -346,7 +346,7 @@ class RowSource:
 
         Raises:
             IndexError: the share has a sample that the source has not.
-            DataError: row pointers cannot be read or are damaged.
+            DataError: there is trouble with the storage of row pointers; damage is reported when they are read.
         """
         ids = np.asarray(share.ids, dtype=np.int64)
         if len(ids) and not (ids.min() >= 0 and ids.max() < self.num_samples):

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankwise.data.rows.matrices import paging
+from rankwise.data.rows.matrices.judging import AnyNumbers
 from rankwise.data.rows.matrices.paging import PagedNumbers
 from rankwise.data.store import BoxReader, read_meta
-from rankwise.errors import DataError
 
 
 @pytest.fixture
@@ -21,13 +21,28 @@ def reader():
         yield reader
 
 
-def allow(_page, _first):
-    pass
+class Refuse(AnyNumbers):
+    """No number may be below 0."""
+
+    def is_sound(self, page, first, chunk):
+        return page.min() >= 0
+
+    def problems(self, page, first, chunk, unread, ask):
+        starts = range(0, len(page), chunk)
+        return {(first + k) // chunk: "one is negative" for k in starts if page[k : k + chunk].min() < 0}
 
 
-def make(folder, values, reader, *, chunk=64, capacity_bytes=2**20, check=allow):
+def make(folder, values, reader, *, chunk=64, capacity_bytes=2**20, judge=None):
     zarr.create_array(str(folder / "numbers"), data=np.asarray(values), chunks=(chunk,), overwrite=True)
-    return PagedNumbers(read_meta(folder / "numbers"), reader, check, capacity_bytes=capacity_bytes)
+    meta = read_meta(folder / "numbers")
+    return PagedNumbers(meta, reader, judge or AnyNumbers(), what="numbers", capacity_bytes=capacity_bytes)
+
+
+def taken(held, places):
+    """Numbers at places, all of them sound."""
+    numbers, errors = held.take(np.asarray(places))
+    assert not errors
+    return numbers
 
 
 @given(
@@ -47,8 +62,8 @@ def test_numbers_are_those_of_the_array(tmp_path_factory, num, chunk, step, seed
         held = make(tmp_path_factory.mktemp("numbers"), values, reader, chunk=chunk, capacity_bytes=slots * 130)
         for _ in range(3):
             places = rng.integers(0, num, 50)
-            np.testing.assert_array_equal(held.take(places), values[places])
-        assert held.take(np.empty(0, dtype=np.int64)).shape == (0,)
+            np.testing.assert_array_equal(taken(held, places), values[places])
+        assert taken(held, np.empty(0, dtype=np.int64)).shape == (0,)
 
 
 def test_the_pages_used_last_are_kept(tmp_path, reader, monkeypatch):
@@ -56,9 +71,9 @@ def test_the_pages_used_last_are_kept(tmp_path, reader, monkeypatch):
     monkeypatch.setattr(paging, "_LEAST_PAGE", 64)
     held = make(tmp_path, np.arange(192), reader, capacity_bytes=2 * (4 * 8 + 64 * 2))
     for place in (5, 70, 5, 70, 130, 130, 70):
-        assert held.take(np.array([place])).tolist() == [place]
+        assert taken(held, [place]).tolist() == [place]
     assert held.num_pages_read == 3
-    held.take(np.array([5]))
+    taken(held, [5])
     assert held.num_pages_read == 4
 
 
@@ -68,7 +83,7 @@ def test_chunks_are_decoded_once_and_kept_nowhere_else(tmp_path, reader):
     held = make(tmp_path, values, reader, chunk=9_000)
     places = np.random.default_rng(1).permutation(100_000)
     for _ in range(2):
-        np.testing.assert_array_equal(held.take(places), values[places])
+        np.testing.assert_array_equal(taken(held, places), values[places])
     assert held.num_pages_read == reader.stats.fast_chunks == 12
     assert reader.stats.decoded_bytes == 12 * 9_000 * 8
     assert len(reader.cache) == 0
@@ -79,7 +94,7 @@ def test_bytes_of_a_number(tmp_path, reader):
     num = 1_000_000
     held = make(tmp_path, np.arange(num) * 4_000, reader, chunk=8_192, capacity_bytes=2**30)
     assert held.capacity_bytes < 2.6 * num
-    held.take(np.array([0]))
+    held.take(np.array([0, 8_192]))  # what is loaded and compiled at the first time
     tracemalloc.start()
     held.take(np.arange(0, num, 8_192))
     peak = tracemalloc.get_traced_memory()[1]
@@ -88,26 +103,41 @@ def test_bytes_of_a_number(tmp_path, reader):
     assert peak < 40 * 2**20  # 8 MiB of pages as they are read, some times over; not 2**30
 
 
-def test_a_page_that_is_refused_is_not_held(tmp_path, reader):
-    """What the check says is raised each time, and other pages can still be read."""
-
-    def refuse(page, first):
-        if page[0] < 0:
-            raise DataError(f"damaged from {first} on")
-
+def test_of_a_damaged_page_the_other_chunks_stay_good(tmp_path, reader):
+    """What is wrong is told with the chunk, again whenever it is asked for; only trouble with the storage is raised."""
     values = np.arange(3 * 8_192)
-    values[8_192] = -1
-    held = make(tmp_path, values, reader, chunk=8_192, check=refuse)
+    values[8_192 + 100] = -1
+    held = make(tmp_path, values, reader, chunk=64, judge=Refuse())
     for _ in range(2):
-        with pytest.raises(DataError, match="damaged from 8192 on"):
-            held.take(np.array([8_200]))
-    assert held.take(np.array([3, 20_000])).tolist() == [3, 20_000]
+        numbers, errors = held.take(np.array([8_255, 8_256, 8_319, 3, 8_320, 20_000]))
+        assert sorted(errors) == [1, 2]
+        assert numbers[[0, 3, 4, 5]].tolist() == [8_255, 3, 8_320, 20_000]
+        assert "the numbers " in str(errors[2].error)
+        assert "are damaged: in chunk (129,) one is negative" in str(errors[2].error)
+        assert (errors[2].box, errors[2].damage) == (2, True)
+    assert held.num_pages_read == 3
+    held.distrust(5, "nobody believes it")
+    assert sorted(held.take(np.array([64, 63, 0]))[1]) == [1, 2]
+
+
+def test_chunks_that_cannot_be_read_are_told(tmp_path, reader):
+    """A file that was cut: its chunk alone, in each of two pages, and the short one at the end."""
+    values = np.arange(20_000)
+    held = make(tmp_path, values, reader, chunk=6_000)
+    for chunk in (1, 3):
+        path = tmp_path / "numbers" / "c" / str(chunk)
+        path.write_bytes(path.read_bytes()[:20])
+    places = np.array([5_999, 6_000, 11_999, 12_000, 17_999, 18_000, 19_999])
+    numbers, errors = held.take(places)
+    assert sorted(errors) == [1, 2, 5, 6]
+    assert numbers[[0, 3, 4]].tolist() == [5_999, 12_000, 17_999]
+    assert "chunk (3,)" in errors[6].place
 
 
 def test_it_travels_without_its_pages(tmp_path, reader):
     """In another process pages are read anew."""
     held = make(tmp_path, np.arange(100), reader)
-    assert held.take(np.array([7])).tolist() == [7]
+    assert taken(held, [7]).tolist() == [7]
     there = pickle.loads(pickle.dumps(held))
     assert there.num_pages_read == 0
-    assert there.take(np.array([7, 99])).tolist() == [7, 99]
+    assert taken(there, [7, 99]).tolist() == [7, 99]

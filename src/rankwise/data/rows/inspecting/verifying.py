@@ -77,10 +77,11 @@ def _rows(place: str, expected: int | None, reader: BoxReader) -> list[str]:
             matrix = held.matrix(name)
             if isinstance(matrix, StoredSparse):
                 for start in range(0, matrix.num_rows, _PART):
-                    matrix.pointers.spans(np.arange(start, min(start + _PART, matrix.num_rows)))
+                    _, _, lost = matrix.pointers.spans(np.arange(start, min(start + _PART, matrix.num_rows)))
+                    problems += [str(error.error) for error in lost]
     except RankwiseError as error:
         return [str(error)]
-    return problems
+    return list(dict.fromkeys(problems))  # what is wrong with a chunk once, not for each of its rows
 
 
 def _sources(collection: Any) -> list[str]:

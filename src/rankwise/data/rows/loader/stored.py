@@ -46,13 +46,14 @@ def adopt_matrix(dataset: Any, reader: BoxReader) -> StoredMatrix:
     if "://" not in place:  # a folder: everything about it is read from there
         return open_matrix(place, reader)
     lengths = reader.adopt(group["row_nnz"]) if "row_nnz" in group else None
-    pointers = RowPointers(indptr, data.shape[0], reader, lengths=lengths)
+    num_cols = int(dataset.shape[1])
+    pointers = RowPointers(indptr, data.shape[0], reader, lengths=lengths, num_cols=num_cols)
     if pointers.num_rows != dataset.shape[0]:
         raise DataError(
             f"{indptr.place} wants {dataset.shape[0] + 1} row pointers, one more than rows; it has "
             f"{pointers.num_rows + 1}: copy or write the matrix again"
         )
-    return StoredSparse(place=place, num_cols=int(dataset.shape[1]), data=data, indices=indices, pointers=pointers)
+    return StoredSparse(place=place, num_cols=num_cols, data=data, indices=indices, pointers=pointers)
 
 
 class StoredRows:
@@ -77,7 +78,7 @@ class StoredRows:
             rows: int64[n], rows over all matrices.
 
         Raises:
-            DataError: row pointers cannot be read, or are damaged.
+            DataError: there is trouble with the storage of row pointers.
         """
         plan = self._stack.plan(rows, self._reader)
         self._reader.hint(plan.boxes)
@@ -85,7 +86,7 @@ class StoredRows:
         reports = self._reader.read(plan.jobs(arrays))
         errors: dict[int, DataError] = {}
         gaps = [] if plan.lengths is None else find_gaps(plan, reports, arrays[1])
-        for error in (*chain.from_iterable(report.errors for report in reports), *gaps):
+        for error in (*plan.lost, *chain.from_iterable(report.errors for report in reports), *gaps):
             errors.setdefault(error.box, self._made(int(rows[error.box]), error))
         if plan.lengths is None:
             return RowBlock(arrays=arrays, num_cols=None, errors=errors)

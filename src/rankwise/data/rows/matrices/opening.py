@@ -42,7 +42,9 @@ def open_matrix(uri: str | os.PathLike[str], reader: BoxReader) -> StoredMatrix:
     parts = {name: _part(place, name) for name in _PARTS}
     beside = STORES.node(f"{place}/{_LENGTHS}")
     lengths = STORES.array(beside) if beside is not None and beside.kind == "array" else None
-    pointers = RowPointers(parts["indptr"], parts["data"].shape[0], reader, lengths=lengths)
+    shape = _shape(node.attributes)
+    num_cols = None if shape is None else shape[1]
+    pointers = RowPointers(parts["indptr"], parts["data"].shape[0], reader, lengths=lengths, num_cols=num_cols)
     return StoredSparse(
         place=place,
         num_cols=_num_cols(place, node.attributes, pointers.num_rows),
@@ -65,14 +67,21 @@ def _rows_per_chunk(attributes: Mapping[str, Any]) -> int | None:
     return said if isinstance(said, int) and said > 0 else None
 
 
-def _num_cols(place: str, attributes: Mapping[str, Any], num_rows: int) -> int:
+def _shape(attributes: Mapping[str, Any]) -> tuple[int, int] | None:
     shape = attributes.get("shape")
-    if not isinstance(shape, (list, tuple)) or len(shape) != 2 or shape[0] != num_rows:
+    if isinstance(shape, (list, tuple)) and len(shape) == 2 and all(isinstance(size, int) for size in shape):
+        return shape[0], shape[1]
+    return None
+
+
+def _num_cols(place: str, attributes: Mapping[str, Any], num_rows: int) -> int:
+    shape = _shape(attributes)
+    if shape is None or shape[0] != num_rows:
         raise DataError(
             f"the CSR matrix {place} wants an attribute shape=[{num_rows}, columns] that fits its row pointers; got "
-            f"{shape!r}: write it again"
+            f"{attributes.get('shape')!r}: write it again"
         )
-    return int(shape[1])
+    return shape[1]
 
 
 def _unfit(place: str, kind: Any) -> str:

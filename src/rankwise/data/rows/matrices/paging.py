@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
 from rankwise.data.contract import DType, IntArray, NDArray
-from rankwise.data.store import ArrayMeta, BoxReader, BoxRequest
+from rankwise.data.rows.matrices.chunkwise import read_boxes, read_chunks
+from rankwise.data.rows.matrices.judging import Judge
+from rankwise.data.store import ArrayMeta, BoxError, BoxReader
 from rankwise.data.store.forks import renew_in_children
+from rankwise.errors import DataError
 
 __all__ = ["PagedNumbers"]
 
@@ -25,23 +28,23 @@ class PagedNumbers:
 
     A page is as many chunks of the array as it takes: each is decoded once when the page is read. All pages lie in one
     table, so that looking up the places of a batch is one gather however many pages they lie on. The ones used last
-    are kept.
+    are kept. Of a page in which something is wrong every chunk is looked at by itself: the others stay good.
 
     Args:
         array: the array, one axis, whole numbers.
         reader: reads it; what it decodes here goes into no cache.
-        check: is told the numbers of each page that is read and the place of its first, and may refuse them.
+        judge: says which numbers cannot be.
+        what: what the numbers are, for messages.
         capacity_bytes: size of the table.
     """
 
-    def __init__(
-        self, array: ArrayMeta, reader: BoxReader, check: Callable[[IntArray, int], None], *, capacity_bytes: int
-    ) -> None:
+    def __init__(self, array: ArrayMeta, reader: BoxReader, judge: Judge, *, what: str, capacity_bytes: int) -> None:
         self._array = array
         self._reader = reader
-        self._check = check
-        chunk = max(1, min(array.chunks[0], array.shape[0]))
-        self._page = -(-_LEAST_PAGE // chunk) * chunk
+        self._judge = judge
+        self._what = what
+        self.chunk = max(1, min(array.chunks[0], array.shape[0]))
+        self._page = -(-_LEAST_PAGE // self.chunk) * self.chunk
         self._num_pages = -(-array.shape[0] // self._page)
         self._runs = -(-self._page // _RUN)
         self._most = max(1, min(self._num_pages, capacity_bytes // (self._runs * (8 + _RUN * 2))))
@@ -49,7 +52,7 @@ class PagedNumbers:
         renew_in_children(self)
 
     def __getstate__(self) -> dict[str, object]:
-        own = ("_lock", "_slot", "_held", "_used", "_bases", "_offsets")
+        own = ("_lock", "_slot", "_held", "_used", "_bases", "_offsets", "_damaged")
         return {name: value for name, value in vars(self).items() if name not in own}
 
     def __setstate__(self, state: dict[str, object]) -> None:
@@ -65,6 +68,7 @@ class PagedNumbers:
         self._used = np.zeros(self._most, dtype=np.int64)  # when each slot was used last
         self._bases = np.empty((self._most, self._runs), dtype=np.int64)
         self._offsets: NDArray = np.empty((self._most, self._runs * _RUN), dtype=_OFFSET_DTYPES[0])
+        self._damaged: dict[int, BoxError] = {}  # by the number of the chunk
         self._clock = 0
         self.num_pages_read = 0
 
@@ -73,11 +77,11 @@ class PagedNumbers:
         """Memory that the table takes once all of it is in use."""
         return self._bases.nbytes + self._offsets.nbytes
 
-    def take(self, places: IntArray) -> IntArray:
-        """Return the numbers at places, int64[n].
+    def take(self, places: IntArray) -> tuple[IntArray, dict[int, BoxError]]:
+        """Return the numbers at places, int64[n], and why some of them are none, by their index in `places`.
 
         Raises:
-            DataError: a page cannot be read, or was refused.
+            DataError: there is trouble with the storage.
         """
         page, found = places // self._page, np.empty(len(places), dtype=np.int64)
         touched = np.zeros(self._num_pages, dtype=np.bool_)
@@ -86,13 +90,35 @@ class PagedNumbers:
         with self._lock:
             if len(numbers) <= self._most:
                 self._hold(numbers)
-                return self._gather(page, places)
+                return self._gather(page, places), self._errors(places)
             for low in range(0, len(numbers), self._most):
                 part = numbers[low : low + self._most]
                 self._hold(part)
                 members = (page >= part[0]) & (page <= part[-1])
                 found[members] = self._gather(page[members], places[members])
-        return found
+            return found, self._errors(places)
+
+    def distrust(self, place: int, why: str) -> None:
+        """Count the chunk of a place among the damaged ones.
+
+        Args:
+            place: in the array.
+            why: what is wrong there.
+        """
+        with self._lock:
+            self._damaged.setdefault(place // self.chunk, self._error(place // self.chunk, why))
+
+    def _errors(self, places: IntArray) -> dict[int, BoxError]:
+        if not self._damaged:
+            return {}
+        chunks = places // self.chunk
+        hit = np.flatnonzero(np.isin(chunks, list(self._damaged))).tolist()
+        return {index: replace(self._damaged[int(chunks[index])], box=index) for index in hit}
+
+    def _error(self, chunk: int, why: str) -> BoxError:
+        place = self._array.place
+        what = f"the {self._what} {place} are damaged: in chunk ({chunk},) {why}; copy or write the matrix again"
+        return BoxError(box=0, place=f"chunk ({chunk},) of the array {place}", error=DataError(what))
 
     def _gather(self, page: IntArray, places: IntArray) -> IntArray:
         slot, inside = self._slot[page], places - page * self._page
@@ -119,21 +145,28 @@ class PagedNumbers:
         """Read pages of equal length, int64[pages, numbers]."""
         starts = (numbers * self._page)[:, None]
         extent = min(self._page, self._array.shape[0] - int(starts[-1, 0]))
-        request = BoxRequest(
-            arrays=(self._array,),
-            which=np.zeros(len(numbers), dtype=np.int64),
-            starts=starts,
-            shape=(extent,),
-            dtype=np.dtype(np.int64),
-            keep=False,
-        )
-        values: IntArray = np.empty((len(numbers), extent), dtype=np.int64)
-        (report,) = self._reader.read([(self._reader.plan(request), values)])
-        if report.errors:
-            raise report.errors[0].error
-        for first, page in zip(starts[:, 0].tolist(), values, strict=True):
-            self._check(page, first)
+        values, report = read_boxes(self._array, starts[:, 0], extent, self._reader)
+        for number, page, valid in zip(starts[:, 0].tolist(), values, report.valid.tolist(), strict=True):
+            if not valid or not self._judge.is_sound(page, number, self.chunk):
+                self._look_closer(page, number)
         return values
+
+    def _look_closer(self, page: IntArray, first: int) -> None:
+        """Find the damaged chunks of a page. Their places get a number beside them, which is as good as any."""
+        unread = read_chunks(self._array, page, first, self.chunk, self._reader)
+        wrong = self._judge.problems(page, first, self.chunk, unread, self._ask)
+        found = {**unread, **{chunk: self._error(chunk, why) for chunk, why in wrong.items()}}
+        self._damaged.update(found)
+        bad = np.isin((first + np.arange(len(page))) // self.chunk, list(found))
+        sound = np.flatnonzero(~bad)
+        if len(sound):
+            page[bad] = page[sound[np.searchsorted(sound, np.flatnonzero(bad)).clip(max=len(sound) - 1)]]
+        else:
+            page[:] = 0
+
+    def _ask(self, place: int) -> int | None:
+        values, report = read_boxes(self._array, np.array([place]), 1, self._reader)
+        return int(values[0, 0]) if report.valid[0] else None
 
     def _keep(self, numbers: IntArray, values: IntArray) -> None:
         slots = np.argsort(self._used, kind="stable")[: len(numbers)]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rankwise.data.contract import IntArray, NDArray
-from rankwise.data.store import BoxPlan, BoxReader, Runs
+from rankwise.data.store import BoxError, BoxPlan, BoxReader, Runs
 
 __all__ = ["MatrixPlan"]
 
@@ -24,12 +24,14 @@ class MatrixPlan:
         num_rows: rows.
         to_spread: whether elements and columns come out for `BoxReader.spread`: in the order in which they are stored,
             not in that of the rows, and columns in the dtype that is wanted there.
+        lost: why it is not known where some rows lie; they have no elements here.
     """
 
     boxes: tuple[BoxPlan, ...]
     lengths: IntArray | None
     num_rows: int
     to_spread: bool = False
+    lost: tuple[BoxError, ...] = ()
 
     @property
     def num_elements(self) -> int:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
 from rankwise.data.contract import IntArray
+from rankwise.data.rows.matrices.judging import AnyNumbers, PointerJudge
 from rankwise.data.rows.matrices.paging import PagedNumbers
-from rankwise.data.store import ArrayMeta, BoxReader
+from rankwise.data.store import ArrayMeta, BoxError, BoxReader
 from rankwise.errors import DataError
 
 __all__ = ["RowPointers"]
@@ -30,6 +32,7 @@ class RowPointers:
         reader: reads it.
         lengths: the `row_nnz` beside it, [num_rows], where rows end in explicit zeros that only fill a chunk; None =
             rows are all that their pointers hold.
+        num_cols: columns of the matrix, so most elements of a row; None = not known.
         capacity_bytes: for pages that are kept.
 
     Raises:
@@ -43,6 +46,7 @@ class RowPointers:
         reader: BoxReader,
         *,
         lengths: ArrayMeta | None = None,
+        num_cols: int | None = None,
         capacity_bytes: int = _CAPACITY_BYTES,
     ) -> None:
         if array.ndim != 1 or array.shape[0] < 1 or array.dtype.kind not in "iu":
@@ -58,10 +62,15 @@ class RowPointers:
         self.array = array
         self.lengths = lengths
         self.num_rows = array.shape[0] - 1
-        self._sound = _Sound(array.place, self.num_rows, num_elements)
+        self._filled: set[int] = set()  # chunks of lengths that are not all 0
         each = capacity_bytes if lengths is None else capacity_bytes // 2
-        self._begins = PagedNumbers(array, reader, self._sound.check, capacity_bytes=each)
-        self._lengths = None if lengths is None else PagedNumbers(lengths, reader, _any, capacity_bytes=each)
+        judge = PointerJudge(num_rows=self.num_rows, num_elements=num_elements, num_cols=num_cols)
+        self._begins = PagedNumbers(array, reader, judge, what="row pointers", capacity_bytes=each)
+        self._lengths = (
+            None
+            if lengths is None
+            else PagedNumbers(lengths, reader, AnyNumbers(), what="row lengths", capacity_bytes=each)
+        )
 
     @property
     def num_pages_read(self) -> int:
@@ -73,58 +82,67 @@ class RowPointers:
         """Memory that pages take once all of it is in use."""
         return self._begins.capacity_bytes + (0 if self._lengths is None else self._lengths.capacity_bytes)
 
-    def spans(self, rows: IntArray) -> tuple[IntArray, IntArray]:
-        """Return where rows begin and how many elements they have, int64[n] twice.
+    def spans(self, rows: IntArray) -> tuple[IntArray, IntArray, tuple[BoxError, ...]]:
+        """Return where rows begin and how many elements they have, int64[n] twice, and why that is not known of some.
+
+        Rows of which it is not known have no elements here. They are those of damaged chunks: of a chunk that cannot be
+        decoded, or in which a number cannot be what was written, none is believed.
 
         Args:
             rows: int64[n], in [0, num_rows).
 
         Raises:
-            DataError: the pointers cannot be read, or are damaged.
+            DataError: there is trouble with the storage.
         """
-        edges = self._begins.take(np.concatenate([rows, rows + 1]))
+        edges, errors = self._begins.take(np.concatenate([rows, rows + 1]))
+        lost = {index % len(rows): error for index, error in errors.items()}
         begin, held = edges[: len(rows)], edges[len(rows) :] - edges[: len(rows)]
-        if (held < 0).any():  # a row that begins on one page and ends on the next
-            raise self._sound.damage(f"row {rows[held.argmin()]} would begin after it ends")
-        if self._lengths is None:
-            return begin, held
-        lengths = self._lengths.take(rows)
-        self._check_lengths(lengths, held, rows)
-        return begin, lengths
+        falls = [index for index in np.flatnonzero(held < 0).tolist() if index not in lost]
+        if falls:  # rows that begin on one page and end on the next: either may be to blame
+            for row in rows[falls].tolist():
+                for place in (row, row + 1):
+                    self._begins.distrust(place, f"row {row} would begin after it ends")
+            return self.spans(rows)
+        lengths = held if self._lengths is None else self._true_lengths(self._lengths, rows, held, lost)
+        gone = list(lost)
+        begin[gone] = lengths[gone] = 0
+        return begin, lengths, tuple(replace(lost[index], box=index) for index in sorted(lost))
 
-    def _check_lengths(self, lengths: IntArray, held: IntArray, rows: IntArray) -> None:
-        assert self.lengths is not None
-        wrong = np.flatnonzero((lengths < 0) | (lengths > held))
-        if len(wrong):
-            which = wrong[0]
-            raise DataError(
-                f"the row lengths {self.lengths.place} are damaged: row {rows[which]} would have {lengths[which]} "
-                f"elements of {held[which]}; copy or write the matrix again"
-            )
+    def _true_lengths(
+        self, numbers: PagedNumbers, rows: IntArray, held: IntArray, lost: dict[int, BoxError]
+    ) -> IntArray:
+        """Lengths without the zeros that fill chunks; adds to `lost` what is wrong with them."""
+        lengths, errors = numbers.take(rows)
+        for index, error in errors.items():
+            lost.setdefault(index, error)
+        wrong = {
+            index: f"row {rows[index]} would have {lengths[index]} elements of {held[index]}"
+            for index in np.flatnonzero((lengths < 0) | (lengths > held)).tolist()
+            if index not in lost
+        }
+        wrong = wrong or self._blank_ones(numbers, rows, np.flatnonzero((lengths == 0) & (held > 0)), lost)
+        if not wrong:
+            return lengths
+        for index, why in wrong.items():
+            numbers.distrust(int(rows[index]), why)
+        return self._true_lengths(numbers, rows, held, lost)
 
+    def _blank_ones(
+        self, numbers: PagedNumbers, rows: IntArray, indices: IntArray, lost: Mapping[int, BoxError]
+    ) -> dict[int, str]:
+        """What is wrong with rows of length 0 that have room: whether no row of their chunk has a length.
 
-@dataclass(frozen=True, slots=True)
-class _Sound:
-    """Refuses pointers that fall, or do not begin and end with the elements."""
-
-    place: str
-    num_rows: int
-    num_elements: int
-
-    def check(self, page: IntArray, first: int) -> None:
-        falls = np.flatnonzero(np.diff(page) < 0)
-        last = first + len(page) - 1 == self.num_rows
-        if len(falls):
-            raise self.damage(f"row {first + int(falls[0])} would begin after it ends")
-        if page[0] < 0 or (first == 0 and page[0] != 0):
-            raise self.damage(f"row {first} would begin at element {page[0]}")
-        if page[-1] > self.num_elements or (last and page[-1] != self.num_elements):
-            row = first + len(page) - 2
-            raise self.damage(f"row {row} would end at element {page[-1]} of {self.num_elements}")
-
-    def damage(self, what: str) -> DataError:
-        return DataError(f"the row pointers {self.place} are damaged: {what}; copy or write the matrix again")
-
-
-def _any(_page: IntArray, _first: int) -> None:
-    """Lengths are compared with their rows' pointers, once it is known which rows are meant."""
+        That is what a chunk looks like which is not in the store.
+        """
+        found = {}
+        for index in indices.tolist():
+            chunk = int(rows[index]) // numbers.chunk
+            if index in lost or chunk in self._filled:
+                continue
+            start = chunk * numbers.chunk
+            lengths, _ = numbers.take(np.arange(start, min(start + numbers.chunk, self.num_rows)))
+            if lengths.any():
+                self._filled.add(chunk)
+            else:
+                found[index] = f"row {start} and those behind it would be empty"
+        return found

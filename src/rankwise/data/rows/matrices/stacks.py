@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol, cast
 
 import numpy as np
@@ -12,7 +13,7 @@ import numpy as np
 from rankwise.data.contract import DType, FieldSpec, IntArray
 from rankwise.data.rows.matrices.plans import MatrixPlan
 from rankwise.data.rows.matrices.stored import StoredDense, StoredMatrix, StoredSparse
-from rankwise.data.store import ArrayMeta, BoxPlan, BoxReader, BoxRequest, Pad, Runs
+from rankwise.data.store import ArrayMeta, BoxError, BoxPlan, BoxReader, BoxRequest, Pad, Runs
 from rankwise.errors import ConfigError
 
 __all__ = ["DenseStack", "MatrixStack", "SparseStack", "stack_matrices"]
@@ -61,7 +62,7 @@ class MatrixStack(Protocol):
 
         Raises:
             IndexError: there is no such row.
-            DataError: row pointers cannot be read or are damaged.
+            DataError: there is trouble with the storage of row pointers; damage is told in `MatrixPlan.lost`.
         """
         ...
 
@@ -163,7 +164,7 @@ class SparseStack:
     def plan(self, rows: IntArray, reader: BoxReader, *, to_spread: bool = False) -> MatrixPlan:
         """Return how rows are read; see `MatrixStack.plan`."""
         which, local = self._rows.find(rows)
-        begin, lengths = self._spans(which, local)
+        begin, lengths, lost = self._spans(which, local)
         data, indices = tuple(m.data for m in self._matrices), tuple(m.indices for m in self._matrices)
         dtype, index_dtype = self.spec.dtype, self.index_dtype
         to_spread = to_spread and reader.spreads(data, dtype) and index_dtype == np.int32
@@ -171,21 +172,23 @@ class SparseStack:
             index_dtype = self._column_dtype
         runs = Runs.packed(lengths, np.lexsort((begin, which)) if to_spread else None)
         if runs.num_rows == 0:
-            return MatrixPlan(boxes=(), lengths=lengths, num_rows=len(rows))
+            return MatrixPlan(boxes=(), lengths=lengths, num_rows=len(rows), lost=lost)
         starts = begin[:, None]
         elements = reader.plan(_request(data, dtype, which, starts, runs))
         columns = reader.plan(_request(indices, index_dtype, which, starts, runs), like=elements)
         boxes = (elements, columns)
-        return MatrixPlan(boxes=boxes, lengths=lengths, num_rows=len(rows), to_spread=to_spread)
+        return MatrixPlan(boxes=boxes, lengths=lengths, num_rows=len(rows), to_spread=to_spread, lost=lost)
 
-    def _spans(self, which: IntArray, local: IntArray) -> tuple[IntArray, IntArray]:
+    def _spans(self, which: IntArray, local: IntArray) -> tuple[IntArray, IntArray, tuple[BoxError, ...]]:
         if len(self._matrices) == 1:
             return self._matrices[0].pointers.spans(local)
         begin, lengths = np.empty(len(local), dtype=np.int64), np.empty(len(local), dtype=np.int64)
+        lost: list[BoxError] = []
         for number in np.unique(which).tolist():
-            members = which == number
-            begin[members], lengths[members] = self._matrices[number].pointers.spans(local[members])
-        return begin, lengths
+            members = np.flatnonzero(which == number)
+            begin[members], lengths[members], errors = self._matrices[number].pointers.spans(local[members])
+            lost += [replace(error, box=int(members[error.box])) for error in errors]
+        return begin, lengths, tuple(lost)
 
 
 class DenseStack:
