@@ -170,7 +170,7 @@ class SparseStack:
         to_spread = to_spread and reader.spreads(data, dtype) and index_dtype == np.int32
         if to_spread:
             index_dtype = self._column_dtype
-        runs = Runs.packed(lengths, np.lexsort((begin, which)) if to_spread else None)
+        runs = Runs.packed(lengths, _stored_order(which, begin) if to_spread else None)
         if runs.num_rows == 0:
             return MatrixPlan(boxes=(), lengths=lengths, num_rows=len(rows), lost=lost)
         starts = begin[:, None]
@@ -229,3 +229,8 @@ class DenseStack:
 
 def _request(arrays: tuple[ArrayMeta, ...], dtype: DType, which: IntArray, starts: IntArray, runs: Runs) -> BoxRequest:
     return BoxRequest(arrays=arrays, which=which, starts=starts, shape=(1,), dtype=dtype, runs=runs)
+
+
+def _stored_order(which: IntArray, begin: IntArray) -> IntArray:
+    """Return the order in which rows are stored, matrix by matrix."""
+    return np.lexsort((begin, which)) if which.any() else np.argsort(begin)  # which is quicker

@@ -22,8 +22,8 @@ _caching: Any = importlib.import_module("numba.core.caching")
 _cpu: Any = importlib.import_module("numba.core.registry").cpu_target
 
 _SOURCES = (
-    "bits", "machine", "job", "layout", "tasks", "status", "symbols", "streaming", "planes", "spreading", "fetching",
-    "placing",
+    "bits", "machine", "job", "layout", "tasks", "status", "symbols", "streaming", "planes", "spreading", "weaving",
+    "fetching", "dense_placing", "placing",
 )  # fmt: skip
 
 _kept: list[Any] = []  # compiled code lives as long as the process: addresses of it are handed out

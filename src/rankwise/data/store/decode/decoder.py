@@ -40,11 +40,16 @@ class Spreader(Protocol):
     """A decoder that can place elements of sparse rows in dense ones."""
 
     def spread(  # noqa: PLR0917
-        self, tasks: ChunkTasks, dense: DenseRows, first: int, last: int, out: NDArray, scratch: Scratch
-    ) -> None:
+        self, tasks: ChunkTasks, dense: DenseRows, first: int, last: int, out: NDArray, scratch: Scratch,
+        *, named: tuple[ChunkTasks, Scratch] | None = None,
+    ) -> None:  # fmt: skip
         """Do the chunks from `first` to `last` (exclusive), and write how it went into the statuses and marks.
 
         A row that one target fills comes out whole; one of several pieces must be zero before.
+
+        With `named`, columns are decoded chunk by chunk beside their elements, and looked at where they are: into the
+        memory for columns come only those of rows of several pieces, of marked ones, and of missing chunks. A chunk
+        whose columns fail gets their status.
 
         Args:
             tasks: what is to be done; `is_castable` to the dtype of the output.
@@ -53,6 +58,8 @@ class Spreader(Protocol):
             last: end of the chunks.
             out: [B, width], C-contiguous and writeable, of elements of 1, 2, 4 or 8 bytes.
             scratch: memory of the calling thread.
+            named: chunks of the columns, with the same targets, castable to the dtype of the memory for columns; and
+                other memory of the thread. None = columns were decoded before.
 
         Raises:
             ValueError: tables do not fit together: a bug in the planner, not damage.

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from rankwise.data.contract import IntArray, NDArray
+from rankwise.data.contract import DType, IntArray, NDArray
 from rankwise.data.store.boxes.spread import OUTSIDE, TWICE, Spread
 from rankwise.data.store.decode.job import SLOTS
+from rankwise.data.store.decode.pairs import is_castable
 from rankwise.data.store.decode.tasks import ChunkTasks, address_of
 
 __all__ = ["OUTSIDE", "UNSURE", "DenseRows"]
@@ -40,13 +41,16 @@ class DenseRows:
     marks: npt.NDArray[np.uint8]
     num_cols: IntArray = field(init=False, repr=False)
     places: IntArray = field(init=False, repr=False)
+    _held: tuple[NDArray, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         spread = self.spread
-        given = [None] * len(spread.num_cols) if spread.places is None else spread.places
-        addresses = [0 if table is None else address_of(table) for table in given]
+        # as narrow as they can be: they compete with the row for the first-level cache
+        held = () if spread.places is None else tuple(table.astype(self.place_dtype) for table in spread.places)
+        addresses = [address_of(table) for table in held] or [0] * len(spread.num_cols)
         object.__setattr__(self, "num_cols", np.array(spread.num_cols, dtype=np.int64))
         object.__setattr__(self, "places", np.array(addresses, dtype=np.int64))
+        object.__setattr__(self, "_held", held)
         if not len(self.rows) == len(self.tables) == len(self.marks):
             raise ValueError("dense rows want a row, a table and a mark for each target")
         ends = {"rows": len(self.lengths), "tables": len(self.num_cols)}
@@ -54,6 +58,11 @@ class DenseRows:
             numbers = getattr(self, name)
             if len(numbers) and not 0 <= numbers.min() <= numbers.max() < end:
                 raise ValueError(f"{name} of dense rows want numbers from 0 to {end - 1}")
+
+    @property
+    def place_dtype(self) -> DType:
+        """Dtype of the tables of places that compiled code looks into."""
+        return np.dtype(np.uint16 if self.spread.width < 2**16 else np.int32)
 
     def check(self, tasks: ChunkTasks, out: NDArray) -> None:
         """Refuse what would touch memory that is not there.
@@ -68,6 +77,16 @@ class DenseRows:
             raise ValueError(f"targets reach element {tasks.reach}, there are {len(self.spread.columns)} columns")
         if tasks.ndim != 1 or tasks.scaled or len(self.rows) != len(tasks.dst_start):
             raise ValueError("dense rows want targets of one axis that are not scaled, and a row for each")
+
+    def check_columns(self, tasks: ChunkTasks, named: ChunkTasks) -> None:
+        """Refuse chunks of columns that do not have the targets of those of elements.
+
+        Raises:
+            ValueError: they do not: a bug in the planner, not damage.
+        """
+        alike = np.array_equal(tasks.bounds, named.bounds) and np.array_equal(tasks.extent, named.extent)
+        if not alike or not is_castable(named.fill.dtype, self.spread.columns.dtype, scaled=named.scaled):
+            raise ValueError("columns want the targets of their elements, and whole numbers that are not scaled")
 
     def write(self, job: IntArray) -> None:
         """Write what compiled code needs to know into its job."""

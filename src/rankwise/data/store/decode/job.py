@@ -14,10 +14,10 @@ _NAMES = (
     "first", "last", "axes", "dst_unit", "col_unit", "out", "plane", "fill_rows", "fill_step",
     "read_buffer", "read_bytes", "decode_buffer", "context", "compressors", "stage", "stream",
     # set before runs that spread sparse rows over dense ones
-    "spread", "columns", "column_bytes", "rows", "lengths", "tables", "places", "num_cols", "width", "blank",
-    "marks",
+    "spread", "weave", "columns", "column_bytes", "rows", "lengths", "tables", "places", "num_cols", "width", "marks",
+    "named",
     # written and read by the loop, target by target
-    "its_places", "its_num_cols",
+    "its_places", "its_num_cols", "elements", "blank", "spare", "waiting",
     # written and read by the loop, chunk by chunk
     "source", "strided", "blosc_bytes",
 )  # fmt: skip

@@ -26,6 +26,7 @@ __all__ = ["KernelDecoder"]
 
 _FIRST_SLOT = SLOTS["first"] // 8
 _SLACK = 2**16
+_LINE_BYTES = 64  # of a cache
 _LARGE_BYTES = 2**22  # an output that is not in the caches any more when somebody looks at it
 _LONG_BYTES, _LONGEST_BYTES = 2**10, 2**16  # of a row that is worth streaming, and that is cast in the caches
 
@@ -91,23 +92,37 @@ class KernelDecoder:
         scratch.job[_FIRST_SLOT : _FIRST_SLOT + len(settings)] = settings
 
     def spread(  # noqa: PLR0917
-        self, tasks: ChunkTasks, dense: DenseRows, first: int, last: int, out: NDArray, scratch: Scratch
-    ) -> None:
+        self, tasks: ChunkTasks, dense: DenseRows, first: int, last: int, out: NDArray, scratch: Scratch,
+        *, named: tuple[ChunkTasks, Scratch] | None = None,
+    ) -> None:  # fmt: skip
         """Do the chunks from `first` to `last`, into dense rows; see `Spreader.spread`."""
         dense.check(tasks, out)
         if first == last:
             return
-        self._write_job(tasks, first, last, out, scratch)
+        self._write_cast(tasks, first, last, out, scratch)
+        beside = 0
+        if named is not None:
+            dense.check_columns(tasks, named[0])
+            self._write_cast(named[0], first, last, dense.spread.columns, named[1])
+            beside = address_of(named[1].job)
         dense.write(scratch.job)
+        row_bytes = -(-(dense.spread.width + 1) * out.itemsize // _LINE_BYTES) * _LINE_BYTES
+        scratch.reserve_blank(2 * row_bytes)
+        blank = address_of(scratch.blank)
+        spread, weave = self._spread_loops(out.dtype, dense)
+        rows = {"blank": blank, "spare": blank + row_bytes, "waiting": 0}
+        _write(scratch.job, spread=spread, weave=weave, named=beside, **rows)
+        self._run(address_of(scratch.job))
+
+    def _write_cast(self, tasks: ChunkTasks, first: int, last: int, out: NDArray, scratch: Scratch) -> None:
+        """Write a job whose targets are cast one by one into the stage, if they are cast at all."""
+        self._write_job(tasks, first, last, out, scratch)
         stored, plane = tasks.fill.dtype, 0
         if not copies(stored, out.dtype, scaled=False):
             plane = self._plane((stored, out.dtype, False))
             most = tasks.layout.extents[int(tasks.bounds[first]) : int(tasks.bounds[last])].max(initial=0)
             scratch.reserve_stage(int(most) * out.itemsize)
-        scratch.reserve_blank((dense.spread.width + 1) * out.itemsize)
-        loop = self._spread_loop(out.dtype, dense.spread.columns.dtype)
-        _write(scratch.job, plane=plane, stage=address_of(scratch.stage), spread=loop, blank=address_of(scratch.blank))
-        self._run(address_of(scratch.job))
+        _write(scratch.job, plane=plane, stage=address_of(scratch.stage), spread=0)
 
     def _write_planes(self, tasks: ChunkTasks, first: int, last: int, out: NDArray, scratch: Scratch) -> None:
         """Choose the loops: rows of outputs that are larger than caches are written past them."""
@@ -138,13 +153,24 @@ class KernelDecoder:
 
         return self._loop("streamed", make)
 
-    def _spread_loop(self, element: DType, column: DType) -> int:
-        def make() -> PlaneLoop:
+    def _spread_loops(self, element: DType, dense: DenseRows) -> tuple[int, int]:
+        """Return the addresses of the two loops: one that can do everything, and its quick part."""
+        column, place, chosen = dense.spread.columns.dtype, dense.place_dtype, dense.spread.places is not None
+        kinds = tuple(getattr(np, name) for name in (f"uint{8 * element.itemsize}", column.name, place.name))
+
+        def make_spread() -> PlaneLoop:
             from rankwise.data.store.decode.spreading import spread_loop
 
-            return spread_loop(getattr(np, f"uint{8 * element.itemsize}"), getattr(np, column.name))
+            return spread_loop(*kinds)
 
-        return self._loop(f"spread_{element.itemsize}_{column.name}", make)
+        def make_weave() -> PlaneLoop:
+            from rankwise.data.store.decode.weaving import weave_loop
+
+            return weave_loop(*kinds, chosen=chosen)
+
+        name = f"{element.itemsize}_{column.name}_{place.name}"
+        weave = self._loop(f"weave_{name}_{'chosen' if chosen else 'all'}", make_weave)
+        return self._loop(f"spread_{name}", make_spread), weave
 
     def _loop(self, name: str, make: Callable[[], PlaneLoop]) -> int:
         """Return the address of a compiled loop, which is made if it is not known yet."""

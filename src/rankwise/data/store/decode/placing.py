@@ -6,9 +6,10 @@ This module imports numba: import it late.
 from __future__ import annotations
 
 from rankwise.data.store.decode import status as codes
+from rankwise.data.store.decode.dense_placing import fetch_columns, finish_rows, spread
 from rankwise.data.store.decode.fetching import fetch
 from rankwise.data.store.decode.job import SLOTS
-from rankwise.data.store.decode.machine import call_plane, entry, get, inlined, put, put8, put32, real_entry, streamed
+from rankwise.data.store.decode.machine import call_plane, entry, get, inlined, put8, put32, real_entry, streamed
 
 __all__ = ["run_chunks"]
 
@@ -18,24 +19,23 @@ _BOUNDS, _UNFIT, _SOURCE, _STRIDED = SLOTS["bounds"], SLOTS["unfit"], SLOTS["sou
 _SRC_FIRST, _EXTENTS, _SRC_STRIDES = SLOTS["src_first"], SLOTS["extents"], SLOTS["src_strides"]
 _DST_START, _STRIDES, _OUT, _PLANE = SLOTS["dst_start"], SLOTS["strides"], SLOTS["out"], SLOTS["plane"]
 _SCALE, _OFFSET, _DST_UNIT, _COL_UNIT = SLOTS["scale"], SLOTS["offset_"], SLOTS["dst_unit"], SLOTS["col_unit"]
-_STAGE, _STREAM = SLOTS["stage"], SLOTS["stream"]
-_SPREAD, _COLUMNS, _COLUMN_BYTES, _WIDTH = SLOTS["spread"], SLOTS["columns"], SLOTS["column_bytes"], SLOTS["width"]
-_TABLES, _PLACES, _NUM_COLS = SLOTS["tables"], SLOTS["places"], SLOTS["num_cols"]
-_ITS_PLACES, _ITS_NUM_COLS = SLOTS["its_places"], SLOTS["its_num_cols"]
-_ROWS, _LENGTHS, _MARKS = SLOTS["rows"], SLOTS["lengths"], SLOTS["marks"]
+_STAGE, _STREAM, _SPREAD = SLOTS["stage"], SLOTS["stream"], SLOTS["spread"]
 
 
 def run_chunks(job: int) -> int:
     """Read, decode and place the chunks from `first` to `last` of a job; returns 0."""
     for chunk in range(get(job, _FIRST), get(job, _LAST)):
-        status = fetch(job, chunk)
+        status = fetch_columns(job, chunk)
+        if status == _OK:
+            status = fetch(job, chunk)
         if status == _OK:
             for target in range(entry(job, _BOUNDS, chunk), entry(job, _BOUNDS, chunk + 1)):
-                unfit = _place(job, chunk, target) if get(job, _SPREAD) == 0 else _spread(job, target)
+                unfit = _place(job, chunk, target) if get(job, _SPREAD) == 0 else spread(job, chunk, target)
                 if unfit != 0:
                     put8(job, _UNFIT, target, 1)
                     status = _OUT_OF_RANGE
         put32(job, _STATUS, chunk, status)
+    finish_rows(job)
     streamed()
     return 0
 
@@ -82,23 +82,4 @@ def _staged(  # noqa: PLR0917
     for row in range(rows):
         unfit |= call_plane(get(job, _PLANE), src + row * src_step, stage, 1, cols, 0, 0, scale, offset)
         call_plane(get(job, _STREAM), stage, dst + row * dst_step, 1, cols * unit, 0, 0, 1.0, 0.0)
-    return unfit
-
-
-@inlined
-def _spread(job: int, target: int) -> int:
-    """Spread elements over their dense row, cast first if need be; returns whether a value does not fit."""
-    unit, row, at = get(job, _DST_UNIT), entry(job, _ROWS, target), entry(job, _DST_START, target)
-    src = get(job, _SOURCE) + entry(job, _SRC_FIRST, target) * get(job, _STRIDED)
-    count, unfit = entry(job, _EXTENTS, target), 0
-    if get(job, _PLANE) != 0:
-        unfit = call_plane(get(job, _PLANE), src, get(job, _STAGE), 1, count, 0, 0, 1.0, 0.0)
-        src = get(job, _STAGE)
-    is_whole = 1 if count == entry(job, _LENGTHS, row) else 0
-    table = entry(job, _TABLES, target)
-    put(job, _ITS_PLACES, entry(job, _PLACES, table))
-    put(job, _ITS_NUM_COLS, entry(job, _NUM_COLS, table))
-    dst = get(job, _OUT) + row * get(job, _WIDTH) * unit
-    columns = get(job, _COLUMNS) + at * get(job, _COLUMN_BYTES)
-    put8(job, _MARKS, target, call_plane(get(job, _SPREAD), src, dst, columns, count, is_whole, job, 0.0, 0.0))
     return unfit

@@ -12,14 +12,26 @@ import numpy as np
 
 from rankwise.data.store.decode.dense_rows import OUTSIDE, UNSURE
 from rankwise.data.store.decode.job import SLOTS
-from rankwise.data.store.decode.machine import elements, external, get, inlined, types
+from rankwise.data.store.decode.machine import (
+    blank64,
+    call_plane,
+    elements,
+    external,
+    get,
+    inlined,
+    put,
+    stream64,
+    types,
+)
 from rankwise.data.store.decode.planes import PlaneLoop
-from rankwise.data.store.decode.streaming import stream_bytes
+from rankwise.data.store.decode.streaming import memcpy
 from rankwise.data.store.decode.symbols import PREFIX
+from rankwise.data.store.decode.weaving import PER_LINE
 
 __all__ = ["spread_loop"]
 
-_NUM_COLS, _WIDTH, _PLACES, _BLANK = SLOTS["its_num_cols"], SLOTS["width"], SLOTS["its_places"], SLOTS["blank"]
+_NUM_COLS, _WIDTH, _PLACES, _WEAVE = SLOTS["its_num_cols"], SLOTS["width"], SLOTS["its_places"], SLOTS["weave"]
+_BLANK, _SPARE, _WAITING = SLOTS["blank"], SLOTS["spare"], SLOTS["waiting"]
 _long = types.int64
 _memset = external(f"{PREFIX}memset", _long, _long, types.int32, _long)
 
@@ -64,44 +76,81 @@ def _searched_elements(  # noqa: PLR0917
 
 
 @inlined
-def _written(job: int, row: int, itemsize: int) -> int:
-    """Write the row that was put together to its place, and have its memory blank again; returns 0."""
-    blank, size = get(job, _BLANK), get(job, _WIDTH) * itemsize
-    stream_bytes(row, blank, size)
-    _memset(blank, types.int32(0), size + itemsize)
+def _write_edges(target: int, source: int, num_bytes: int) -> int:
+    """Write what does not fill a line of the target, and blank it; returns the bytes before the first line."""
+    head = min(-target & 63, num_bytes)
+    tail = (num_bytes - head) & 63
+    if head != 0:
+        memcpy(target, source, head)
+        _memset(source, types.int32(0), head)
+    if tail != 0:
+        memcpy(target + num_bytes - tail, source + num_bytes - tail, tail)
+        _memset(source + num_bytes - tail, types.int32(0), tail)
+    return head
+
+
+@inlined
+def _woven(values: int, columns: int, count: int, num_bytes: int, job: int) -> int:
+    """Write the row that waits, and put elements to their places meanwhile, if there are any; returns how many."""
+    target, source = get(job, _WAITING), get(job, _SPARE)
+    if target == 0:
+        return 0
+    head = _write_edges(target, source, num_bytes)
+    target, source, lines = target + head, source + head, (num_bytes - head) >> 6
+    woven = min(lines, count // PER_LINE)
+    if woven != 0:
+        call_plane(get(job, _WEAVE), values, columns, woven, target, source, job, 0.0, 0.0)
+    for line in range(woven, lines):
+        stream64(target + 64 * line, source + 64 * line)
+        blank64(source + 64 * line)
+    put(job, _WAITING, 0)
+    return PER_LINE * woven
+
+
+@inlined
+def _wait(row: int, job: int) -> int:
+    """Have the row that was put together wait until it is written, and the next one begin in blank memory."""
+    blank = get(job, _BLANK)
+    put(job, _WAITING, row)
+    put(job, _BLANK, get(job, _SPARE))
+    put(job, _SPARE, blank)
     return 0
 
 
-def spread_loop(element: Any, column: Any) -> PlaneLoop:
-    """Return the loop for elements of a type such as `numpy.uint32`, and columns of one such as `numpy.uint16`.
+def spread_loop(element: Any, column: Any, place: Any) -> PlaneLoop:
+    """Return the loop for elements, columns and places of types such as `numpy.uint32`.
 
     Its arguments are those of a plane with other meanings: address of the elements, of the dense row, of the columns;
     how many there are; whether they are all of their row; the job. It returns `OUTSIDE` and `UNSURE`.
 
     A whole row is put together in memory that stays in the caches and is blank otherwise, and that has one place more,
-    for columns that are left out. A piece of a row goes to its place at once: its row is zero already.
+    for columns that are left out; it is written while the next one is put together, or when the loop is called without
+    elements. A piece of a row goes to its place at once: its row is zero already.
     """
-    itemsize, small = np.dtype(element).itemsize, np.int32
+    itemsize = np.dtype(element).itemsize
 
     def spread(  # noqa: PLR0917
         values: int, row: int, columns: int, count: int, is_whole: int, job: int, _scale: float, _offset: float
     ) -> int:
-        places, mark = get(job, _PLACES), 0
-        taken, given = elements(values, element), elements(get(job, _BLANK) if is_whole else row, element)
-        named, moved = elements(columns, column), elements(places, small)
-        rises = _rises(named, count, get(job, _NUM_COLS))
+        width, places, mark, done = get(job, _WIDTH), get(job, _PLACES), 0, 0
+        taken, named, moved = elements(values, element), elements(columns, column), elements(places, place)
+        rises = _rises(named, count, get(job, _NUM_COLS)) if count != 0 else 0
+        if is_whole != 0:
+            done = _woven(values, columns, count if rises != 0 else 0, width * itemsize, job)
+        given = elements(get(job, _BLANK) if is_whole != 0 else row, element)
         if rises == 0:
-            mark = _searched_elements(taken, given, named, moved, count, job) | (0 if is_whole else UNSURE)
+            mark = _searched_elements(taken, given, named, moved, count, job) | (0 if is_whole != 0 else UNSURE)
         elif places == 0:
-            for at in range(count):
+            for at in range(done, count):
                 given[named[at]] = taken[at]
-        elif is_whole:  # what is left out goes to the one place more: cheaper than asking
-            for at in range(count):
+        elif is_whole != 0:  # what is left out goes to the one place more: cheaper than asking
+            for at in range(done, count):
                 given[moved[named[at]]] = taken[at]
         else:
-            _moved_elements(taken, given, named, moved, count, get(job, _WIDTH))
-        if is_whole:
-            _written(job, row, itemsize)
+            _moved_elements(taken, given, named, moved, count, width)
+        if is_whole != 0 and count != 0:
+            given[width] = 0
+            _wait(row, job)
         return mark
 
     return spread

@@ -12,6 +12,7 @@ from rankwise.data.contract import BoolArray, DType, IntArray, NDArray
 from rankwise.data.store.boxes import BoxError, BoxReport, Spread, converted
 from rankwise.data.store.meta import ArrayMeta
 from rankwise.data.store.plan import BoxPlan, OddBox
+from rankwise.data.store.reading.beside import spread_tasks
 from rankwise.data.store.reading.failures import ChunkFailure, box_errors, changed_files, unwritten
 from rankwise.data.store.reading.fast import FastChunks, States
 from rankwise.data.store.reading.slow_chunks import SlowChunks
@@ -65,8 +66,9 @@ class Executor:
         pieces = np.bincount(plan.targets.box, minlength=len(plan.request))
         out[pieces != 1] = 0
         elements, columns = _Run(plan, out, self._tools, spread), _Run(plans[1], spread.columns, self._tools)
-        if columns.fits(elements):
-            self._crew.run(elements.tasks(self._crew.num_threads, after=columns))
+        beside = columns.beside(elements)
+        if beside is not None:
+            self._crew.run(spread_tasks(*beside, self._crew.num_threads))
         else:
             self._crew.run(columns.tasks(self._crew.num_threads))
             self._crew.run(elements.tasks(self._crew.num_threads))
@@ -93,12 +95,9 @@ class _Run:
         self._parts.append(SlowChunks(plan, slow, out, tools))
         self._odd = [_OddRun(odd, plan, tools) for odd in plan.odd]
 
-    def tasks(self, num_threads: int, after: _Run | None = None) -> Iterator[Callable[[], None]]:
+    def tasks(self, num_threads: int) -> Iterator[Callable[[], None]]:
         for part in self._parts:
-            if isinstance(part, FastChunks) and after is not None:
-                yield from part.tasks(num_threads, after=after.only)
-            else:
-                yield from part.tasks(num_threads)
+            yield from part.tasks(num_threads)
         for odd in self._odd:
             yield from odd.run.tasks(num_threads)
 
@@ -108,11 +107,12 @@ class _Run:
         part = self._parts[0]
         return part if len(self._parts) == _ONE_KIND and isinstance(part, FastChunks) else None
 
-    def fits(self, other: _Run) -> bool:
-        """Whether chunk k of both, for all k, has the same targets."""
-        if self._plan.targets is not other._plan.targets or self.only is None or other.only is None:
-            return False
-        return self.only.num_chunks == other.only.num_chunks == len(self._plan.chunks)
+    def beside(self, elements: _Run) -> tuple[FastChunks, FastChunks] | None:
+        """Return the chunks of elements and these, of their columns, if chunk k of both always has the same targets."""
+        if self._plan.targets is not elements._plan.targets or self.only is None or elements.only is None:
+            return None
+        fits = self.only.num_chunks == elements.only.num_chunks == len(self._plan.chunks)
+        return (elements.only, self.only) if fits else None
 
     def states(self) -> States:
         """What the decoder noticed about the columns of each row of a spread, uint8[B]."""

@@ -26,7 +26,7 @@ from rankwise.data.store.decode.tasks import (
     ChunkTasks,
     address_of,
 )
-from rankwise.data.store.files import PAUSES_S, is_passing
+from rankwise.data.store.files import PAUSES_S, OpenFile, is_passing
 from rankwise.data.store.meta import ArrayMeta
 from rankwise.data.store.plan import BoxPlan
 from rankwise.data.store.reading.failures import ChunkFailure
@@ -109,29 +109,72 @@ class FastChunks:
         """How many there are."""
         return len(self._chosen)
 
-    def tasks(self, num_threads: int, *, after: FastChunks | None = None) -> Iterator[Callable[[], None]]:
+    @property
+    def is_near(self) -> bool:
+        """Whether no chunk lies behind a URL."""
+        return not any(facts.is_remote for facts in self._plan.files)
+
+    def tasks(self, num_threads: int) -> Iterator[Callable[[], None]]:
         """Yield pieces of work, in the order in which they should start.
 
         Args:
             num_threads: threads that will do them.
-            after: as many other chunks, each of which is done before the one of ours in its place.
         """
+        for first, last in self.slabs(num_threads):
+            yield self.task(first, last)
+
+    def slabs(self, num_threads: int) -> list[tuple[int, int]]:
+        """Return which chunks are done together, as ``first:last``."""
         largest = max(self._plan.request.arrays[int(k)].chunk_bytes for k in np.unique(self._array))
         files = self._plan.chunks.file[self._chosen]
-        for first, last in cut_slabs(files, largest, num_threads, work_bytes=self._work_bytes):
-            before = None if after is None else after.task(first, last)
-            yield self.task(first, last, before=before)
+        return cut_slabs(files, largest, num_threads, work_bytes=self._work_bytes)
 
-    def task(self, first: int, last: int, *, before: Callable[[], None] | None = None) -> Callable[[], None]:
+    def task(self, first: int, last: int) -> Callable[[], None]:
         """Return a piece of work, whose bytes behind URLs are asked for at once.
 
         Args:
             first: first chunk.
             last: end of the chunks.
-            before: what is to be done first.
         """
         fetched = start_fetch(self._plan, self._chosen, self._tasks, self._tools, first=first, last=last)
-        return partial(self._run, first, last, fetched, before)
+        return partial(self._run, first, last, fetched)
+
+    def spread_beside(self, columns: FastChunks, first: int, last: int) -> bool:
+        """Decode chunks and those of their columns one beside the other, which spares a way through memory.
+
+        Args:
+            columns: as many chunks, each with the targets of the one of ours in its place.
+            first: first chunk.
+            last: end of the chunks.
+
+        Returns:
+            Whether all went well; if not, they are still to be done one after the other, which does what can be done.
+        """
+        started = time.perf_counter()
+        assert self._dense is not None
+        mine, theirs = self._begin(first, last), columns._begin(first, last)
+        if mine is None or theirs is None:
+            return False
+        borrow = self._tools.scratches.borrow
+        with borrow() as own, borrow() as other:
+            named = columns._tasks, other
+            try:
+                self._tools.spreader.spread(self._tasks, self._dense, first, last, self._out, own, named=named)
+            except MemoryError:
+                return False
+        if self._tasks.status[first:last].any() or columns._tasks.status[first:last].any():
+            return False
+        self._keep(mine[0])
+        columns._keep(theirs[0])
+        with self._lock:
+            self.seconds += time.perf_counter() - started
+        return True
+
+    def _begin(self, first: int, last: int) -> tuple[dict[int, NDArray], list[OpenFile]] | None:
+        """Return memory for the chunks to keep, and open files, to be held meanwhile; None if one cannot be opened."""
+        buffers = self._buffers(first, last)
+        held, unread = self._local.open(first, last)
+        return None if unread else (buffers, held)
 
     @property
     def _work_bytes(self) -> int:
@@ -219,9 +262,7 @@ class FastChunks:
             decoded[at] = address_of(found)
         return decoded
 
-    def _run(self, first: int, last: int, fetched: Fetched | None, before: Callable[[], None] | None = None) -> None:
-        if before is not None:
-            before()
+    def _run(self, first: int, last: int, fetched: Fetched | None) -> None:
         started = time.perf_counter()
         buffers = self._buffers(first, last)
         self._attempt(first, last, fetched)

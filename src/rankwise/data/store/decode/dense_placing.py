@@ -1,0 +1,96 @@
+"""Compiled: from the elements of one chunk to dense rows.
+
+This module imports numba: import it late.
+"""
+
+from __future__ import annotations
+
+from rankwise.data.store.decode import status as codes
+from rankwise.data.store.decode.fetching import fetch
+from rankwise.data.store.decode.job import SLOTS
+from rankwise.data.store.decode.machine import call_plane, entry, get, inlined, prefetch, put, put8, put32
+from rankwise.data.store.decode.streaming import memcpy
+
+__all__ = ["fetch_columns", "finish_rows", "spread"]
+
+_OK, _OUT_OF_RANGE = codes.OK, codes.OUT_OF_RANGE
+_LAST, _BOUNDS, _STATUS, _UNFIT = SLOTS["last"], SLOTS["bounds"], SLOTS["status"], SLOTS["unfit"]
+_SOURCE, _STRIDED, _SRC_FIRST, _EXTENTS = SLOTS["source"], SLOTS["strided"], SLOTS["src_first"], SLOTS["extents"]
+_DST_START, _DST_UNIT, _OUT = SLOTS["dst_start"], SLOTS["dst_unit"], SLOTS["out"]
+_PLANE, _STAGE, _ELEMENTS = SLOTS["plane"], SLOTS["stage"], SLOTS["elements"]
+_SPREAD, _COLUMNS, _COLUMN_BYTES, _WIDTH = SLOTS["spread"], SLOTS["columns"], SLOTS["column_bytes"], SLOTS["width"]
+_TABLES, _PLACES, _NUM_COLS = SLOTS["tables"], SLOTS["places"], SLOTS["num_cols"]
+_ITS_PLACES, _ITS_NUM_COLS = SLOTS["its_places"], SLOTS["its_num_cols"]
+_ROWS, _LENGTHS, _MARKS, _NAMED = SLOTS["rows"], SLOTS["lengths"], SLOTS["marks"], SLOTS["named"]
+_PAGE_BYTES = 4096
+
+
+@inlined
+def fetch_columns(job: int, chunk: int) -> int:
+    """Get the chunk of columns that belongs to one of elements, if they are decoded beside them; returns a status."""
+    named = get(job, _NAMED) if get(job, _SPREAD) != 0 else 0
+    if named == 0:
+        return _OK
+    status = fetch(named, chunk)
+    put32(named, _STATUS, chunk, status)
+    return status
+
+
+@inlined
+def _cast(job: int, target: int, count: int) -> int:
+    """Note where the elements of a target are, cast if need be; returns whether a value does not fit."""
+    src, unfit = get(job, _SOURCE) + entry(job, _SRC_FIRST, target) * get(job, _STRIDED), 0
+    if get(job, _PLANE) != 0:
+        unfit = call_plane(get(job, _PLANE), src, get(job, _STAGE), 1, count, 0, 0, 1.0, 0.0)
+        src = get(job, _STAGE)
+    put(job, _ELEMENTS, src)
+    return unfit
+
+
+@inlined
+def _announce(job: int, target: int) -> int:
+    """Have the pages of the row of the next target looked up by the time it is written: rows lie anywhere."""
+    last, size = entry(job, _BOUNDS, get(job, _LAST)) - 1, get(job, _WIDTH) * get(job, _DST_UNIT)
+    row = get(job, _OUT) + entry(job, _ROWS, min(target + 1, last)) * size
+    for at in range(0, size, _PAGE_BYTES):
+        prefetch(row + at)
+    prefetch(row + size - 1)
+    return 0
+
+
+@inlined
+def _columns(job: int, chunk: int, target: int, count: int) -> int:
+    """Return where the columns of a target are."""
+    named = get(job, _NAMED)
+    if named == 0:
+        return get(job, _COLUMNS) + entry(job, _DST_START, target) * get(job, _COLUMN_BYTES)
+    if _cast(named, target, count) != 0:
+        put8(named, _UNFIT, target, 1)
+        put32(named, _STATUS, chunk, _OUT_OF_RANGE)
+    return get(named, _ELEMENTS)
+
+
+@inlined
+def spread(job: int, chunk: int, target: int) -> int:
+    """Spread elements over their dense row, cast first if need be; returns whether a value does not fit."""
+    row, count, table = entry(job, _ROWS, target), entry(job, _EXTENTS, target), entry(job, _TABLES, target)
+    is_whole = 1 if count == entry(job, _LENGTHS, row) else 0
+    _announce(job, target)
+    put(job, _ITS_PLACES, entry(job, _PLACES, table))
+    put(job, _ITS_NUM_COLS, entry(job, _NUM_COLS, table))
+    unfit, columns, named = _cast(job, target, count), _columns(job, chunk, target, count), get(job, _NAMED)
+    dst = get(job, _OUT) + row * get(job, _WIDTH) * get(job, _DST_UNIT)
+    mark = call_plane(get(job, _SPREAD), get(job, _ELEMENTS), dst, columns, count, is_whole, job, 0.0, 0.0)
+    if named != 0 and (mark != 0 or is_whole == 0 or get(named, _STRIDED) == 0):  # these are looked at afterwards
+        size = get(job, _COLUMN_BYTES)
+        memcpy(get(job, _COLUMNS) + entry(job, _DST_START, target) * size, columns, count * size)
+    put8(job, _MARKS, target, mark)
+    return unfit
+
+
+@inlined
+def finish_rows(job: int) -> int:
+    """Write the row that still waits; returns 0."""
+    if get(job, _SPREAD) != 0:
+        call_plane(get(job, _SPREAD), 0, 0, 0, 0, 1, job, 0.0, 0.0)
+    return 0

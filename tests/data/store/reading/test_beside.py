@@ -1,0 +1,141 @@
+"""Elements and their columns, decoded chunk by chunk one beside the other."""
+
+import numpy as np
+import pytest
+import zarr
+
+from rankwise.data.store import BoxReader, BoxRequest, Runs, Spread, read_meta
+from rankwise.data.store.boxes import TWICE
+from rankwise.data.store.decode.kernel import KernelDecoder
+from rankwise.data.store.reading.fast import FastChunks
+
+NUM_COLS, NUM_ROWS, CHUNK = 200, 40, 256
+UNTOUCHED = 0xA5A5
+
+
+def write(folder, values, *, chunk=CHUNK):
+    array = zarr.create_array(str(folder), shape=values.shape, dtype=values.dtype, chunks=(chunk,))
+    array[:] = values
+    return str(folder)
+
+
+class Held:
+    """CSR rows on disk whose chunks of elements and columns have one grid."""
+
+    def __init__(self, folder, *, twice=()):
+        rng = np.random.default_rng(3)
+        self.lengths = rng.integers(0, 60, NUM_ROWS)
+        named = [np.sort(rng.choice(NUM_COLS, count, replace=False)) for count in self.lengths]
+        for row in twice:
+            named[row][1] = named[row][0]
+        self.columns = np.concatenate(named).astype(np.uint16)
+        self.data = rng.integers(1, 99, len(self.columns)).astype(np.float32)
+        self.begin = np.cumsum(self.lengths) - self.lengths
+        self.paths = [write(folder / "data", self.data), write(folder / "indices", self.columns)]
+        self.truth = np.zeros((NUM_ROWS, NUM_COLS), dtype=np.float32)
+        np.add.at(self.truth, (np.repeat(np.arange(NUM_ROWS), self.lengths), self.columns), self.data)
+
+    @property
+    def cut(self):
+        """Rows that go over the edge of a chunk."""
+        last = self.begin + np.maximum(self.lengths, 1) - 1
+        return np.flatnonzero(self.begin // CHUNK != last // CHUNK)
+
+    def spread(self, reader, rows):
+        """Dense rows, how they came, what was noticed of them, and what lies in the memory for columns."""
+        runs, plans = Runs.packed(self.lengths[rows]), []
+        which, starts = np.zeros(len(rows), dtype=np.int64), self.begin[rows][:, None]
+        for path, dtype in zip(self.paths, (np.float32, np.uint16), strict=True):
+            request = BoxRequest(
+                arrays=(read_meta(path),), which=which, starts=starts, runs=runs, shape=(1,), dtype=np.dtype(dtype)
+            )
+            plans.append(reader.plan(request, like=plans[0] if plans else None))
+        columns = np.full(runs.num_rows, UNTOUCHED, dtype=np.uint16)
+        out = np.full((len(rows), NUM_COLS), np.nan, dtype=np.float32)
+        spread = Spread(columns=columns, num_cols=(NUM_COLS,), places=None, width=NUM_COLS)
+        reports, states = reader.spread(tuple(plans), out, spread)
+        came = [columns[place : place + count] for place, count in zip(runs.places, runs.lengths, strict=True)]
+        return out, reports, states, came
+
+
+@pytest.fixture
+def held(tmp_path):
+    return Held(tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def compiled(monkeypatch):
+    monkeypatch.setenv("RANKWISE_DECODER", "kernel")
+
+
+def test_columns_of_whole_rows_go_through_no_memory(held):
+    """They are looked at where they were decoded; only those of rows that are cut by the edge of a chunk are kept."""
+    rows = np.random.default_rng(0).permutation(NUM_ROWS)
+    with BoxReader(cache=0, threads=2) as reader:
+        out, reports, states, came = held.spread(reader, rows)
+    np.testing.assert_array_equal(out, held.truth[rows])
+    assert all(report.valid.all() for report in reports)
+    assert not states.any()
+    assert len(held.cut) > 2
+    for row, columns in zip(rows.tolist(), came, strict=True):
+        wanted = held.columns[held.begin[row] :][: held.lengths[row]] if row in held.cut else UNTOUCHED
+        assert (columns == wanted).all()
+
+
+def test_every_chunk_is_decoded_once(held):
+    """Also where rows lie in two chunks; and not at all once it is in the cache."""
+    num_chunks = -(-len(held.data) // CHUNK)
+    with BoxReader(cache=2**20, threads=2, keep="all") as reader:
+        counts = []
+        for _ in range(2):
+            out, reports, _, _ = held.spread(reader, np.arange(NUM_ROWS))
+            counts.append([(report.fast_chunks, report.cached_chunks) for report in reports])
+            np.testing.assert_array_equal(out, held.truth)
+    assert counts == [[(num_chunks, 0)] * 2, [(0, num_chunks)] * 2]
+
+
+def test_a_column_that_comes_twice_is_noticed(tmp_path):
+    """In a row of one piece, and in one that is cut; the other rows are right."""
+    plain = Held(tmp_path / "plain")
+    cut = int(plain.cut[0])
+    whole = int(np.flatnonzero((plain.lengths > 9) & ~np.isin(np.arange(NUM_ROWS), plain.cut))[0])
+    held = Held(tmp_path / "twice", twice=(cut, whole))
+    with BoxReader(cache=0, threads=1) as reader:
+        out, _, states, _ = held.spread(reader, np.arange(NUM_ROWS))
+    assert np.flatnonzero(states & TWICE).tolist() == sorted([cut, whole])
+    others = np.setdiff1d(np.arange(NUM_ROWS), [cut, whole])
+    np.testing.assert_array_equal(out[others], held.truth[others])
+
+
+def scarce(spread):
+    """There is no memory for two chunks at once."""
+
+    def spread_one(self, *arguments, named=None):
+        if named is not None:
+            raise MemoryError
+        spread(self, *arguments)
+
+    return spread_one
+
+
+@pytest.mark.parametrize("trouble", ["far", "memory"])
+def test_what_cannot_go_beside_goes_in_turn(held, monkeypatch, trouble):
+    """Bytes behind URLs, too little memory: the rows are the same."""
+    done = []
+    real = FastChunks.spread_beside
+
+    def watched(*arguments):
+        done.append(real(*arguments))
+        return done[-1]
+
+    monkeypatch.setattr(FastChunks, "spread_beside", watched)
+    if trouble == "far":
+        monkeypatch.setattr(FastChunks, "is_near", False)
+    with BoxReader(cache=0, threads=1) as reader:
+        if trouble == "memory":
+            monkeypatch.setattr(KernelDecoder, "spread", scarce(KernelDecoder.spread))
+        out, reports, _, came = held.spread(reader, np.arange(NUM_ROWS))
+    np.testing.assert_array_equal(out, held.truth)
+    assert all(report.valid.all() for report in reports)
+    assert done == ([] if trouble == "far" else [False])
+    assert np.array_equal(np.concatenate(came), held.columns)
