@@ -1,9 +1,47 @@
 """What all tests start from."""
 
+import os
 import signal
+import subprocess
+import sys
+
+import pytest
 
 
 def pytest_configure():
     """Give signals their usual meaning: a shell that runs us in the background, or nohup, has switched some off."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+@pytest.fixture(scope="session")
+def run_python():
+    """Run Python with arguments in a folder, as a user of an example does; return what it said. It has to end well."""
+
+    def run(folder, *arguments, **variables):
+        done = subprocess.run(
+            [sys.executable, *map(str, arguments)],
+            cwd=folder,
+            env={**os.environ, "OMP_NUM_THREADS": "1", **variables},
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def saved_weights():
+    """Read all weights of a model that a `Checkpointer` has saved, as one flat tensor."""
+    import torch
+
+    def leaves(tree):
+        if isinstance(tree, torch.Tensor):
+            return [tree]
+        return [leaf for value in tree.values() for leaf in leaves(value)] if isinstance(tree, dict) else []
+
+    return lambda folder: torch.cat([tensor.flatten() for tensor in leaves(torch.load(folder / "model.pt"))])

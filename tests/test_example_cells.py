@@ -1,13 +1,12 @@
-"""The cells example is run as its page says, on two ranks, and goes on after a stop on one."""
+"""The cells example is run as its page says, with torch and with JAX, on two ranks; and goes on after a stop on one."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import anndata
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -15,24 +14,53 @@ from PIL import Image
 EXAMPLE = Path(__file__).parents[1] / "examples" / "cells"
 
 
-def run(folder, *arguments):
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, *arguments], cwd=folder, env=env, capture_output=True, text=True, timeout=240, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout + done.stderr
+@dataclass(frozen=True)
+class Demo:
+    """The demo, run once: its folder and what it said."""
+
+    folder: Path
+    said: str
+    run_dir: Path
+    steps: int
+
+
+@pytest.fixture(scope="module")
+def make_demo(tmp_path_factory, run_python):
+    made = {}
+
+    def make(library):
+        if library not in made:
+            folder = tmp_path_factory.mktemp(library)
+            options, name, steps = ([], "cells", 270) if library == "torch" else (JAX, "cells_jax", 180)
+            said = run_python(folder, EXAMPLE / "demo.py", *options)
+            made[library] = Demo(folder, said, folder / "runs" / name, steps)
+        return made[library]
+
+    return make
+
+
+JAX = ["--jax", "--epochs", "20"]
+
+
+@pytest.fixture(scope="module", params=["torch", "jax"])
+def demo(request, make_demo):
+    pytest.importorskip(request.param)
+    return make_demo(request.param)
+
+
+@pytest.fixture(scope="module")
+def torch_demo(make_demo):
+    return make_demo("torch")
+
+
+@pytest.fixture(scope="module")
+def jax_demo(make_demo):
+    pytest.importorskip("jax")
+    return make_demo("jax")
 
 
 def values_of(run_dir):
     return json.loads((run_dir / "finished.json").read_text())["values"]
-
-
-@pytest.fixture(scope="module")
-def demo(tmp_path_factory):
-    """The demo, run once: its folder and what it said."""
-    folder = tmp_path_factory.mktemp("cells")
-    return folder, run(folder, str(EXAMPLE / "demo.py"))
 
 
 def test_the_data_are_small_and_whole():
@@ -47,19 +75,17 @@ def test_the_data_are_small_and_whole():
 
 def test_the_classifier_beats_the_trivial_answer(demo):
     """On two ranks it recognises held-out cells far better than the commonest kind does, kinds alike, and says it."""
-    folder, said = demo
-    values = values_of(folder / "runs" / "cells")
+    values = values_of(demo.run_dir)
     assert values["val_accuracy"] >= 0.7
     assert values["val_trivial_accuracy"] < 0.4
     assert values["val_balanced_accuracy"] >= 0.45
-    assert f"accuracy {values['val_accuracy']:.4f} on 170 cells" in said
-    assert "on 2 ranks" in said
+    assert f"accuracy {values['val_accuracy']:.4f} on 170 cells" in demo.said
+    assert f"after {demo.steps} steps on 2 ranks" in demo.said
 
 
 def test_a_picture_of_the_latent_space_lies_in_the_run_directory(demo):
     """It has discs of a colour for each of the ten kinds, in the map as in the legend."""
-    folder, _ = demo
-    with Image.open(folder / "runs" / "cells" / "latent.png") as picture:
+    with Image.open(demo.run_dir / "latent.png") as picture:
         space = picture.crop((0, 0, picture.height, picture.height))
         legend = picture.crop((picture.height, 0, *picture.size))
         shown, named = ({colour for _, colour in part.getcolors(1 << 16)} for part in (space, legend))
@@ -68,16 +94,15 @@ def test_a_picture_of_the_latent_space_lies_in_the_run_directory(demo):
     assert kinds <= named
 
 
-def test_a_stopped_run_goes_on_with_another_number_of_ranks(demo):
+def test_a_stopped_run_goes_on_with_another_number_of_ranks(torch_demo, run_python, saved_weights):
     """With an epoch missing it takes that epoch's steps alone, on one rank, and comes to the same weights."""
-    folder, _ = demo
-    whole, stopped = folder / "runs" / "cells", folder / "runs" / "stopped"
-    shutil.copytree(whole, stopped)
+    folder, whole = torch_demo.folder, torch_demo.run_dir
+    stopped = shutil.copytree(whole, folder / "runs" / "stopped")
     (stopped / "finished.json").unlink()
     shutil.rmtree(stopped / "checkpoints" / "step-0000000270")
     (stopped / "latent.png").unlink()
-    how = ["run", "--nproc", "1", "--run-dir", "runs/stopped", str(EXAMPLE / "train.py")]
-    run(folder, "-m", "rankwise", *how, "--collection", "runs/cells.zarr")
+    how = ["run", "--nproc", "1", "--run-dir", "runs/stopped", EXAMPLE / "train.py"]
+    run_python(folder, "-m", "rankwise", *how, "--collection", "runs/cells.zarr")
     before = len((whole / "metrics.jsonl").read_text().splitlines())
     new = [json.loads(line) for line in (stopped / "metrics.jsonl").read_text().splitlines()[before:]]
     steps = [line["step"] for line in new if "step" in line]
@@ -85,14 +110,44 @@ def test_a_stopped_run_goes_on_with_another_number_of_ranks(demo):
     assert min(steps) > 261
     assert values_of(stopped)["num_steps"] == 270
     assert (stopped / "latent.png").exists()
-    one, two = (torch.load(run_dir / "checkpoints" / "step-0000000270" / "model.pt") for run_dir in (stopped, whole))
-    flat_one, flat_two = (torch.cat([tensor.flatten() for tensor in leaves(weights)]) for weights in (one, two))
-    assert flat_one.numel() > 90_000
-    torch.testing.assert_close(flat_one, flat_two, rtol=1e-4, atol=1e-5)
+    one, two = (saved_weights(run_dir / "checkpoints" / "step-0000000270") for run_dir in (stopped, whole))
+    assert one.numel() > 90_000
+    torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-5)
 
 
-def leaves(tree):
-    """All tensors of a checkpoint's part, in order."""
-    if isinstance(tree, torch.Tensor):
-        return [tree]
-    return [leaf for value in tree.values() for leaf in leaves(value)] if isinstance(tree, dict) else []
+def losses_of(run_dir):
+    """The loss of each step, by its number; of a step that was taken twice, the later one."""
+    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return {line["step"]: line["loss"] for line in lines if "loss" in line}
+
+
+def test_with_jax_a_stopped_run_goes_on_inside_an_epoch(jax_demo, run_python):
+    """From what was saved in the middle of an epoch one rank takes the steps that are left, with the same losses."""
+    folder, whole = jax_demo.folder, jax_demo.run_dir
+    stopped = shutil.copytree(whole, folder / "runs" / "stopped")
+    (stopped / "finished.json").unlink()
+    with np.load(stopped / "checkpoints" / "training.npz") as saved:
+        position = json.loads(str(saved["position"]))
+        assert int(saved["num_steps"]) == 150
+    assert (position["epoch"], position["position"]) == (16, 6 * 64)
+    arguments = ["--collection", "runs/cells.zarr", *JAX[1:]]
+    said = run_python(folder, EXAMPLE / "train_jax.py", *arguments, RANKWISE_RUN_DIR="runs/stopped")
+    assert f"after {jax_demo.steps} steps on 1 rank;" in said
+    two, one = losses_of(whole), losses_of(stopped)
+    lines = [json.loads(line) for line in (stopped / "metrics.jsonl").read_text().splitlines()]
+    again = [line["step"] for line in lines if line["attempt"] == 2 and "loss" in line]
+    assert again == list(range(151, jax_demo.steps + 1))
+    assert [one[step] for step in again] == pytest.approx([two[step] for step in again], rel=1e-4)
+
+
+@pytest.mark.slow
+def test_with_jax_the_whole_training_is_that_of_one_rank(jax_demo, run_python):
+    """In double precision every loss on two ranks is that on one rank, from the first step to the last."""
+    found = []
+    for num_ranks in (1, 2):
+        run_dir = f"runs/exact-{num_ranks}"
+        how = ["-m", "rankwise", "run", "--nproc", num_ranks, "--run-dir", run_dir, EXAMPLE / "train_jax.py"]
+        run_python(jax_demo.folder, *how, "--collection", "runs/cells.zarr", "--epochs", "30", "--float64")
+        found.append(losses_of(jax_demo.folder / run_dir))
+    assert len(found[0]) == 270
+    assert [found[1][step] for step in found[0]] == pytest.approx(list(found[0].values()), rel=1e-9)

@@ -1,9 +1,6 @@
 """The volumes example is run as its page says, on two ranks, and on one rank it comes to the same."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,20 +10,11 @@ from PIL import Image
 EXAMPLE = Path(__file__).parents[1] / "examples" / "volumes"
 
 
-def run(folder, *arguments):
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, *arguments], cwd=folder, env=env, capture_output=True, text=True, timeout=240, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout + done.stderr
-
-
 @pytest.fixture(scope="module")
-def demo(tmp_path_factory):
+def demo(tmp_path_factory, run_python):
     """The demo, run once: its folder and what it said."""
     folder = tmp_path_factory.mktemp("volumes")
-    return folder, run(folder, str(EXAMPLE / "demo.py"))
+    return folder, run_python(folder, EXAMPLE / "demo.py")
 
 
 def test_the_network_beats_the_trivial_answer(demo):
@@ -49,28 +37,19 @@ def test_a_picture_lies_in_the_run_directory(demo):
         assert {grey for _, grey in label.getcolors()} == {0, 255}
 
 
-def test_one_rank_and_two_come_to_the_same(demo):
+def test_one_rank_and_two_come_to_the_same(demo, run_python, saved_weights):
     """In double precision, with unequal micro-batches, the weights after an epoch differ by rounding only."""
     folder, _ = demo
     options = ["--store", "runs/volumes.zarr", "--epochs", "1", "--crops", "28", "--float64", "--batch-size", "7"]
     options = [str(EXAMPLE / "train.py"), *options]
     for nproc, micro_batch in ((1, 7), (2, 3)):
         how = ["run", "--nproc", str(nproc), "--run-dir", f"runs/on{nproc}"]
-        run(folder, "-m", "rankwise", *how, *options, "--micro-batch", str(micro_batch))
+        run_python(folder, "-m", "rankwise", *how, *options, "--micro-batch", str(micro_batch))
     one, two = (
-        torch.load(next((folder / "runs" / f"on{nproc}" / "checkpoints").glob("step-*4")) / "model.pt")
-        for nproc in (1, 2)
+        saved_weights(next((folder / "runs" / f"on{nproc}" / "checkpoints").glob("step-*4"))) for nproc in (1, 2)
     )
     for path in ("on1", "on2"):
         assert json.loads((folder / "runs" / path / "finished.json").read_text())["values"]["num_steps"] == 4
-    flat_one, flat_two = (torch.cat([t.flatten() for t in leaves(weights)]) for weights in (one, two))
-    assert flat_one.dtype == torch.float64
-    assert flat_one.numel() > 8000
-    torch.testing.assert_close(flat_one, flat_two, rtol=1e-9, atol=1e-11)
-
-
-def leaves(tree):
-    """All tensors of a checkpoint's part, in order."""
-    if isinstance(tree, torch.Tensor):
-        return [tree]
-    return [leaf for value in tree.values() for leaf in leaves(value)] if isinstance(tree, dict) else []
+    assert one.dtype == torch.float64
+    assert one.numel() > 8000
+    torch.testing.assert_close(one, two, rtol=1e-9, atol=1e-11)
