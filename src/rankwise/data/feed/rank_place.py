@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from rankwise.data.feed.place_jax import is_jax_target
+from rankwise.errors import MissingExtraError
 
 if TYPE_CHECKING:
     import jax
@@ -39,7 +40,12 @@ def find_place(world: World | None, device: str | torch.device | jax.sharding.Sh
     if world is None:
         from rankwise.world.adopt import current_world, known_world
 
-        if (device is None or is_jax_target(device)) and find_spec("torch") is None and known_world() is None:
+        if find_spec("torch") is None and known_world() is None:
+            if not (device is None or is_jax_target(device)):
+                raise MissingExtraError(
+                    f"device={device!r} gives tensors of torch, which is not installed: pip install 'rankwise[train]', "
+                    "or pass device=None for NumPy arrays and SciPy matrices, 'jax' for JAX"
+                )
             return RankPlace(rank=0, world_size=1, device=device)
         world = current_world()
     own = None if getattr(world, "backend", "") == "jax" else world.device
