@@ -14,7 +14,7 @@ from typing import Any
 from rankwise.data.contract import NDArray, Order
 from rankwise.errors import ConfigError
 
-__all__ = ["ShardRows", "shard_rows"]
+__all__ = ["ShardRows", "shard_full_batches", "shard_rows"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +46,45 @@ def shard_rows(sharding: Any, order: Order, *, world_size: int, micro_batch: int
     Raises:
         ConfigError: the sharding does not cut the first axis so that each process holds an equal part of its own.
     """
+    local = _local_parts(sharding, world_size)
+    batch_size = getattr(order, "batch_size", None)
+    if batch_size is None:
+        raise ConfigError(f"sharding= wants an order with a batch_size, {type(order).__name__} has none")
+    most = math.ceil(batch_size / world_size)
+    most = most if micro_batch is None else min(most, micro_batch)
+    return ShardRows(sharding=sharding, num_rows=math.ceil(most / local) * local, world_size=world_size)
+
+
+def shard_full_batches(sharding: Any, *, batch_size: int, rank: int, world_size: int) -> ShardRows:
+    """Return how batches that are full on every rank lie in arrays of a sharding.
+
+    Args:
+        sharding: ``jax.sharding.Sharding``.
+        batch_size: rows of each rank.
+        rank: this rank, as who draws the batches has it.
+        world_size: number of ranks, likewise.
+
+    Raises:
+        ConfigError: the sharding does not cut the first axis so that each process holds an equal part of its own, or
+            the parts are not equal.
+    """
+    import jax
+
+    local = _local_parts(sharding, world_size)
+    if rank != jax.process_index():
+        raise ConfigError(
+            f"rows are drawn for rank {rank}, and this is JAX's process {jax.process_index()}: pass dist_info='jax'"
+        )
+    if batch_size % local:
+        raise ConfigError(
+            f"sharding= cuts the {batch_size} rows of this process into {local} parts, which are not equal: take a "
+            f"batch_size that is a multiple of {local}"
+        )
+    return ShardRows(sharding=sharding, num_rows=batch_size, world_size=world_size)
+
+
+def _local_parts(sharding: Any, world_size: int) -> int:
+    """Into how many equal parts the rows of this process are cut."""
     import jax
 
     if jax.process_count() != world_size:
@@ -61,12 +100,7 @@ def shard_rows(sharding: Any, order: Order, *, world_size: int, micro_batch: int
             "shard the first axis over all devices, as NamedSharding(Mesh(jax.devices(), ('data',)), "
             "PartitionSpec('data')) does"
         )
-    batch_size = getattr(order, "batch_size", None)
-    if batch_size is None:
-        raise ConfigError(f"sharding= wants an order with a batch_size, {type(order).__name__} has none")
-    most = math.ceil(batch_size / world_size)
-    most = most if micro_batch is None else min(most, micro_batch)
-    return ShardRows(sharding=sharding, num_rows=math.ceil(most / local) * local, world_size=world_size)
+    return local
 
 
 def _parts(sharding: Any) -> tuple[int, int]:

@@ -11,6 +11,8 @@ from scipy.sparse import csr_matrix
 
 from rankwise.data.order import Order
 from rankwise.data.rows import Loader, RowSource, log1p_cpm
+from rankwise.data.rows.abc import Sampler
+from rankwise.data.rows.samplers import DistributedSampler, RandomSampler
 from rankwise.errors import ConfigError
 from rankwise.testing.row_stores import make_stores
 
@@ -115,6 +117,13 @@ said["drawn"] = [
     [index.tolist(), csr_matrix(tuple(map(np.asarray, (x.data, x.indices, x.indptr))), x.shape).toarray().tolist()]
     for index, x in kept
 ]
+images = zarr.open_array(places[0] + "/obsm/pca", mode="r")
+said["drawn together"] = []
+for loader in (Loader(places[0], batch_sampler=sampler, to="jax", sharding=rows, return_index=True),
+               Loader(batch_sampler=sampler, to="jax", sharding=rows, return_index=True).add_dataset(images)):
+    loader.set_epoch(1)
+    kept = [(batch["index"].tolist(), batch["X"], float(jax.jit(lambda x: x.sum())(batch["X"]))) for batch in loader]
+    said["drawn together"].append([[index, x.shape, mine(x).tolist(), total] for index, x, total in kept])
 said["torch after"] = "torch" in sys.modules
 Path(f"said-{world.rank}.json").write_text(json.dumps(said))
 """
@@ -212,6 +221,22 @@ def test_a_sampler_draws_for_each_process(said, held):
     assert len(set(rows)) == len(rows) > 40
 
 
+@pytest.mark.parametrize(("which", "matrix"), [(0, "X"), (1, "obsm/pca")])
+def test_equal_batches_of_samplers_are_global(said, held, which, matrix):
+    """With equal batches each rank's rows are its part of one array, sparse ones dense; kept ones stay as they were."""
+    whole, rows = held.dense(matrix), []
+    batches = list(zip(*(one["drawn together"][which] for one in said), strict=True))
+    assert len(batches) == 53 // 2 // 4
+    for of_ranks in batches:
+        both = [row for index, *_ in of_ranks for row in index]
+        for index, shape, values, total in of_ranks:
+            assert shape == [8, *whole.shape[1:]]
+            np.testing.assert_allclose(np.array(values), whole[index], rtol=1e-6)
+            assert total == pytest.approx(whole[both].sum(), rel=1e-5)
+        rows += both
+    assert len(set(rows)) == len(rows) == 48
+
+
 def test_other_shardings_are_refused(said):
     """Copies of all rows on every process: the arithmetic and the mend."""
     copied, across = said[0]["refused"]
@@ -229,11 +254,8 @@ def test_sparse_rows_of_one_process(held):
             assert isinstance(found, jax.experimental.sparse.BCSR)
             parts = tuple(np.asarray(part) for part in (found.data, found.indices, found.indptr))
             np.testing.assert_array_equal(csr_matrix(parts, found.shape).toarray(), held.dense("X")[batch.ids])
-    one = jax.sharding.NamedSharding(
-        jax.sharding.Mesh(jax.devices()[:1], ("data",)), jax.sharding.PartitionSpec("data")
-    )
     with pytest.raises(ConfigError, match="'X' is sparse, and global arrays of JAX are dense: take dense rows"):
-        Loader(source, order=order_of(held), to="jax", sharding=one)
+        Loader(source, order=order_of(held), to="jax", sharding=of_one_device())
 
 
 @pytest.mark.parametrize("dense", [True, False])
@@ -258,5 +280,47 @@ def test_where_to_and_sharding_do_not_fit(held):
         Loader(source, order=order_of(held), to="jax", device="cpu")
     with pytest.raises(ConfigError, match="sharding= is for JAX arrays"):
         Loader(source, order=order_of(held), sharding=object())
-    with pytest.raises(ConfigError, match="sharding= wants order="):
-        Loader(to="jax", sharding=object())
+    with pytest.raises(ConfigError, match="sharding= is for JAX arrays"):
+        Loader(batch_sampler=make_ranks(), sharding=object())
+
+
+def make_ranks(sampler=None, place=(0, 1), **options):
+    drawing = RandomSampler(4, 2, 4, rng=0) if sampler is None else sampler
+    return DistributedSampler(drawing, dist_info=lambda: place, **options)
+
+
+class OwnSampler(Sampler):
+    batch_size = 4
+
+    def _sample(self, n_obs):
+        yield {"requests": [slice(0, 4)]}
+
+
+@pytest.mark.parametrize(
+    ("sampler", "said"),
+    [
+        (lambda: RandomSampler(4, 2, 4), r"wants batches that are as long .*=DistributedSampler\(.*; or order="),
+        (lambda: make_ranks(enforce_equal_batches=False), "as long and as many on every rank"),
+        (lambda: make_ranks(OwnSampler()), "with any of the samplers here inside and equal batches"),
+        (lambda: make_ranks(place=(1, 2)), "spans JAX's 1 processes, the loader feeds 2 ranks"),
+    ],
+)
+def test_batches_that_need_not_be_equal_are_refused(sampler, said):
+    """Their shapes would differ between the ranks, or their numbers, and all would wait: what to take instead."""
+    with pytest.raises(ConfigError, match=said):
+        Loader(batch_sampler=sampler(), to="jax", sharding=of_one_device())
+
+
+def of_one_device():
+    return jax.sharding.NamedSharding(
+        jax.sharding.Mesh(jax.devices()[:1], ("data",)), jax.sharding.PartitionSpec("data")
+    )
+
+
+def test_a_batch_that_is_not_full_is_refused(held):
+    """The last of num_samples that are no multiple: after those before it, with the mend."""
+    sampler = make_ranks(RandomSampler(4, 2, 4, num_samples=10, rng=0))
+    loader, arrived = Loader(held.places, batch_sampler=sampler, to="jax", sharding=of_one_device()), []
+    with pytest.raises(ConfigError, match=r"a batch has 2 rows, and every part of a global array wants 4: .*drop_last"):
+        arrived.extend(iter(iter(loader).__next__, None))
+    assert [batch["X"].shape[0] for batch in arrived] == [4, 4]

@@ -20,6 +20,7 @@ from rankwise.data.rows.loader.iterable import iterable_class, rebuild
 from rankwise.data.rows.loader.opening import iter_groups, load_group
 from rankwise.data.rows.loader.ordering import make_ordered
 from rankwise.data.rows.loader.requesting import RowOrder
+from rankwise.data.rows.loader.sharding import global_batch, sharded_batches
 from rankwise.data.rows.loader.standing import Standing
 from rankwise.data.rows.passes.draws import Rng
 from rankwise.data.rows.types import LoaderOutput
@@ -50,8 +51,8 @@ class Loader:
         order: an `Order` of the same `collection` instead of a sampler: the same global batches at every world size,
             and a position that can be saved. What comes back is an `OrderedLoader`, with its arguments and those of
             `RowSource` (`matrices`, `obs`, `genes`, `dense`, ...).
-        sharding: with an order and to="jax": ``jax.sharding.Sharding`` of global arrays of all ranks' rows; without,
-            arrays are each rank's own.
+        sharding: with to="jax": ``jax.sharding.Sharding`` of global arrays of all ranks' rows; without, arrays are each
+            rank's own. It wants an order, or a `DistributedSampler` with equal batches: X is then global, and dense.
 
     Raises:
         ConfigError: arguments contradict each other, or cannot work here.
@@ -84,11 +85,6 @@ class Loader:
         order: None = None,  # noqa: ARG002  (with an order, __new__ makes another object; here for the signature)
         sharding: Any = None,
     ) -> None:
-        if sharding is not None:
-            raise ConfigError(
-                "sharding= wants order=: batches of samplers are each rank's own, of lengths and in numbers that need "
-                "not agree; Loader(collection, order=Order(collection, batch_size=...), to='jax', sharding=...)"
-            )
         arguments = {
             "chunk_size": chunk_size, "preload_nchunks": preload_nchunks, "batch_size": batch_size,
             "drop_last": drop_last, "rng": rng, "shuffle": shuffle,
@@ -97,6 +93,7 @@ class Loader:
         check_gpu(to, wanted=preload_to_gpu)
         self._batch_sampler = choose_sampler(batch_sampler, arguments)
         self._batch_sampler.share_epoch()
+        self._sharded = sharded_batches(sharding, self._batch_sampler, to=to)
         self._return_index, self._to, self._on_gpu = return_index, to, preload_to_gpu
         self._datasets = HeldDatasets(BoxReader(cache=0))
         self._standing = Standing(self._batch_sampler, self._datasets)
@@ -292,9 +289,14 @@ class Loader:
         finally:
             self._datasets.give_back(rows)
 
+    def _placed(self, rows: Any) -> Any:
+        if self._sharded is None:
+            return convert(rows, self._to, gpu=self._on_gpu)
+        return global_batch(rows, self._sharded)
+
     def _batch(self, order: RowOrder, block: RowBlock, about: Any, first: int, last: int) -> LoaderOutput:
         return {
-            "X": convert(block.part(first, last), self._to, gpu=self._on_gpu),
+            "X": self._placed(block.part(first, last)),
             "obs": None if about is None else about.iloc[first:last],
             "var": self._datasets.var,
             "index": order.rows[first:last] if self._return_index else None,

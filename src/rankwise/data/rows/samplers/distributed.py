@@ -10,6 +10,8 @@ import numpy as np
 from rankwise.data.contract import JSON
 from rankwise.data.rows.abc import Sampler
 from rankwise.data.rows.passes import PassDraws, fresh_seed, known_settings, mask_bounds, mask_settings
+from rankwise.data.rows.samplers.chunks import RandomSampler, SequentialSampler
+from rankwise.data.rows.samplers.classes import ClassSampler
 from rankwise.data.rows.samplers.ranks import DistInfo, find_rank
 from rankwise.data.rows.types import LoadRequest
 from rankwise.errors import ConfigError
@@ -60,6 +62,17 @@ class DistributedSampler(Sampler):
     def rank(self) -> int:
         """Which rank this is."""
         return self._rank
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self._world_size
+
+    @property
+    def has_equal_batches(self) -> bool:
+        """Whether all ranks have batches of the same lengths: for own samplers inside it is not known."""
+        ours = isinstance(self._sampler, RandomSampler | SequentialSampler | ClassSampler)
+        return self._equal and ours and known_settings(self._sampler) is not None
 
     @property
     def batch_size(self) -> int | None:
