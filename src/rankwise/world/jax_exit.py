@@ -8,6 +8,7 @@ lose their connection to it, and fail too.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import os
 import sys
@@ -53,5 +54,6 @@ def _leave() -> None:
         return
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
-        stream.flush()
+        with contextlib.suppress(Exception):  # nobody reads it any more, or there is none: we leave all the same
+            stream.flush()
     os._exit(_exitcode)
