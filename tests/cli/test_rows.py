@@ -3,6 +3,7 @@
 import json
 import sys
 
+import anndata
 import pytest
 
 from rankwise.cli.app import main
@@ -53,6 +54,31 @@ def test_write_info_verify(tmp_path, inputs, command):
     first.write_bytes(bytes(reversed(first.read_bytes())))
     code, said, _ = command("rows", "verify", out)
     assert (code, said) == (1, "dataset_0/X/data is not what was written: its checksum differs\n")
+
+
+def test_a_call_that_was_stopped_at_its_very_end(tmp_path, inputs, command, monkeypatch):
+    """The rows are part of the collection by then: the same call says so, and writes nothing twice."""
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    words = ["rows", "write", tmp_path / "c.zarr", inputs[0], "--seed", 0]
+    with monkeypatch.context() as interrupted:
+        interrupted.setattr("rankwise.data.rows.collection.adding._advise", stop)
+        assert command(*words)[0] == 130
+    code, said, _ = command(*words)
+    before = "before, by a call that was stopped at its very end"
+    assert (code, said) == (0, f"{tmp_path}/c.zarr: 90 rows written as dataset_0, seed 0 {before}\n")
+
+
+def test_variables_are_named_one_a_line(tmp_path, inputs, command):
+    """Names may have spaces in them; empty lines are none."""
+    made = small_anndata(20, 3)
+    made.var_names = ["gene one", "two", "three"]
+    (tmp_path / "genes.txt").write_text("gene one\n\nthree \n")
+    place = write_anndata(made, tmp_path / "a.zarr")
+    assert command("rows", "write", tmp_path / "c.zarr", place, "--genes", tmp_path / "genes.txt")[0] == 0
+    assert anndata.read_zarr(tmp_path / "c.zarr" / "dataset_0").var_names.tolist() == ["gene one", "three"]
 
 
 def test_ranks_share_the_writing(tmp_path, inputs, command):

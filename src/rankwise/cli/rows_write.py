@@ -78,7 +78,7 @@ def write_command(  # noqa: PLR0917  (typer's way: a parameter per option)
     options = {
         "matrices": matrices,
         "modalities": modality or None,
-        "var_subset": None if genes is None else genes.read_text(encoding="utf-8").split(),
+        "var_subset": None if genes is None else _lines(genes),
         "groupby": groupby or None,
         "n_obs_per_chunk": rows_per_chunk,
         "shard_size": shard_size,
@@ -99,6 +99,11 @@ def write_command(  # noqa: PLR0917  (typer's way: a parameter per option)
 
         print(f"rankwise: stopped. {where_it_stands(out)}", file=sys.stderr)
         sys.exit(_STOPPED)
+
+
+def _lines(file: Path) -> list[str]:
+    lines = (line.strip() for line in file.read_text(encoding="utf-8").splitlines())
+    return [line for line in lines if line]
 
 
 def _start_ranks(ranks: int, out: Path, inputs: list[str], options: dict[str, Any], progress: bool | None) -> None:
@@ -126,6 +131,8 @@ def _write_rank(out: Path, inputs: list[str], options: dict[str, Any]) -> None:
     before = set(collection.manifest["datasets"])
     collection.add_adatas(inputs, **options, world=place)
     if place.rank == 0:
-        made = {name: entry for name, entry in collection.manifest["datasets"].items() if name not in before}
-        rows = sum(entry["rows"] for entry in made.values())
-        print(f"{out}: {rows} rows written as {', '.join(made)}, seed {collection.manifest['writes'][-1]['seed']}")
+        manifest = collection.manifest
+        last = manifest["writes"][-1]
+        rows = sum(manifest["datasets"][name]["rows"] for name in last["datasets"])
+        again = " before, by a call that was stopped at its very end" if before >= set(last["datasets"]) else ""
+        print(f"{out}: {rows} rows written as {', '.join(last['datasets'])}, seed {last['seed']}{again}")
