@@ -13,6 +13,7 @@ from rankwise.data.contract import Batch, BatchLoader
 from rankwise.errors import StepError
 from rankwise.tracking import Progress
 from rankwise.train.exact import ExactStep, StepReport
+from rankwise.train.last_epoch import expect_last_epoch
 from rankwise.train.options import TrainOptions
 from rankwise.train.parts import RunningMeans
 from rankwise.train.session import Session
@@ -64,7 +65,7 @@ class Loop:
         whole: means since the start of the epoch.
         progress: the line on the main rank.
         learning_rate: returns the current one, for the log.
-        validate: returns an epoch's validation values; called on every rank.
+        validate: returns an epoch's validation values, told whether it is the last; called on every rank.
         on_step: called after each step, on every rank.
         on_log: called with each line of reduced values, on every rank.
         on_epoch: called after each epoch, on every rank.
@@ -78,7 +79,7 @@ class Loop:
     whole: RunningMeans
     progress: Progress
     learning_rate: Callable[[], float]
-    validate: Callable[[], Mapping[str, float]]
+    validate: Callable[[bool], Mapping[str, float]]
     on_step: Callable[[StepReport], None]
     on_log: Callable[[int, Mapping[str, float]], None]
     on_epoch: Callable[[int, Mapping[str, float]], None]
@@ -92,9 +93,12 @@ class Loop:
             if self._limit_reached():
                 break
             train.set_epoch(epoch)
+            is_last = epoch + 1 == epochs or self._ends_within(train)
+            if is_last:
+                expect_last_epoch(train)
             self._epoch(train, epoch)
             vitals.beat(epoch=epoch, phase="validate")
-            values = {**self.whole.reduce(self.world), **self.validate()}
+            values = {**self.whole.reduce(self.world), **self.validate(is_last)}
             self.session.log({f"epoch_{name}": value for name, value in values.items()}, epoch=epoch)
             self._save(values)
             self.on_epoch(epoch, values)
@@ -151,6 +155,10 @@ class Loop:
     def _save(self, values: Mapping[str, float]) -> None:
         vitals.beat(phase="checkpoint")
         self.session.save(values)
+
+    def _ends_within(self, train: BatchLoader) -> bool:
+        limit = self.options.limit_steps
+        return limit is not None and self.session.progressed.num_steps + len(train) >= limit
 
     def _limit_reached(self) -> bool:
         limit = self.options.limit_steps

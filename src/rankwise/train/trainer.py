@@ -16,6 +16,7 @@ from rankwise.errors import ConfigError
 from rankwise.tracking import Progress
 from rankwise.train.exact import ExactStep, StepFn, StepReport
 from rankwise.train.hooks import Hooks
+from rankwise.train.last_epoch import expect_last_epoch
 from rankwise.train.loop import Loop
 from rankwise.train.options import TrainOptions
 from rankwise.train.parts import RunningMeans
@@ -187,7 +188,7 @@ class Trainer:
             whole=whole,
             progress=progress,
             learning_rate=lambda: float(self.optimizer.param_groups[0]["lr"]),
-            validate=lambda: self._validate(val),
+            validate=lambda is_last: self._validate(val, is_last=is_last),
             on_step=self._on_step,
             on_log=self._on_log,
             on_epoch=self._on_epoch,
@@ -248,9 +249,11 @@ class Trainer:
             file=None if self._show_progress else io.StringIO(),
         )
 
-    def _validate(self, val: BatchLoader | None) -> dict[str, float]:
+    def _validate(self, val: BatchLoader | None, *, is_last: bool) -> dict[str, float]:
         if val is None:
             return {}
+        if is_last:
+            expect_last_epoch(val)
         values = evaluate(self.model, val, self._val_fn, world=self.world)
         return {f"val_{name}": value for name, value in values.items()}
 

@@ -7,15 +7,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from rankwise.data.contract import Order, Source
+from rankwise.data.contract import Order, OrderState, Source
 from rankwise.data.feed.batch import FeedBatch
 from rankwise.data.feed.buffer import BufferPool, HostBuffer
 from rankwise.data.feed.csr_rows import num_cols_of
 from rankwise.data.feed.cursor import Cursor, CursorLoader, check_fits
 from rankwise.data.feed.done import done_of
+from rankwise.data.feed.passes import Passes
 from rankwise.data.feed.place import Placer, make_placer
 from rankwise.data.feed.place_jax import is_jax_target, make_jax_placer
-from rankwise.data.feed.reader import ReadAhead, ReadBatch, ReadStep, StepReader
+from rankwise.data.feed.reader import ReadBatch, ReadStep, StepReader
+from rankwise.data.feed.running import Running
 from rankwise.data.feed.skipping import OnBadSample, SkipBudget
 from rankwise.data.feed.transform import SampleTransform, Transform
 from rankwise.errors import ConfigError
@@ -86,6 +88,10 @@ class FeedLoader(CursorLoader):
             skipped. Give the same on all ranks: the training step then adds up how many samples arrived.
         buffer_limit_bytes: most bytes of one micro-batch in host memory; None = any.
         on_thread: called once on each background thread before it reads, to bind it to cores, say.
+        across_epochs: whether the reader goes on with the first `depth` steps of the next epoch while the last ones of
+            this one are in use, within the same memory; the next iteration finds them ready if it is the one that was
+            foreseen, and drops them otherwise. None = where nobody can tell but by the clock: the source says that it
+            is ``stateless``, its samples change with nothing but their share. A `transform` is never called early.
 
     Raises:
         ConfigError: an argument is out of range, or there is no such field.
@@ -108,6 +114,7 @@ class FeedLoader(CursorLoader):
         on_bad_sample: OnBadSample = "raise",
         buffer_limit_bytes: int | None = None,
         on_thread: Callable[[], None] | None = None,
+        across_epochs: bool | None = None,
     ) -> None:
         if depth < 0:
             raise ConfigError(f"depth is how many steps may lie ready, at least 0; got {depth}")
@@ -125,6 +132,10 @@ class FeedLoader(CursorLoader):
         self._on_thread = on_thread
         self._spare: list[HostBuffer] = []
         self._spare_stages: list[HostBuffer] = []
+        wanted = getattr(self.source, "stateless", False) if across_epochs is None else across_epochs
+        self._across_epochs, self._is_last = bool(wanted and depth), False
+        self._before: OrderState | None = None
+        self._kept: Running | None = None
         self._under_way: list[Callable[[], None]] = []
         self._stopped: Callable[[], Exception] | None = None
         self._stats = LoaderStats()
@@ -143,28 +154,53 @@ class FeedLoader(CursorLoader):
 
     def __iter__(self) -> Iterator[tuple[FeedBatch, ...]]:
         self._check_open()
-        pool = BufferPool(pinned=self._placer.pinned, limit_bytes=self._buffer_limit_bytes, spare=self._spare)
-        stages = BufferPool(spare=self._spare_stages)
-        self._spare, self._spare_stages = [], []
-        steps = ((step, self._cursor.shares(step)) for step in self._cursor.steps())
-        reader = self._reader(pool, stages)
-        ahead = ReadAhead(reader, steps, depth=self._depth, on_thread=self._on_thread) if self._depth else None
+        reading = self._begin()
+        num_left = reading.passes.num_steps
         held: tuple[FeedBatch, ...] = ()
-        close = ahead.close if ahead else pool.close
-        self._under_way.append(close)
+        self._under_way.append(reading.close)
         try:
             self._check_open()  # it may have been stopped in between
-            items = iter(ahead) if ahead else reader.read(steps)
-            while (item := self._next(items)) is not None:
-                held = self._hand_over(item, pool)
+            while num_left and (item := self._next(reading)) is not None:
+                held = self._hand_over(item, reading.pool)
+                num_left -= 1
                 yield held
                 _release(held)
             self._check_open()
         finally:
-            self._under_way.remove(close)
+            self._under_way.remove(reading.close)
             _release(held)
-            close()
-            self._spare, self._spare_stages = pool.drain(), stages.drain()
+            self._end(reading, keep=not num_left)
+
+    def _begin(self) -> Running:
+        """Go on with what was read ahead if it is what is asked for now, else begin anew."""
+        goes_on, self._is_last = self._across_epochs and not self._is_last, False
+        kept, self._kept = self._kept, None
+        if kept is not None and not kept.ask(goes_on=goes_on):
+            self._end(kept, keep=False)
+            kept = None
+        reading = self._new_reading(goes_on=goes_on) if kept is None else kept
+        self._before = reading.passes.start
+        return reading
+
+    def _new_reading(self, *, goes_on: bool) -> Running:
+        pool = BufferPool(pinned=self._placer.pinned, limit_bytes=self._buffer_limit_bytes, spare=self._spare)
+        stages = BufferPool(spare=self._spare_stages)
+        self._spare, self._spare_stages = [], []
+        passes = Passes(self._cursor, before=self._before, goes_on=goes_on)
+        reader = self._reader(pool, stages)
+        return Running(passes, reader, stages, depth=self._depth, on_thread=self._on_thread)
+
+    def _end(self, reading: Running, *, keep: bool) -> None:
+        """Keep what is read for the next epoch, or stop reading."""
+        if keep and reading.passes.goes_on and self._across_epochs and self._kept is None:
+            self._kept = reading
+        else:
+            reading.close()
+            self._spare, self._spare_stages = reading.drain()
+
+    def expect_last_epoch(self) -> None:
+        """Say that after the next iteration none follows soon: nothing is read ahead at its end."""
+        self._is_last = True
 
     def stop(self, error: Callable[[], Exception]) -> None:
         """Read no more: an iteration under way, and one that begins later, raises instead of going on.
@@ -175,8 +211,16 @@ class FeedLoader(CursorLoader):
             error: makes what is raised.
         """
         self._stopped = error
+        self._stop_between()
         for close in tuple(self._under_way):
             close()
+
+    def _stop_between(self) -> None:
+        """Read nothing any more while nobody iterates."""
+        self._across_epochs = False
+        kept, self._kept = self._kept, None
+        if kept is not None:
+            self._end(kept, keep=False)
 
     def _check_open(self) -> None:
         if self._stopped is not None:
@@ -199,9 +243,9 @@ class FeedLoader(CursorLoader):
             stages=stages,
         )
 
-    def _next(self, items: Iterator[ReadStep]) -> ReadStep | None:
+    def _next(self, reading: Running) -> ReadStep | None:
         started = time.perf_counter()
-        item = next(items, None)
+        item = reading.take()
         waited = time.perf_counter() - started
         if item is not None:
             old, reports = self._stats, [batch.report for batch in item.batches]

@@ -40,6 +40,7 @@ class RankLoader(FeedLoader):
         batch_transform: ``batch_transform(fields, keys) -> fields`` for a whole batch, on the device.
         fields: the fields to read; None = all.
         on_bad_sample: "raise", or how many damaged samples this rank may leave out; see `FeedLoader`.
+        across_epochs: whether reading goes on over the end of an epoch; see `FeedLoader`.
 
     Raises:
         ConfigError: an argument is out of range, there is no such field, or the order was made for other data.
@@ -59,6 +60,7 @@ class RankLoader(FeedLoader):
         batch_transform: BatchTransform | None = None,
         fields: Sequence[str] | None = None,
         on_bad_sample: OnBadSample = "raise",
+        across_epochs: bool | None = None,
     ) -> None:
         place = find_place(world, device)
         source = counted_samples(source, order)
@@ -74,11 +76,13 @@ class RankLoader(FeedLoader):
             batch_transform=batch_transform,
             fields=fields,
             on_bad_sample=on_bad_sample,
+            across_epochs=across_epochs,
         )
         warn_small_cache(self.source, order, rank=place.rank, world_size=place.world_size)
 
     def close(self) -> None:
         """Close the source's files and threads, and say how many samples were left out. Calling it twice is fine."""
+        self._stop_between()
         self.say_skipped()
         close = getattr(self.source, "close", None)
         if close is not None:

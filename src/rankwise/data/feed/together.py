@@ -38,10 +38,7 @@ def read_alone(source: Source, steps: Iterable[Shares]) -> Iterator[tuple[Step, 
     """Yield steps whose shares are planned each by itself; the following steps are hinted before one is yielded."""
     ahead: deque[tuple[Step, tuple[Reading, ...]]] = deque()
     for step, shares in steps:
-        plans = [source.plan(share) for share in shares]
-        for plan in plans:
-            source.hint(plan)
-        ahead.append((step, tuple(_Planned(source, plan) for plan in plans)))
+        ahead.append((step, tuple(_Alone(source, share) for share in shares)))
         if len(ahead) > _HINTED_STEPS:
             yield ahead.popleft()
     yield from ahead
@@ -77,29 +74,34 @@ def read_together(
 
 
 def _groups(steps: Iterable[Shares], num_steps: int) -> Iterator[list[Shares]]:
-    length = 0
+    number, last, length = 0, -1, 1
 
     def group_of(item: Shares) -> tuple[int, int]:
-        nonlocal length
-        length = length or max(1, item[0].count) * num_steps
-        return item[0].epoch, item[0].start // length
+        nonlocal number, last, length
+        start = item[0].start
+        if start <= last or not number:  # another pass
+            number, length = number + 1, max(1, item[0].count) * num_steps
+        last = start
+        return number, start // length
 
     for _, group in groupby(steps, group_of):
         yield list(group)
 
 
-class _Planned:
-    """A share with a plan of its own."""
+class _Alone:
+    """A share with a plan of its own, made and hinted with this; what cannot be planned fails when it is read."""
 
-    def __init__(self, source: Source, plan: Plan) -> None:
-        self._source, self._plan = source, plan
-
-    @property
-    def share(self) -> Share:
-        return self._plan.share
+    def __init__(self, source: Source, share: Share) -> None:
+        self._source, self.share = source, share
+        try:
+            self._plan: Plan | None = source.plan(share)
+            source.hint(self._plan)
+        except Exception:  # noqa: BLE001  (it fails again)
+            self._plan = None
 
     def read(self, into: HostBuffer) -> ReadReport:
-        return self._source.read(self._plan, into)
+        plan = self._source.plan(self.share) if self._plan is None else self._plan
+        return self._source.read(plan, into)
 
 
 class _Together:
@@ -114,7 +116,7 @@ class _Together:
         try:
             self._plan: Plan | None = source.plan(_joined(shares))
             source.hint(self._plan)
-        except RankwiseError:  # each share by itself: then the steps before the one that fails are read
+        except Exception:  # noqa: BLE001  (each share by itself: then the steps before the one that fails are read)
             self._plan = None
 
     def steps(self) -> Iterator[tuple[Step, tuple[Reading, ...]]]:

@@ -107,6 +107,11 @@ class Sampler(ABC):
         return self._is_seeded
 
     @property
+    def knows_seed(self) -> bool:
+        """Whether the seed of the next pass was drawn already: nobody's generator is asked for it any more."""
+        return self._has_seed and self.rng is self._seeded
+
+    @property
     def passed_elsewhere(self) -> bool:
         """Whether workers of a `DataLoader` began passes that this process, which started them, knows nothing of."""
         return self._mark is not None and self._mark.num_passes != self._num_elsewhere

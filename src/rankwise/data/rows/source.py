@@ -60,6 +60,7 @@ class RowSource:
         MissingExtraError: what reads it is not installed.
     """
 
+    stateless = True  # what is read follows from the share alone: loaders may read before an epoch is asked for
     gains_together = True  # rows of a chunk are decoded together: loaders read the steps of a window as one
 
     def __init__(

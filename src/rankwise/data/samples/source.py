@@ -172,6 +172,11 @@ class ArraySource:
         return self._fingerprint
 
     @property
+    def stateless(self) -> bool:
+        """Whether what is read follows from the share alone; arrays in memory may be written to between epochs."""
+        return not any(isinstance(column, MemoryColumn) for column in self._columns.values())
+
+    @property
     def cache(self) -> ChunkCache:
         """Where decoded chunks are kept."""
         return self.reader.cache

@@ -1,5 +1,6 @@
 """`IndexPipeline`: crops of an index in order, on every rank, at any world size."""
 
+import threading
 from itertools import chain
 
 import numpy as np
@@ -199,3 +200,18 @@ def test_a_cache_too_small_for_the_order_is_said(volumes):
         IndexPipeline(index, order=order, world=Place(), cache=1000)
     IndexPipeline(index, order=order, world=Place(1, 2), cache=1000)
     IndexPipeline(index, order=order, world=Place(), cache=0)
+
+
+def test_over_the_end_of_an_epoch(volumes):
+    """Random crops of epoch after epoch, read ahead over its end: each at its own place, and counted as without."""
+    index = CropIndex(volumes.images, shape=(8, 8, 8), num_random=40)
+    found = []
+    for across_epochs in (None, False):
+        with IndexPipeline(
+            index, order=Order(index, batch_size=16), world=Place(), cache=0, across_epochs=across_epochs
+        ) as pipeline:
+            shown = [crops_of(pipeline, volumes) for _ in range(3)]
+            found.append((shown, pipeline.state_dict(), pipeline.stats.chunks_decoded))
+        assert not [thread for thread in threading.enumerate() if thread.name == "rankwise-reader"]
+    assert found[0] == found[1]
+    assert found[0][1]["epoch"] == 3

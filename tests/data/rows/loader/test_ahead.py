@@ -1,76 +1,144 @@
-"""Work in the background, a little ahead."""
+"""Load requests in the background, a little ahead."""
 
 import threading
 
+import numpy as np
+import pandas as pd
 import pytest
 
-from rankwise.data.rows.loader.ahead import read_ahead
+from rankwise.data.rows.loader.ahead import RequestReader
+from rankwise.data.rows.loader.requesting import RowOrder
 
 
-@pytest.fixture
-def new_threads():
-    """Tell the threads that read ahead and were not there before; those of other tests end as they like."""
-    before = set(threading.enumerate())
-    return lambda: [t for t in threading.enumerate() if t.name.startswith("rankwise-rows") and t not in before]
+class Rows:
+    """Ten times the numbers of rows; notes what is read, and waits for a gate at one row."""
+
+    def __init__(self, failing=()):
+        self.failing, self.read_rows, self.gate = failing, [], threading.Event()
+        self.stop_at = None
+        self.began = [threading.Event() for _ in range(20)]
+
+    def read(self, rows):
+        self.began[rows[0]].set()
+        assert rows[0] != self.stop_at or self.gate.wait(20)
+        if rows[0] in self.failing:
+            raise KeyError(f"row {rows[0]}")
+        self.read_rows.append(int(rows[0]))
+        return rows * 10
+
+
+def request(*rows):
+    return RowOrder(rows=np.array(rows), edges=(0, len(rows)))
+
+
+def passed(reader, numbers, *, following=None, obs=None):
+    """One pass over requests of one row."""
+    reader.begin((request(number) for number in numbers), obs, lambda: following)
+    while (taken := reader.take()) is not None:
+        yield taken[1].tolist(), taken[2]
+
+
+def none_left():
+    for thread in threading.enumerate():
+        if thread.name == "rankwise-rows":
+            thread.join(20)
+    return not [thread for thread in threading.enumerate() if thread.name == "rankwise-rows"]
 
 
 def test_the_next_is_under_way_while_one_is_in_use():
-    """Work on item k + 1 begins before item k + 1 is asked for; results come in order."""
-    started = [threading.Event() for _ in range(4)]
-
-    def work(item):
-        if item < 4:
-            started[item].set()
-        return item * item
-
-    results = read_ahead(iter(range(4)), work, depth=1)
-    assert next(results) == 0
-    assert started[1].wait(30)  # without asking for it
-    assert list(results) == [1, 4, 9]
+    """Work on request k + 1 begins before it is asked for; results come in order, with what is said about the rows."""
+    rows = Rows()
+    reading = passed(RequestReader(rows), range(4), obs=pd.DataFrame({"n": [5, 6, 7, 8]}))
+    assert next(reading)[0] == [0]
+    assert rows.began[1].wait(20)  # without asking for it
+    assert [(block, obs["n"].tolist()) for block, obs in reading] == [([10], [6]), ([20], [7]), ([30], [8])]
+    assert none_left()
 
 
-def test_items_are_taken_by_who_iterates():
-    """A sampler needs no lock; at most depth + 1 items are taken for each that is used."""
-    taken = []
+def test_requests_are_drawn_by_who_iterates():
+    """What draws them needs no lock; two are drawn early."""
+    drawn = []
 
-    def items():
+    def orders():
         for number in range(10):
-            taken.append((number, threading.current_thread()))
-            yield number
+            drawn.append((number, threading.current_thread()))
+            yield request(number)
 
-    results = read_ahead(items(), lambda item: item, depth=2)
-    next(results)
-    assert len(taken) == 3
-    results.close()
-    assert {thread for _, thread in taken} == {threading.current_thread()}
+    reader = RequestReader(Rows())
+    reader.begin(orders(), None, lambda: None)
+    reader.take()
+    assert len(drawn) == 2
+    reader.fill()  # when the second batch of the first request is asked for
+    assert len(drawn) == 3
+    reader.fill()
+    assert len(drawn) == 3
+    reader.leave()
+    assert {thread for _, thread in drawn} == {threading.current_thread()}
 
 
-@pytest.mark.parametrize("where", ["items", "work"])
-def test_errors_come_in_their_turn(where, new_threads):
+@pytest.mark.parametrize("where", ["drawing", "reading"])
+def test_errors_come_in_their_turn(where):
     """What was read before an error is handed out first."""
 
-    def items():
-        yield from range(3)
-        if where == "items":
-            raise KeyError("three")
-        yield 3
+    def orders():
+        yield from map(request, range(3))
+        if where == "drawing":
+            raise KeyError("row 3")
+        yield request(3)
 
-    def work(item):
-        if item == 3:
-            raise KeyError("three")
-        return item
-
-    results, seen = read_ahead(items(), work, depth=2), []
-    with pytest.raises(KeyError, match="three"):
-        seen.extend(iter(results.__next__, None))
-    results.close()
-    assert not new_threads()
+    reader, seen = RequestReader(Rows(failing=(3,))), []
+    reader.begin(orders(), None, lambda: None)
+    with pytest.raises(KeyError, match="row 3"):
+        seen.extend(iter(reader.take, None))
+    assert [block.tolist() for _, block, _ in seen] == [[0], [10], [20]]
+    reader.leave()
+    assert none_left()
 
 
-def test_leaving_early_ends_the_thread(new_threads):
-    """Nothing runs on after close()."""
-    results = read_ahead(iter(range(100)), lambda item: item, depth=3)
-    next(results)
-    assert new_threads()
-    results.close()
-    assert not new_threads()
+def test_leaving_waits_for_what_is_read():
+    """Nothing runs on behind it, and what was drawn but not begun is not read."""
+    rows = Rows()
+    reader = RequestReader(rows)
+    reader.begin(map(request, range(9)), None, lambda: None)
+    rows.stop_at = 1
+    reader.take()
+    reader.fill()
+    assert rows.began[1].wait(20)
+    threading.Timer(0.05, rows.gate.set).start()
+    reader.leave()
+    assert rows.read_rows == [0, 1]
+    assert none_left()
+    assert [block for block, _ in passed(reader, [7, 8])] == [[70], [80]]
+
+
+def test_the_first_request_of_the_next_pass_is_read_with_the_last_ones():
+    """It is read while the last one is in use, and the pass that begins so gets it; only the first."""
+    rows = Rows()
+    reader = RequestReader(rows)
+    reading = passed(reader, [0, 1, 2], following=request(5))
+    for _ in range(3):
+        next(reading)
+    assert list(reading) == []
+    assert none_left()
+    assert rows.read_rows == [0, 1, 2, 5]
+    assert [block for block, _ in passed(reader, [5, 6])] == [[50], [60]]
+    assert rows.read_rows == [0, 1, 2, 5, 6]
+
+
+def test_what_was_not_foreseen_is_read_anew():
+    """A pass that begins otherwise gets what it asked for; what was read for another is forgotten."""
+    rows = Rows()
+    reader = RequestReader(rows)
+    for numbers in ([0, 1], [2, 3], [], [4]):
+        assert [block for block, _ in passed(reader, numbers, following=request(9))] == [[10 * n] for n in numbers]
+    assert none_left()
+    assert [n for n in rows.read_rows if n != 9] == [0, 1, 2, 3, 4]
+
+
+def test_what_was_foreseen_and_fails():
+    """It fails in the pass that asks for it, and in no other."""
+    reader = RequestReader(Rows(failing=(5,)))
+    assert len(list(passed(reader, [0], following=request(5)))) == 1
+    assert len(list(passed(reader, [1], following=request(5)))) == 1
+    with pytest.raises(KeyError, match="row 5"):
+        list(passed(reader, [5]))

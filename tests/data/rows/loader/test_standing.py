@@ -116,7 +116,7 @@ def test_what_was_shown_is_not_read_again(store, monkeypatch):
     for number, _ in enumerate(loader, 1):
         if number == 5:
             break
-    again, counts = make(store, RandomSampler(3, 4, 6, rng=0)), []
+    again, counts = make(store, RandomSampler(3, 4, 6, rng=0), across_epochs=False), []
     again.load_state_dict(loader.state_dict())
     read = StoredRows.read
     monkeypatch.setattr(StoredRows, "read", lambda self, rows: counts.append(len(rows)) or read(self, rows))

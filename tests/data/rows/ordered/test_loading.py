@@ -1,6 +1,7 @@
 """Rows in the order that is the same at every world size, on one rank and on several."""
 
 import json
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -234,3 +235,24 @@ def test_ranks_train_like_one(held, num_ranks):
     for found in run_ranks(train_both, num_ranks, held.places):
         for got in found:
             torch.testing.assert_close(got, wanted, rtol=0, atol=1e-12)
+
+
+def test_over_the_end_of_an_epoch(held):
+    """The first window of the next epoch is read once, in the background: batches and counts are as without that.
+
+    Also on each of two ranks, and where the epoch that follows is another than was foreseen.
+    """
+    epochs = (0, 1, 2, 5, 6, 6)
+    for rank in range(2):
+        found = []
+        for across_epochs in (True, False):
+            loader = loader_of(held.places, Place(rank, 2), source={**FIELDS, "cache": 0}, across_epochs=across_epochs)
+            shown = []
+            for epoch in epochs:
+                loader.set_epoch(epoch)
+                shown.append((seen_by(loader), loader.state_dict(), loader.stats.chunks_decoded))
+            found.append(shown)
+            loader.close()
+            assert not [thread for thread in threading.enumerate() if thread.name == "rankwise-reader"]
+        assert found[0] == found[1]
+        assert len(found[0][0][0]) > 0

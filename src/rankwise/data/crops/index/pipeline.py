@@ -69,6 +69,7 @@ class IndexPipeline(FeedLoader):
             ranks: batch buffers, scratch, decoded chunks. None = the memory that is there.
         numa_strategy: where the reader's threads run.
         numa_node: node for `NumaStrategy.PIN_TO`, else -1.
+        across_epochs: whether reading goes on over the end of an epoch; see `FeedLoader`.
 
     Attributes:
         budget: what the batches take; ``print(pipeline.budget)`` adds it up.
@@ -100,6 +101,7 @@ class IndexPipeline(FeedLoader):
         max_host_memory_bytes: int | None = None,
         numa_strategy: NumaStrategy = NumaStrategy.AUTO,
         numa_node: int = -1,
+        across_epochs: bool | None = None,
     ) -> None:
         if not isinstance(index, CropIndex):
             raise ConfigError(f"an ordered pipeline takes a CropIndex, got {type(index).__name__}")
@@ -122,6 +124,7 @@ class IndexPipeline(FeedLoader):
             fields=fields,
             on_bad_sample=on_bad_sample,
             on_thread=partial(pin_thread, cores),
+            across_epochs=across_epochs,
         )
         _warn_small_cache(self._crops, order, rank=place.rank, world_size=place.world_size)
         self._say_few_handles(place)

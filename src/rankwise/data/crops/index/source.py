@@ -70,6 +70,8 @@ class CropSource:
         remote: how to talk to object stores; None = as the environment says.
     """
 
+    stateless = True  # what is read follows from the share alone: loaders may read before an epoch is asked for
+
     def __init__(
         self,
         index: CropIndex,

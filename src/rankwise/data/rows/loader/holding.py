@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 from rankwise.data.contract import DType
+from rankwise.data.rows.loader.ahead import RequestReader
+from rankwise.data.rows.loader.blocks import RowBlock
 from rankwise.data.rows.loader.kinds import Kind, check_table, kind_of
 from rankwise.data.rows.loader.memory import MemoryRows
 from rankwise.data.rows.loader.stored import StoredRows, adopt_matrix
@@ -19,6 +21,7 @@ from rankwise.errors import ConfigError
 
 __all__ = ["HeldDatasets"]
 
+_STORED: tuple[Kind, ...] = ("backed sparse", "backed dense")
 _LOG = logging.getLogger("rankwise.rows")
 
 
@@ -38,7 +41,7 @@ class HeldDatasets:
         self._dtypes: list[DType] = []
         self._obs: list[Any] = []
         self._var: Any = None
-        self._spare: list[StoredRows] = []
+        self._spare: list[RequestReader[RowBlock]] = []
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_spare": []}
@@ -100,8 +103,7 @@ class HeldDatasets:
         check_table("obs", obs, shape[0])
         check_table("var", var, shape[1] if len(shape) == 2 else None)  # of images it says nothing about an axis
         self._check_fit(matrix, kind, shape, obs, var)
-        is_stored = kind in ("backed sparse", "backed dense")
-        held = adopt_matrix(matrix, self._reader) if is_stored else matrix
+        held = adopt_matrix(matrix, self._reader) if kind in _STORED else matrix
         dtype = np.dtype(held.dtype)
         self._say_dtypes(dtype)
         self._kind, self._type, self._var = kind, self._type or type(matrix), var if self._var is None else self._var
@@ -111,19 +113,25 @@ class HeldDatasets:
         self._dtypes.append(dtype)
         self._obs += [] if obs is None else [obs]
 
-    def rows(self) -> StoredRows | MemoryRows:
-        """Return what reads rows of all datasets, for one pass; see `give_back`."""
-        if self._kind not in ("backed sparse", "backed dense"):
-            return MemoryRows(self._matrices)
-        try:
-            return self._spare.pop()
-        except IndexError:
-            stored: list[StoredMatrix] = self._matrices
-            return StoredRows(stored, self._reader)
+    @property
+    def is_stored(self) -> bool:
+        """Whether the matrices lie in stores, not in memory."""
+        return self._kind in _STORED
 
-    def give_back(self, rows: StoredRows | MemoryRows) -> None:
+    def rows(self) -> RequestReader[RowBlock]:
+        """Return what reads rows of all datasets, for one pass; see `give_back`."""
+        if not self.is_stored:
+            return RequestReader(MemoryRows(self._matrices))
+        while self._spare:
+            spare = self._spare.pop()
+            if not spare.is_elsewhere:
+                return spare
+        stored: list[StoredMatrix] = self._matrices
+        return RequestReader(StoredRows(stored, self._reader))
+
+    def give_back(self, rows: RequestReader[RowBlock]) -> None:
         """Keep what read the rows of a pass for the next one: fresh memory costs as much as reading."""
-        if isinstance(rows, StoredRows) and not self._spare:
+        if self.is_stored and not self._spare:
             self._spare.append(rows)
 
     def obs(self) -> Any:

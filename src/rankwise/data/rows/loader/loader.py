@@ -10,7 +10,7 @@ from typing import Any, Literal, Self
 
 from rankwise.data.contract import JSON
 from rankwise.data.rows.abc import Sampler
-from rankwise.data.rows.loader.ahead import read_ahead
+from rankwise.data.rows.loader.ahead import RequestReader
 from rankwise.data.rows.loader.blocks import RowBlock
 from rankwise.data.rows.loader.converting import Library, check_library, convert
 from rankwise.data.rows.loader.defaults import choose_sampler, say_idle_workers, say_once
@@ -19,10 +19,13 @@ from rankwise.data.rows.loader.holding import HeldDatasets
 from rankwise.data.rows.loader.iterable import iterable_class, rebuild
 from rankwise.data.rows.loader.opening import iter_groups, load_group
 from rankwise.data.rows.loader.ordering import make_ordered
-from rankwise.data.rows.loader.requesting import RowOrder
+from rankwise.data.rows.loader.requesting import RowOrder, order_rows
 from rankwise.data.rows.loader.sharding import global_batch, sharded_batches
 from rankwise.data.rows.loader.standing import Standing
+from rankwise.data.rows.loader.under_way import UnderWay
+from rankwise.data.rows.passes import current_worker
 from rankwise.data.rows.passes.draws import Rng
+from rankwise.data.rows.samplers.next_pass import foreseen
 from rankwise.data.rows.types import LoaderOutput
 from rankwise.data.store import BoxReader
 from rankwise.errors import ConfigError
@@ -48,6 +51,8 @@ class Loader:
         drop_last: leave out the last batch if it is not full; False.
         to: "torch" or "jax"; None = NumPy arrays and scipy CSR matrices.
         rng: generator or seed of the shuffle.
+        across_epochs: whether the first load request of the next pass is read while the last batches of this one are in
+            use, where the sampler is one of ours and the data are stored; dropped if the next pass begins otherwise.
         order: an `Order` of the same `collection` instead of a sampler: the same global batches at every world size,
             and a position that can be saved. What comes back is an `OrderedLoader`, with its arguments and those of
             `RowSource` (`matrices`, `obs`, `genes`, `dense`, ...).
@@ -82,6 +87,7 @@ class Loader:
         drop_last: bool | None = None,
         to: Library | None = None,
         rng: Rng = None,
+        across_epochs: bool = True,
         order: None = None,  # noqa: ARG002  (with an order, __new__ makes another object; here for the signature)
         sharding: Any = None,
     ) -> None:
@@ -97,6 +103,7 @@ class Loader:
         self._return_index, self._to, self._on_gpu = return_index, to, preload_to_gpu
         self._datasets = HeldDatasets(BoxReader(cache=0))
         self._standing = Standing(self._batch_sampler, self._datasets)
+        self._across_epochs = across_epochs
         self._num_open, self._has_collection = 0, False
         if collection is not None:
             self.use_collection(collection)
@@ -274,20 +281,38 @@ class Loader:
         if not n_obs:
             raise ConfigError("the loader has no rows: call use_collection, add_adatas or add_datasets first")
         say_idle_workers(self._batch_sampler)
-        rows, obs = self._datasets.rows(), self._datasets.obs()
-        under_way = self._standing.next_pass()
-
-        def read(order: RowOrder) -> tuple[RowOrder, RowBlock, Any]:
-            return order, rows.read(order.rows), None if obs is None else obs.iloc[order.rows]
-
+        reader, under_way = self._datasets.rows(), self._standing.next_pass()
         try:
-            with closing(read_ahead(under_way.orders(n_obs), read, depth=1)) as blocks:
-                for order, block, about in blocks:
-                    for first, last in pairwise(order.edges):
-                        yield under_way.counted(self._batch(order, block, about, first, last))
+            with closing(under_way.orders(n_obs)) as orders:
+                reader.begin(orders, self._datasets.obs(), self._following)
+                yield from self._taken(reader, under_way)
             under_way.has_ended = True
+        except BaseException:
+            reader.leave()
+            raise
         finally:
-            self._datasets.give_back(rows)
+            self._datasets.give_back(reader)
+
+    def _taken(self, reader: RequestReader[RowBlock], under_way: UnderWay) -> Iterator[LoaderOutput]:
+        while (taken := reader.take()) is not None:
+            order, block, about = taken
+            for first, last in pairwise(order.edges):
+                yield under_way.counted(self._batch(order, block, about, first, last))
+                reader.fill()
+
+    def _following(self) -> RowOrder | None:
+        """What the next pass will ask for first, where that is known and of use."""
+        if not (self._across_epochs and self._datasets.is_stored) or current_worker() is not None:
+            return None
+        sampler = foreseen(self._batch_sampler)
+        if sampler is None:
+            return None
+        try:
+            with closing(sampler.sample(self.n_obs)) as requests:
+                request = next(requests, None)
+                return None if request is None else order_rows(request, self.n_obs)
+        except Exception:  # noqa: BLE001  (who asks for that pass sees it)
+            return None
 
     def _placed(self, rows: Any) -> Any:
         if self._sharded is None:

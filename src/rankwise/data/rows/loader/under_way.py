@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import closing
 from typing import TypeVar
 
@@ -40,7 +40,7 @@ class UnderWay:
         self.num_done = 0
         self.has_ended = False
 
-    def orders(self, n_obs: int) -> Iterator[RowOrder]:
+    def orders(self, n_obs: int) -> Generator[RowOrder, None, None]:
         """Yield what is to be read, request by request; batches before the saved position are drawn, and not read.
 
         Args:

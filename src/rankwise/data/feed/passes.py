@@ -1,0 +1,83 @@
+"""`Passes`: the steps of the pass that was asked for, and after them those that are likely to be asked for next."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+from rankwise.data.contract import OrderState
+from rankwise.data.feed.cursor import Cursor
+from rankwise.data.feed.together import Shares
+
+__all__ = ["Passes"]
+
+
+class Passes:
+    """The shares of one pass after the other. A pass goes from the last step marked done to the end of its epoch.
+
+    Who reads them gets to the end of a pass long before who uses them does: what follows is foreseen, and `ask` tells
+    whether it came so. The next epoch follows, unless no step is marked done and this pass was the same as the one
+    before it: then it comes once more, as held-out data do. Without one before it that is taken for granted where the
+    order is not shuffled.
+
+    Args:
+        cursor: where the loader stands.
+        before: where the pass before this one began, None for the first.
+        goes_on: whether anything is foreseen.
+    """
+
+    def __init__(self, cursor: Cursor, *, before: OrderState | None, goes_on: bool) -> None:
+        self._cursor, self._order = cursor, cursor.order
+        self._before, self.start = before, cursor.done
+        self.goes_on = goes_on
+        self._foreseen: list[OrderState] = []  # the passes after this one that were begun
+        self._num_asked, self._failed = 0, False
+        self._lock = threading.Lock()
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of the pass that was asked for last; it begins at `start`."""
+        return self._order.num_steps(self.start)
+
+    def ask(self, *, goes_on: bool) -> bool:
+        """Ask for what the loader begins now. False if that is not what was foreseen: these passes are over then."""
+        with self._lock:
+            wanted = [self._cursor.done] if self._order is self._cursor.order else []
+            if self._failed or wanted != self._foreseen[:1]:
+                return False
+            self._before, self.start = self.start, self._foreseen.pop(0)
+            self._num_asked, self.goes_on = self._num_asked + 1, goes_on
+            return True
+
+    def __iter__(self) -> Iterator[Shares]:
+        number, start = 0, self.start
+        while True:
+            state = start
+            try:
+                for _ in range(self._order.num_steps(start)):
+                    step = self._order.step(state)
+                    shares, state = self._cursor.shares(step), step.resume
+                    yield step, shares
+            except Exception:
+                if self._is_asked(number):
+                    raise
+                return  # who asks for it sees it
+            following = self._foresee(start, state)
+            if following is None:
+                return
+            number, start = number + 1, following
+
+    def _is_asked(self, number: int) -> bool:
+        with self._lock:
+            self._failed = number > self._num_asked
+            return not self._failed
+
+    def _foresee(self, start: OrderState, end: OrderState) -> OrderState | None:
+        with self._lock:
+            if not self.goes_on or start == end:
+                return None
+            sequential = getattr(self._order, "kind", None) == "sequential"
+            again = sequential if self._before is None else self._before == self.start
+            again = again and self._cursor.done == self.start
+            self._foreseen.append(start if again else end)
+            return self._foreseen[-1]

@@ -1,0 +1,74 @@
+"""`Running`: what reads the steps of one iteration of a loader, or of one after the other, and where they go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from rankwise.data.feed.ahead import ReadAhead
+from rankwise.data.feed.buffer import BufferPool, HostBuffer
+from rankwise.data.feed.passes import Passes
+from rankwise.data.feed.reader import ReadStep, StepReader
+
+__all__ = ["Running"]
+
+
+class Running:
+    """Reading under way.
+
+    Args:
+        passes: the steps.
+        reader: reads them.
+        stages: where it keeps what it reads as one.
+        depth: steps that may lie ready; 0 reads in the calling thread.
+        on_thread: called at the beginning of each background thread.
+    """
+
+    def __init__(
+        self,
+        passes: Passes,
+        reader: StepReader,
+        stages: BufferPool,
+        *,
+        depth: int,
+        on_thread: Callable[[], None] | None,
+    ) -> None:
+        self.passes, self.pool, self._stages = passes, reader.pool, stages
+        self._items: Iterator[ReadStep | None] = iter(())
+        self._ahead: ReadAhead | None = None
+        if depth:
+            self._ahead = ReadAhead(reader, passes, depth=depth, on_thread=on_thread)
+            self._ahead.ask(passes.num_steps, goes_on=passes.goes_on)
+        else:
+            self._items = reader.read(passes)
+
+    def ask(self, *, goes_on: bool) -> bool:
+        """Go on with what the loader begins now; False if that is not what was foreseen.
+
+        Args:
+            goes_on: whether to read beyond it, too.
+        """
+        if self._ahead is None or self._ahead.is_elsewhere or not self.passes.ask(goes_on=goes_on):
+            return False
+        self._ahead.ask(self.passes.num_steps, goes_on=goes_on)
+        return True
+
+    def take(self) -> ReadStep | None:
+        """Return the next step; None when closed.
+
+        Raises:
+            Exception: what ended the reading.
+        """
+        return next(self._items, None) if self._ahead is None else self._ahead.take()
+
+    def close(self) -> None:
+        """Stop reading. Calling it twice is fine."""
+        if self._ahead is None:
+            self.pool.close()
+        else:
+            self._ahead.close()
+
+    def drain(self) -> tuple[list[HostBuffer], list[HostBuffer]]:
+        """Return the memory for batches and for what is read as one, for reading that begins later; when closed."""
+        if self._ahead is not None and self._ahead.is_elsewhere:
+            return [], []  # what the other process had
+        return self.pool.drain(), self._stages.drain()

@@ -1,0 +1,34 @@
+"""What a sampler will draw in its next pass, without its noticing."""
+
+from __future__ import annotations
+
+import copy
+
+from rankwise.data.rows.abc import Sampler
+from rankwise.data.rows.samplers.chunks import RandomSampler, SequentialSampler
+from rankwise.data.rows.samplers.classes import ClassSampler, WeightedClassSampler
+from rankwise.data.rows.samplers.distributed import DistributedSampler
+
+__all__ = ["foreseen"]
+
+# exactly these: a class that inherits from one may draw otherwise
+_KEYED = (RandomSampler, SequentialSampler, ClassSampler, WeightedClassSampler)
+
+
+def foreseen(sampler: Sampler) -> Sampler | None:
+    """Return a copy that draws what `sampler` will draw in its next pass, if nothing about it changes until then.
+
+    Passes of our samplers are functions of a seed, which was drawn at the first pass, and of the number of the pass.
+    None before that, and for all others: they may draw from what somebody else draws from too.
+    """
+    kind = type(sampler)
+    if kind in _KEYED:
+        return copy.copy(sampler) if sampler.knows_seed else None
+    if kind is not DistributedSampler:
+        return None
+    inner = foreseen(sampler.__dict__["_sampler"])
+    if inner is None or isinstance(inner, ClassSampler):  # which sorts its part anew in each pass
+        return None
+    outer = copy.copy(sampler)
+    outer.__dict__["_sampler"] = inner
+    return outer
