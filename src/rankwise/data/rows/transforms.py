@@ -44,7 +44,16 @@ class Log1pCounts:
             raise ConfigError(f"Log1pCounts wants a total above 0, got {self.total}")
 
     def __call__(self, fields: dict[str, Any], _keys: Any) -> dict[str, Any]:
-        """Return the fields, the one of counts transformed."""
+        """Return the fields, the one of counts transformed.
+
+        Raises:
+            ConfigError: the batch has no such field.
+        """
+        if self.field not in fields:
+            raise ConfigError(
+                f"Log1pCounts(field={self.field!r}) finds no such field in the batch, which has "
+                f"{', '.join(map(repr, fields))}: name the one of the counts"
+            )
         return {**fields, self.field: log1p_normalized(fields[self.field], total=self.total)}
 
     def change(self, rows: NDArray) -> None:

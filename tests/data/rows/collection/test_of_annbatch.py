@@ -13,6 +13,7 @@ from rankwise.data.rows import DatasetCollection
 from rankwise.data.rows.datasets import Dataset, find_datasets
 from rankwise.data.rows.matrices import stack_matrices
 from rankwise.data.store import BoxReader
+from rankwise.errors import ConfigError
 
 FOLDER = Path(__file__).parents[1] / "written_by_annbatch"
 NUM_ROWS = 61
@@ -86,3 +87,18 @@ def test_adding_to_it_is_all_or_nothing(tmp_path, monkeypatch):
     DatasetCollection(place).add_adatas([more], rng=0, dataset_size=10, matrices=["X"])
     assert len(find_datasets(place)) == 4
     assert len(DatasetCollection(place, mode="r").obs(["src_path"])) == NUM_ROWS + 20
+
+
+def test_it_is_brought_into_our_layout(tmp_path, expected):
+    """A collection is an input like any other: its rows come in a new order, on row edges, with their sources."""
+    made = DatasetCollection(tmp_path / "c.zarr").add_adatas(FOLDER / "collection.zarr", rng=0, n_obs_per_chunk=8)
+    obs = made.obs(["n", "src_path", "src_row"])
+    assert sorted(obs["n"]) == list(range(NUM_ROWS))
+    assert set(obs["src_path"]) == {"part0.h5ad", "part40.h5ad"}
+    [group] = made
+    np.testing.assert_array_equal(anndata.io.sparse_dataset(group["X"])[:].toarray(), expected[obs["n"]])
+    assert "row_nnz" in group["X"]
+    again = DatasetCollection(tmp_path / "d.zarr").add_adatas([made], rng=1)
+    assert sorted(again.obs(["n"])["n"]) == list(range(NUM_ROWS))
+    with pytest.raises(ConfigError, match=r"c.zarr is among its own inputs: .* reshuffle=True"):
+        made.add_adatas([tmp_path / "c.zarr"])

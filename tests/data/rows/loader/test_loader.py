@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rankwise.data.order import Order
-from rankwise.data.rows import Loader, OrderedLoader, RowSource, write_sharded
+from rankwise.data.rows import DatasetCollection, Loader, OrderedLoader, RowSource, write_sharded
 from rankwise.data.rows.abc import Sampler
 from rankwise.data.rows.datasets import COLLECTION_TYPE
 from rankwise.data.rows.loader import defaults
@@ -200,6 +200,13 @@ def test_collections(tmp_path, caplog, monkeypatch):
         assert batch["var"] is loader.var
     with pytest.raises(RuntimeError, match="has a collection already"):
         loader.use_collection(tmp_path / "c.zarr")
+    collection = DatasetCollection(tmp_path / "c.zarr", mode="r")
+    assert Loader([collection, tmp_path / "c.zarr"], shuffle=False).n_obs == 82
+    for other in (made[0], None):
+        with pytest.raises(
+            TypeError, match=r"use_collection wants a DatasetCollection, .* an AnnData goes to add_adata"
+        ):
+            Loader(shuffle=False).use_collection(other)
     monkeypatch.setattr(defaults, "_said", set())
     with caplog.at_level(logging.WARNING, logger="rankwise.rows"):
         counts = Loader(shuffle=False).use_collection(

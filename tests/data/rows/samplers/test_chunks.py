@@ -149,6 +149,7 @@ def test_the_short_chunk_comes_last_from_anywhere():
         (lambda: RandomSampler(4, 2, 4, mask=slice(5, 5)), r"must be < mask\.stop"),
         (lambda: list(RandomSampler(4, 2, 4, mask=slice(0, 50)).sample(20)), r"mask.stop \(50\) exceeds the 20 rows"),
         (lambda: list(RandomSampler(4, 2, 4, mask=slice(30, None)).sample(20)), "leaves no row"),
+        (lambda: list(RandomSampler(4, 2, 4).sample(0)), "has no rows: add data first, with use_collection"),
         (lambda: list(RandomSampler(4, 2, 4, num_samples=21).sample(20)), "cannot exceed the 20 rows"),
         (lambda: RandomSampler(4, 2, 4).set_epoch(-1), "an epoch is a whole number"),
     ],

@@ -11,7 +11,7 @@ from rankwise.data.rows.collection.adding import add_rows, plan_of, settle
 from rankwise.data.rows.collection.arguments import codecs, listed, named, seed_of
 from rankwise.data.rows.collection.crew import Crew, take_seat
 from rankwise.data.rows.collection.fitting import check_fit, warn_of_repeats
-from rankwise.data.rows.collection.inputs import Input, open_input
+from rankwise.data.rows.collection.inputs import Input, open_input, spread_collections
 from rankwise.data.rows.collection.interrupted import said_where_it_stands
 from rankwise.data.rows.collection.joining import join_inputs
 from rankwise.data.rows.collection.journal import locked, work_folder
@@ -156,7 +156,8 @@ class DatasetCollection:
         columns `src_path` and `src_row` that say where they come from. What is there already is not touched.
 
         Args:
-            adata_paths: paths of h5ad files and Zarr stores, groups of them, or AnnData in memory; a single one, too.
+            adata_paths: paths of h5ad files and Zarr stores, groups of them, AnnData in memory, or other collections;
+                a single one, too.
             load_adata: turns a path into an AnnData, to choose or change what it holds; None = all of it.
             groupby: columns of obs by which the rows of each dataset are sorted after the shuffle.
             var_subset: names of variables to take; None = all of all inputs. Of a collection that is not empty the
@@ -234,8 +235,11 @@ class DatasetCollection:
         wanted = {name: options.extra[name] for name in ("matrices", "modalities")}
         with contextlib.ExitStack() as stack:
             inputs = []
-            for number, source in enumerate(sources):
-                inputs.append(open_input(source, number, load_adata=load_adata, **wanted))
+            sources = [source.path if isinstance(source, DatasetCollection) else source for source in sources]
+            plain = load_adata is not None or options.extra["modalities"]
+            for number, (source, is_dataset) in enumerate(spread_collections(sources, self.path)):
+                member = is_dataset and not plain
+                inputs.append(open_input(source, number, load_adata=load_adata, member=member, **wanted))
                 stack.callback(inputs[-1].close)
             self._add_inputs(inputs, options, crew, seed=seed, progress=progress)
 

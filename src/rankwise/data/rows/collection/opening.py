@@ -33,8 +33,8 @@ def open_folder(group: Any, mode: str) -> tuple[Path, bool]:
     kind = dict(group.attrs).get("encoding-type")
     if kind not in {None, COLLECTION_TYPE}:
         raise ConfigError(
-            f"{group.store_path} is a store of the type {kind!r}, which a collection would replace: give the "
-            "collection a path of its own, and the store as an input of add_adatas (or, as it is, to a Loader)"
+            f"{group.store_path} is a store of the type {kind!r} and no collection: give the collection a path of its "
+            "own, and the store as an input of add_adatas (or, as it is, to a Loader)"
         )
     if group.metadata.zarr_format != 3:
         raise ConfigError(

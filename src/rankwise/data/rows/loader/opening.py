@@ -22,13 +22,23 @@ def iter_groups(collection: Any) -> Iterator[Any]:
 
     Raises:
         ConfigError: it is empty.
+        TypeError: it is something else.
         DataError: there is nothing, or something else.
     """
+    if isinstance(collection, (list, tuple)) and any(hasattr(one, "is_empty") for one in collection):
+        for one in collection:
+            yield from iter_groups(one)
+        return
     if isinstance(collection, (str, os.PathLike, list, tuple)):
         for place in find_datasets(collection):
             store = RemoteFiles().zarr_store(place) if "://" in place else place
             yield load_zarr().open_group(store, mode="r")
         return
+    if not hasattr(collection, "is_empty"):
+        raise TypeError(
+            "use_collection wants a DatasetCollection, or the place of one or of AnnData stores, got "
+            f"{type(collection).__name__}; an AnnData goes to add_adata, a matrix to add_dataset"
+        )
     if collection.is_empty:
         raise ConfigError("the DatasetCollection is empty: add data with its add_adatas([...])")
     yield from collection

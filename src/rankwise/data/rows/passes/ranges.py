@@ -34,6 +34,8 @@ def mask_bounds(mask: slice, n_obs: int) -> tuple[int, int]:
         ConfigError: there are not that many rows.
     """
     checked = check_mask(mask)
+    if n_obs == 0:
+        raise ConfigError("the loader has no rows: add data first, with use_collection, add_adata or add_dataset")
     start = int(checked.start)
     stop = n_obs if checked.stop is None else int(checked.stop)
     if stop > n_obs:
