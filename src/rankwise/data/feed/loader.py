@@ -17,6 +17,7 @@ from rankwise.data.feed.passes import Passes
 from rankwise.data.feed.place import Placer, make_placer
 from rankwise.data.feed.place_jax import is_jax_target, make_jax_placer
 from rankwise.data.feed.reader import ReadBatch, ReadStep, StepReader
+from rankwise.data.feed.repeating import Repeats
 from rankwise.data.feed.running import Running
 from rankwise.data.feed.skipping import OnBadSample, SkipBudget
 from rankwise.data.feed.transform import SampleTransform, Transform
@@ -135,6 +136,7 @@ class FeedLoader(CursorLoader):
         wanted = getattr(self.source, "stateless", False) if across_epochs is None else across_epochs
         self._across_epochs, self._is_last = bool(wanted and depth), False
         self._before: OrderState | None = None
+        self._repeats = Repeats(order, rank=rank)
         self._kept: Running | None = None
         self._under_way: list[Callable[[], None]] = []
         self._stopped: Callable[[], Exception] | None = None
@@ -169,6 +171,7 @@ class FeedLoader(CursorLoader):
         finally:
             self._under_way.remove(reading.close)
             _release(held)
+            self._repeats.ends(reading.passes.start, whole=not num_left)
             self._end(reading, keep=not num_left)
 
     def _begin(self) -> Running:
@@ -180,6 +183,7 @@ class FeedLoader(CursorLoader):
             kept = None
         reading = self._new_reading(goes_on=goes_on) if kept is None else kept
         self._before = reading.passes.start
+        self._repeats.begins(reading.passes.start)
         return reading
 
     def _new_reading(self, *, goes_on: bool) -> Running:
