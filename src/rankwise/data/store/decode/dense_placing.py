@@ -21,7 +21,7 @@ _PLANE, _STAGE, _ELEMENTS = SLOTS["plane"], SLOTS["stage"], SLOTS["elements"]
 _SPREAD, _COLUMNS, _COLUMN_BYTES, _WIDTH = SLOTS["spread"], SLOTS["columns"], SLOTS["column_bytes"], SLOTS["width"]
 _TABLES, _PLACES, _NUM_COLS = SLOTS["tables"], SLOTS["places"], SLOTS["num_cols"]
 _ITS_PLACES, _ITS_NUM_COLS = SLOTS["its_places"], SLOTS["its_num_cols"]
-_ROWS, _LENGTHS, _MARKS, _NAMED = SLOTS["rows"], SLOTS["lengths"], SLOTS["marks"], SLOTS["named"]
+_ROWS, _ROW_LENGTHS, _MARKS, _NAMED = SLOTS["rows"], SLOTS["row_lengths"], SLOTS["marks"], SLOTS["named"]
 _PAGE_BYTES = 4096
 
 
@@ -74,7 +74,7 @@ def _columns(job: int, chunk: int, target: int, count: int) -> int:
 def spread(job: int, chunk: int, target: int) -> int:
     """Spread elements over their dense row, cast first if need be; returns whether a value does not fit."""
     row, count, table = entry(job, _ROWS, target), entry(job, _EXTENTS, target), entry(job, _TABLES, target)
-    is_whole = 1 if count == entry(job, _LENGTHS, row) else 0
+    is_whole = 1 if count == entry(job, _ROW_LENGTHS, target) else 0
     _announce(job, target)
     put(job, _ITS_PLACES, entry(job, _PLACES, table))
     put(job, _ITS_NUM_COLS, entry(job, _NUM_COLS, table))

@@ -41,6 +41,7 @@ class DenseRows:
     marks: npt.NDArray[np.uint8]
     num_cols: IntArray = field(init=False, repr=False)
     places: IntArray = field(init=False, repr=False)
+    _row_lengths: IntArray = field(init=False, repr=False)
     _held: tuple[NDArray, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -58,6 +59,8 @@ class DenseRows:
             numbers = getattr(self, name)
             if len(numbers) and not 0 <= numbers.min() <= numbers.max() < end:
                 raise ValueError(f"{name} of dense rows want numbers from 0 to {end - 1}")
+        # in the order of targets: rows come in any order, and looking one up waits for memory
+        object.__setattr__(self, "_row_lengths", self.lengths[self.rows])
 
     @property
     def place_dtype(self) -> DType:
@@ -78,13 +81,15 @@ class DenseRows:
         if tasks.ndim != 1 or tasks.scaled or len(self.rows) != len(tasks.dst_start):
             raise ValueError("dense rows want targets of one axis that are not scaled, and a row for each")
 
-    def check_columns(self, tasks: ChunkTasks, named: ChunkTasks) -> None:
-        """Refuse chunks of columns that do not have the targets of those of elements.
+    def check_columns(self, tasks: ChunkTasks, named: ChunkTasks, first: int, last: int) -> None:
+        """Refuse chunks of columns, from `first` to `last`, that do not have the targets of those of elements.
 
         Raises:
             ValueError: they do not: a bug in the planner, not damage.
         """
-        alike = np.array_equal(tasks.bounds, named.bounds) and np.array_equal(tasks.extent, named.extent)
+        bounds, targets = slice(first, last + 1), slice(int(tasks.bounds[first]), int(tasks.bounds[last]))
+        alike = np.array_equal(tasks.bounds[bounds], named.bounds[bounds])
+        alike = alike and np.array_equal(tasks.extent[targets], named.extent[targets])
         if not alike or not is_castable(named.fill.dtype, self.spread.columns.dtype, scaled=named.scaled):
             raise ValueError("columns want the targets of their elements, and whole numbers that are not scaled")
 
@@ -93,7 +98,7 @@ class DenseRows:
         spread = self.spread
         settings = {
             "columns": address_of(spread.columns), "column_bytes": spread.columns.itemsize, "width": spread.width,
-            "rows": address_of(self.rows), "lengths": address_of(self.lengths),
+            "rows": address_of(self.rows), "row_lengths": address_of(self._row_lengths),
             "tables": address_of(self.tables), "num_cols": address_of(self.num_cols),
             "places": address_of(self.places), "marks": address_of(self.marks),
         }  # fmt: skip

@@ -14,8 +14,8 @@ _NAMES = (
     "first", "last", "axes", "dst_unit", "col_unit", "out", "plane", "fill_rows", "fill_step",
     "read_buffer", "read_bytes", "decode_buffer", "context", "compressors", "stage", "stream",
     # set before runs that spread sparse rows over dense ones
-    "spread", "weave", "columns", "column_bytes", "rows", "lengths", "tables", "places", "num_cols", "width", "marks",
-    "named",
+    "spread", "weave", "columns", "column_bytes", "rows", "row_lengths", "tables", "places", "num_cols", "width",
+    "marks", "named",
     # written and read by the loop, target by target
     "its_places", "its_num_cols", "elements", "blank", "spare", "waiting",
     # written and read by the loop, chunk by chunk

@@ -59,6 +59,7 @@ class KernelDecoder:
         self._lock = threading.Lock()
         self._planes: dict[tuple[DType, DType, bool], int] = {}
         self._addresses: dict[str, int] = {}
+        self._spreads: dict[tuple[int, DType, DType, bool], tuple[int, int]] = {}
         self.num_compiled = self.num_loaded = 0
         self._run = self._compiled_loop()
 
@@ -102,7 +103,7 @@ class KernelDecoder:
         self._write_cast(tasks, first, last, out, scratch)
         beside = 0
         if named is not None:
-            dense.check_columns(tasks, named[0])
+            dense.check_columns(tasks, named[0], first, last)
             self._write_cast(named[0], first, last, dense.spread.columns, named[1])
             beside = address_of(named[1].job)
         dense.write(scratch.job)
@@ -155,8 +156,13 @@ class KernelDecoder:
 
     def _spread_loops(self, element: DType, dense: DenseRows) -> tuple[int, int]:
         """Return the addresses of the two loops: one that can do everything, and its quick part."""
-        column, place, chosen = dense.spread.columns.dtype, dense.place_dtype, dense.spread.places is not None
-        kinds = tuple(getattr(np, name) for name in (f"uint{8 * element.itemsize}", column.name, place.name))
+        key = (element.itemsize, dense.spread.columns.dtype, dense.place_dtype, dense.spread.places is not None)
+        if key not in self._spreads:
+            self._spreads[key] = self._made_spread_loops(*key)
+        return self._spreads[key]
+
+    def _made_spread_loops(self, size: int, column: DType, place: DType, chosen: bool) -> tuple[int, int]:  # noqa: FBT001
+        kinds = tuple(getattr(np, name) for name in (f"uint{8 * size}", column.name, place.name))
 
         def make_spread() -> PlaneLoop:
             from rankwise.data.store.decode.spreading import spread_loop
@@ -168,7 +174,7 @@ class KernelDecoder:
 
             return weave_loop(*kinds, chosen=chosen)
 
-        name = f"{element.itemsize}_{column.name}_{place.name}"
+        name = f"{size}_{column.name}_{place.name}"
         weave = self._loop(f"weave_{name}_{'chosen' if chosen else 'all'}", make_weave)
         return self._loop(f"spread_{name}", make_spread), weave
 
