@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["random_csr", "small_anndata", "write_anndata", "write_csr"]
+from rankwise.data.contract import IntArray
+
+__all__ = ["random_csr", "sampled_rows", "small_anndata", "write_anndata", "write_csr"]
 
 
 def random_csr(num_rows: int, num_cols: int, *, seed: int = 0, dtype: str = "f4", density: float = 0.2) -> Any:
@@ -66,3 +68,17 @@ def write_anndata(made: Any, place: str | os.PathLike[str], *, zarr_format: int 
         warnings.simplefilter("ignore")  # of anndata, about coming defaults
         made.write_zarr(place)
     return os.fspath(place)
+
+
+def sampled_rows(sampler: Any, num_rows: int) -> list[IntArray]:
+    """Return the rows of each batch of one pass of a sampler whose load requests are slices, int64[rows of the batch].
+
+    Args:
+        sampler: any `rankwise.data.rows.abc.Sampler`.
+        num_rows: rows of the loader.
+    """
+    found: list[IntArray] = []
+    for request in sampler.sample(num_rows):
+        rows = np.concatenate([np.arange(run.start, run.stop) for run in request["requests"]])
+        found += [rows[split] for split in request["splits"]]
+    return found

@@ -5,24 +5,17 @@ import warnings
 
 import numpy as np
 import pytest
-import torch
 import zarr
 
 from rankwise.data.order import Order
 from rankwise.data.samples import ArraySource, SampleLoader
-
-
-class Place:
-    device = torch.device("cpu")
-
-    def __init__(self, rank, world_size):
-        self.rank, self.world_size = rank, world_size
+from rankwise.testing.sharing import RankPlace
 
 
 def loader(path, cache, *, rank=0, world_size=1, **options):
     source = ArraySource({"x": path}, cache=cache)
     order = Order(source, batch_size=16, **options)
-    return SampleLoader(source, order=order, world=Place(rank, world_size))
+    return SampleLoader(source, order=order, world=RankPlace(rank, world_size))
 
 
 def test_the_size_that_is_named_is_enough(tmp_path):
@@ -48,5 +41,5 @@ def test_arrays_in_memory_need_no_cache():
     """What is not decoded is not cached, and nothing is said."""
     source = ArraySource({"x": np.zeros((1000, 1000))}, cache=1)
     with warnings.catch_warnings(record=True) as said:
-        SampleLoader(source, order=Order(source, batch_size=16), world=Place(0, 1))
+        SampleLoader(source, order=Order(source, batch_size=16), world=RankPlace(0, 1))
     assert not said

@@ -9,13 +9,7 @@ from rankwise.data.feed import RankLoader
 from rankwise.data.order import Order
 from rankwise.data.samples import ArraySource, DatasetLoader
 from rankwise.errors import ConfigError
-
-
-class Place:
-    device = "cpu"
-
-    def __init__(self, rank=0, world_size=1):
-        self.rank, self.world_size = rank, world_size
+from rankwise.testing.sharing import RankPlace
 
 
 class Closing(ArraySource):
@@ -36,7 +30,7 @@ def test_ranks_share_and_the_context_closes():
     source = Closing({"x": np.arange(10)})
     seen = []
     for rank in range(3):
-        with RankLoader(source, order=Order(source, batch_size=4), world=Place(rank, 3)) as loader:
+        with RankLoader(source, order=Order(source, batch_size=4), world=RankPlace(rank, 3)) as loader:
             seen += [x for (batch,) in loader for x in batch["x"].tolist()]
     assert sorted(seen) == list(range(10))
     assert (source.closed, source.asked) == (3, 10)
@@ -45,13 +39,13 @@ def test_ranks_share_and_the_context_closes():
 def test_an_order_of_other_data_is_refused():
     """Where samples do not match, before anything is read."""
     with pytest.raises(ConfigError, match="the order is over 7 samples, the data have 10"):
-        RankLoader(Closing({"x": np.arange(10)}), order=Order(7, batch_size=2), world=Place())
+        RankLoader(Closing({"x": np.arange(10)}), order=Order(7, batch_size=2), world=RankPlace())
 
 
 def test_a_place_is_no_source():
     """What holds no samples is named, with what would."""
     with pytest.raises(ConfigError, match="such as an ArraySource or a RowSource, got str"):
-        RankLoader("cells.zarr", order=Order(7, batch_size=2), world=Place())
+        RankLoader("cells.zarr", order=Order(7, batch_size=2), world=RankPlace())
 
 
 def test_draws_are_not_samples():
@@ -59,4 +53,4 @@ def test_draws_are_not_samples():
     drawn = Order(SimpleNamespace(num_samples=10, chunk_samples=1, fields={}, draw_options="some"), batch_size=2)
     for make in (RankLoader, DatasetLoader):
         with pytest.raises(ConfigError, match="the order draws its samples"):
-            make(Closing({"x": np.arange(10)}), order=drawn, world=Place())
+            make(Closing({"x": np.arange(10)}), order=drawn, world=RankPlace())

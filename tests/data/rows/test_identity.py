@@ -24,6 +24,7 @@ from rankwise.data.rows.samplers import (
 )
 from rankwise.errors import ConfigError
 from rankwise.testing.row_bricks import BRICK_LAYOUTS, make_bricks
+from rankwise.testing.sharing import RankPlace
 
 KINDS = {"sparse": BRICK_LAYOUTS[:4], "dense": BRICK_LAYOUTS[4:]}
 SIZES = [(4, 4, 4), (1, 8, 8), (8, 2, 16), (5, 3, 1), (3, 8, 6)]
@@ -174,15 +175,6 @@ def changed(source, how, data):
     return source, False
 
 
-class Place:
-    """As much of a world as a loader asks for."""
-
-    device = torch.device("cpu")
-
-    def __init__(self, rank, world_size):
-        self.rank, self.world_size = rank, world_size
-
-
 @pytest.mark.filterwarnings("ignore:the split by:UserWarning")
 @settings(max_examples=25, **quickly)
 @given(
@@ -213,7 +205,7 @@ def test_through_orders(bricks, *, chosen, how, batch_size, world_size, data):
     for size in (1, world_size):
         steps = {}
         for rank in range(size):
-            loader = Loader(source, order=order, world=Place(rank, size), device=device, micro_batch=4)
+            loader = Loader(source, order=order, world=RankPlace(rank, size), device=device, micro_batch=4)
             loader.set_epoch(epoch)
             for number, batches in enumerate(loader):
                 for batch in batches:

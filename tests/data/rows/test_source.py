@@ -14,13 +14,13 @@ import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankwise.data.contract import OrderState, Share, Step
 from rankwise.data.feed import FeedLoader, HostBuffer
 from rankwise.data.feed.csr import scipy_csr
 from rankwise.data.order import Order
 from rankwise.data.rows import DatasetCollection, RowSource
 from rankwise.errors import ConfigError, DataError
 from rankwise.testing.row_stores import NUM_COLS, make_stores
+from rankwise.testing.sharing import share_of
 from rankwise.testing.small_rows import random_csr, write_anndata, write_csr
 
 ALL = ("X", "layers/counts", "layers/full", "obsm/pca")
@@ -36,13 +36,6 @@ def held(request, tmp_path_factory):
 @pytest.fixture(scope="module")
 def one(tmp_path_factory):
     return make_stores(tmp_path_factory.mktemp("stores"))
-
-
-def share_of(ids):
-    ids = np.asarray(ids, dtype=np.int64)
-    state = OrderState(seed=1, epoch=0, position=len(ids), recipe="r")
-    step = Step(epoch=0, index=0, start=0, count=len(ids), ids=ids, lanes=ids * 0, resume=state)
-    return Share(step=step, micro=0, num_micro=1, rank=0, world_size=1, positions=ids * 0, ids=ids, weights=None)
 
 
 def read(source, ids, into=None):

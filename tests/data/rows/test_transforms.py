@@ -9,6 +9,7 @@ from rankwise.data.order import Order
 from rankwise.data.rows import Log1pCounts, OrderedLoader, RowSource, log1p_cpm
 from rankwise.errors import ConfigError
 from rankwise.testing.row_stores import make_stores
+from rankwise.testing.sharing import RankPlace
 from rankwise.testing.small_rows import random_csr
 
 
@@ -60,13 +61,8 @@ def test_sparse_batches_share_their_columns():
     assert csr_parts(found)[1].data_ptr() == csr_parts(field)[1].data_ptr()
 
 
-class Place:
-    device = torch.device("cpu")
-    rank, world_size = 0, 1
-
-
 def by_row(source, device, **options):
-    loader = OrderedLoader(source, order=Order(source, batch_size=20), world=Place(), device=device, **options)
+    loader = OrderedLoader(source, order=Order(source, batch_size=20), world=RankPlace(), device=device, **options)
     rows = {}
     for (batch,) in loader:
         for name in batch:

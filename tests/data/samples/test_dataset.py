@@ -11,13 +11,7 @@ from torch.utils.data import Subset, TensorDataset
 from rankwise.data.order import Order
 from rankwise.data.samples import ArraySource, DatasetLoader, sample_key
 from rankwise.errors import ConfigError
-
-
-class Place:
-    device = torch.device("cpu")
-
-    def __init__(self, rank, world_size):
-        self.rank, self.world_size = rank, world_size
+from rankwise.testing.sharing import RankPlace
 
 
 class Noisy:
@@ -63,7 +57,7 @@ def test_positions_are_consumed_not_pulled(later_world):
     assert len(loader) == 6
     rest = []
     for rank in range(later_world):
-        later = DatasetLoader(numbers(), order=order, world=Place(rank, later_world))
+        later = DatasetLoader(numbers(), order=order, world=RankPlace(rank, later_world))
         later.load_state_dict(loader.state_dict())
         rest += ids_of(later)
     assert (len(done), sorted(done + rest)) == (18, list(range(53)))
@@ -77,7 +71,7 @@ def test_ranks_share_each_step(world_size):
     ranks = [
         [[(b[1].tolist(), b[0].shape, b.count) for b in batches] for batches in loader]
         for loader in (
-            DatasetLoader(numbers(23), order=order, world=Place(r, world_size), micro_batch=2)
+            DatasetLoader(numbers(23), order=order, world=RankPlace(r, world_size), micro_batch=2)
             for r in range(world_size)
         )
     ]
@@ -103,7 +97,7 @@ def test_randomness_belongs_to_the_sample():
     one = noise_of()
     two = {}
     for rank in range(2):
-        two.update(noise_of(world=Place(rank, 2), micro_batch=1))
+        two.update(noise_of(world=RankPlace(rank, 2), micro_batch=1))
     assert one == two
     assert len(set(one.values())) == 23
 
@@ -190,7 +184,7 @@ def test_collated_batches_are_reached_by_name_or_number():
 def test_a_rank_without_samples_keeps_the_structure():
     """Zero rows of dicts, texts and named arrays; a collate function that returns numbers is refused with the mend."""
     dataset = [{"x": torch.ones(2), "name": "a", "pair": (1, 2.0)}] * 4
-    options = {"order": Order(4, batch_size=1), "world": Place(0, 3)}
+    options = {"order": Order(4, batch_size=1), "world": RankPlace(0, 3)}
     (batch,) = next(iter(DatasetLoader(dataset, **options)))
     assert len(batch) == batch.count == 0
     assert batch["x"].shape == (0, 2)

@@ -13,16 +13,8 @@ from rankwise.data.order import Order
 from rankwise.data.samples import ArraySource, SampleLoader
 from rankwise.errors import ConfigError, SampleError
 from rankwise.testing import run_ranks
+from rankwise.testing.sharing import RankPlace
 from rankwise.world import World
-
-
-class Place:
-    """As much of a world as a loader asks for."""
-
-    device = torch.device("cpu")
-
-    def __init__(self, rank, world_size):
-        self.rank, self.world_size = rank, world_size
 
 
 def store(path, num_samples=203):
@@ -65,7 +57,7 @@ def test_exactly_once_at_any_world_and_restart(tmp_path_factory, data):
     reference = [order.step(state).ids.tolist() for state in _states(order)]
 
     def world(size, state, steps):
-        loaders = [SampleLoader(source, order=order, world=Place(r, size), micro_batch=micro) for r in range(size)]
+        loaders = [SampleLoader(source, order=order, world=RankPlace(r, size), micro_batch=micro) for r in range(size)]
         for loader in loaders:
             loader.load_state_dict(state)
         ranks = [taken(loader, image, steps=steps) for loader in loaders]
@@ -171,7 +163,7 @@ def test_damaged_samples_are_left_out_within_a_budget(tmp_path):
     image = store(tmp_path)
     (tmp_path / "label" / "c" / "3").write_bytes(b"nonsense")
     source = ArraySource.open(tmp_path)
-    loader = SampleLoader(source, order=Order(source, batch_size=20), world=Place(0, 1), on_bad_sample=16)
+    loader = SampleLoader(source, order=Order(source, batch_size=20), world=RankPlace(0, 1), on_bad_sample=16)
     assert sorted(chain(*taken(loader, image))) == [i for i in range(203) if not 48 <= i < 64]
     assert (loader.stats.skipped, loader.stats.samples) == (16, 187)
 

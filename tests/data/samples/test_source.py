@@ -11,20 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
 
-from rankwise.data.contract import OrderState, Step, shares
 from rankwise.data.feed import HostBuffer
 from rankwise.data.samples import ArraySource
 from rankwise.data.store import ChunkCache, read_meta
 from rankwise.errors import ConfigError, DataError, SampleError
+from rankwise.testing.sharing import share_of
 
 COMPRESSORS = {"zstd": [ZstdCodec(level=1)], "blosc": [BloscCodec(cname="lz4")], "gzip": [GzipCodec()], "raw": None}
-
-
-def share_of(ids):
-    ids = np.asarray(ids, dtype=np.int64)
-    state = OrderState(seed=1, epoch=0, position=0, recipe="test")
-    step = Step(epoch=0, index=0, start=0, count=len(ids), ids=ids, lanes=np.zeros_like(ids), resume=state)
-    return shares(step, rank=0, world_size=1, num_micro=1)[0]
 
 
 def read(source, ids):

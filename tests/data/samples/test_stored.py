@@ -9,16 +9,9 @@ import pytest
 import zarr
 from zarr.codecs import BytesCodec, GzipCodec, ShardingCodec, TransposeCodec, ZstdCodec
 
-from rankwise.data.contract import OrderState, Step, shares
 from rankwise.data.feed import HostBuffer
 from rankwise.data.samples import ArraySource
-
-
-def share_of(ids):
-    ids = np.asarray(ids, dtype=np.int64)
-    state = OrderState(seed=1, epoch=0, position=0, recipe="test")
-    step = Step(epoch=0, index=0, start=0, count=len(ids), ids=ids, lanes=np.zeros_like(ids), resume=state)
-    return shares(step, rank=0, world_size=1, num_micro=1)[0]
+from rankwise.testing.sharing import share_of
 
 
 def read(source, ids):

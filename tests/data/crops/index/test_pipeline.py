@@ -5,7 +5,6 @@ from itertools import chain
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,15 +13,7 @@ from rankwise.data.crops.index.pipeline import IndexPipeline
 from rankwise.data.order import Order
 from rankwise.errors import ConfigError
 from rankwise.testing import run_ranks
-
-
-class Place:
-    """As much of a world as a loader asks for."""
-
-    device = torch.device("cpu")
-
-    def __init__(self, rank=0, world_size=1):
-        self.rank, self.world_size, self.local_world_size = rank, world_size, world_size
+from rankwise.testing.sharing import RankPlace
 
 
 def crops_of(pipeline, volumes, *, steps=None):
@@ -49,7 +40,7 @@ def world(index, order, volumes, size, *, state, steps=None, **options):
     """What all ranks of a world take from a state on, and the state after it."""
     ranks, states = [], []
     for rank in range(size):
-        with IndexPipeline(index, order=order, world=Place(rank, size), **options) as pipeline:
+        with IndexPipeline(index, order=order, world=RankPlace(rank, size), **options) as pipeline:
             pipeline.load_state_dict(state)
             ranks.append(crops_of(pipeline, volumes, steps=steps))
             states.append(pipeline.state_dict())
@@ -104,7 +95,7 @@ def test_fields_come_with_their_own_dtype_and_normalisation(volumes):
         "donor": ((), "int64"),
         "pair": ((2,), "float64"),
     }
-    with IndexPipeline(index, order=Order(index, batch_size=32), world=Place()) as pipeline:
+    with IndexPipeline(index, order=Order(index, batch_size=32), world=RankPlace()) as pipeline:
         steps = iter(pipeline)
         (batch,) = next(steps)
         for row, place in enumerate(pipeline.places(batch)):
@@ -116,7 +107,7 @@ def test_fields_come_with_their_own_dtype_and_normalisation(volumes):
             assert batch["pair"][row].tolist() == [1.5, 2.5]
         steps.close()
     with IndexPipeline(
-        index, order=Order(index, batch_size=32), world=Place(), fields=["image", "donor"], device=None
+        index, order=Order(index, batch_size=32), world=RankPlace(), fields=["image", "donor"], device=None
     ) as pipeline:
         for (batch,) in pipeline:
             assert list(batch) == ["image", "donor"]
@@ -126,7 +117,7 @@ def test_padded_tiles_have_a_mask(volumes):
     """Tiles that stick out are padded, their mask says what is real, and together they hold each voxel once."""
     index = CropIndex(volumes.images, shape=(8, 16, 16), edges="pad", fields={"image": Take(pad="reflect", mask=True)})
     seen = {name: np.zeros(parts["image"].shape, int) for name, parts in volumes.values.items()}
-    with IndexPipeline(index, order=Order(index, batch_size=8), world=Place(), device=None) as pipeline:
+    with IndexPipeline(index, order=Order(index, batch_size=8), world=RankPlace(), device=None) as pipeline:
         for (batch,) in pipeline:
             for row, place in enumerate(pipeline.places(batch)):
                 whole = volumes.value(place.image)
@@ -150,7 +141,7 @@ def test_transforms_have_the_key_of_the_crop(volumes):
             loader = IndexPipeline(
                 index,
                 order=order,
-                world=Place(rank, size),
+                world=RankPlace(rank, size),
                 device=None,
                 transform=lambda fields, key: {"key": key, "sum": fields["image"].sum(dtype="i8")},
                 batch_transform=lambda fields, keys: {**fields, "same": keys == fields["key"]},
@@ -185,11 +176,11 @@ def test_it_is_what_the_message_says(volumes):
     index = CropIndex(volumes.images, shape=(8, 8, 8))
     other = CropIndex(volumes.images, shape=(4, 8, 8))
     with pytest.raises(ConfigError, match="takes a CropIndex, got list"):
-        IndexPipeline([1], order=Order(index, batch_size=8), world=Place())
+        IndexPipeline([1], order=Order(index, batch_size=8), world=RankPlace())
     with pytest.raises(ConfigError, match="make it from"):
-        IndexPipeline(index, order=Order(other, batch_size=8), world=Place())
+        IndexPipeline(index, order=Order(other, batch_size=8), world=RankPlace())
     with pytest.raises(ConfigError, match=r"the index has the fields image, label; asked for \['depth'\]"):
-        IndexPipeline(index, order=Order(index, batch_size=8), world=Place(), fields=["depth"])
+        IndexPipeline(index, order=Order(index, batch_size=8), world=RankPlace(), fields=["depth"])
 
 
 def test_a_cache_too_small_for_the_order_is_said(volumes):
@@ -197,9 +188,9 @@ def test_a_cache_too_small_for_the_order_is_said(volumes):
     index = CropIndex(volumes.images, shape=(8, 8, 8), stride=(4, 4, 4))
     order = Order(index, batch_size=32)
     with pytest.warns(UserWarning, match=r"regions at a time on each rank .* Give the pipeline cache=\d+"):
-        IndexPipeline(index, order=order, world=Place(), cache=1000)
-    IndexPipeline(index, order=order, world=Place(1, 2), cache=1000)
-    IndexPipeline(index, order=order, world=Place(), cache=0)
+        IndexPipeline(index, order=order, world=RankPlace(), cache=1000)
+    IndexPipeline(index, order=order, world=RankPlace(1, 2), cache=1000)
+    IndexPipeline(index, order=order, world=RankPlace(), cache=0)
 
 
 def test_over_the_end_of_an_epoch(volumes):
@@ -208,7 +199,7 @@ def test_over_the_end_of_an_epoch(volumes):
     found = []
     for across_epochs in (None, False):
         with IndexPipeline(
-            index, order=Order(index, batch_size=16), world=Place(), cache=0, across_epochs=across_epochs
+            index, order=Order(index, batch_size=16), world=RankPlace(), cache=0, across_epochs=across_epochs
         ) as pipeline:
             shown = [crops_of(pipeline, volumes) for _ in range(3)]
             found.append((shown, pipeline.state_dict(), pipeline.stats.chunks_decoded))

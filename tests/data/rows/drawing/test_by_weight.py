@@ -9,6 +9,7 @@ from rankwise.data.rows.drawing import DrawOptions, RowDraws, RowWeights
 from rankwise.data.rows.obs import RowGroups
 from rankwise.errors import ConfigError
 from rankwise.testing.row_stores import make_stores
+from rankwise.testing.sharing import RankPlace
 
 WEIGHTS = np.array([0, 1, 2, 0, 0, 3, 0, 10, 4, 0], dtype=np.float64)
 
@@ -58,13 +59,6 @@ def test_what_makes_no_sense():
         DrawOptions(num_samples=3, balance="kind", together=0)
 
 
-class Place:
-    device = None
-
-    def __init__(self, rank=0, world_size=1):
-        self.rank, self.world_size = rank, world_size
-
-
 def batches_of(source, place):
     loader = OrderedLoader(source, order=Order(source, batch_size=50), device=None, world=place)
     for number, (batch,) in enumerate(loader):
@@ -79,8 +73,8 @@ def test_balanced_batches_are_the_same_on_any_world(tmp_path):
     whole = RowSource(held.places, obs=("n", "kind"), threads=1)
     part, _ = whole.split(by="row", fractions=(0.8, 0.2), seed=2)
     source = part.drawn(balance="kind", num_samples=900, together=2)
-    one = list(batches_of(source, Place()))
-    several = [row for rank in range(3) for row in batches_of(source, Place(rank, 3))]
+    one = list(batches_of(source, RankPlace()))
+    several = [row for rank in range(3) for row in batches_of(source, RankPlace(rank, 3))]
     assert sorted(several) == sorted(one)
     assert len(one) == 900
     inside = set(part.row_numbers(np.arange(len(part))).tolist())

@@ -18,20 +18,12 @@ from rankwise.data.rows import OrderedLoader, RowSource
 from rankwise.errors import SampleError
 from rankwise.testing import run_ranks
 from rankwise.testing.row_stores import NUM_COLS, make_stores
+from rankwise.testing.sharing import RankPlace
 from rankwise.train import ExactStep, prepare
 from rankwise.world import World
 
 BATCH = 10
 FIELDS = {"matrices": ("X", "layers/counts", "obsm/pca"), "obs": ("n", "donor")}
-
-
-class Place:
-    """As much of a world as a loader asks for."""
-
-    device = torch.device("cpu")
-
-    def __init__(self, rank=0, world_size=1):
-        self.rank, self.world_size = rank, world_size
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +62,7 @@ def test_each_row_once_and_right(held, world_size, micro_batch):
     """All fields of all ranks: exactly once, each with its own matrices and obs, a smaller last batch, empty shares."""
     rows, sizes = [], []
     for rank in range(world_size):
-        loader = loader_of(held.places, Place(rank, world_size), micro_batch=micro_batch)
+        loader = loader_of(held.places, RankPlace(rank, world_size), micro_batch=micro_batch)
         categories = loader.source.categories["donor"]
         for number, batches in enumerate(loader):
             for batch in batches:
@@ -88,21 +80,21 @@ def test_each_row_once_and_right(held, world_size, micro_batch):
 
 def test_the_same_batches_at_every_world_size(held):
     """Step by step the ranks of any world together see the rows that one rank sees."""
-    one = seen_by(loader_of(held.places, Place()))
+    one = seen_by(loader_of(held.places, RankPlace()))
     for size in (2, 4):
-        several = [row for rank in range(size) for row in seen_by(loader_of(held.places, Place(rank, size)))]
+        several = [row for rank in range(size) for row in seen_by(loader_of(held.places, RankPlace(rank, size)))]
         assert sorted(several) == sorted(one)
 
 
 def test_it_continues_at_another_world_size(held):
     """A state of the middle of an epoch, saved by two ranks, goes on with three: what is left, once."""
-    whole = seen_by(loader_of(held.places, Place()))
-    first = loader_of(held.places, Place(0, 2))
+    whole = seen_by(loader_of(held.places, RankPlace()))
+    first = loader_of(held.places, RankPlace(0, 2))
     seen_by(first, steps=4)
     state = json.loads(json.dumps(first.state_dict()))
     rest = []
     for rank in range(3):
-        later = loader_of(held.places, Place(rank, 3))
+        later = loader_of(held.places, RankPlace(rank, 3))
         later.load_state_dict(state)
         rest += [(number + 4, *row) for number, *row in seen_by(later)]
     assert sorted(rest) == sorted(row for row in whole if row[0] >= 4)
@@ -138,7 +130,7 @@ def test_any_stores_orders_and_worlds(tmp_path, data):
 @pytest.mark.parametrize("device", [None, "cpu"])
 def test_batches_lie_in_reused_memory(held, device):
     """SciPy without a device, torch with one, both over the loader's memory; a detached batch stays as it was."""
-    loader = loader_of(held.places, Place(), device=device)
+    loader = loader_of(held.places, RankPlace(), device=device)
     kept, wanted = [], []
     for (batch,) in loader:
         kept.append(batch.detach())
@@ -157,10 +149,10 @@ def test_transforms(held):
         return {"x": fields["X"] * 2, "n": fields["n"] + keys * 0}
 
     for source in ({"obs": ("n",)}, {"obs": ("n",), "dense": True}):
-        for (batch,) in loader_of(held.places, Place(), source=source, batch_transform=doubled):
+        for (batch,) in loader_of(held.places, RankPlace(), source=source, batch_transform=doubled):
             np.testing.assert_array_equal(array_of(batch["x"]), held.dense("X")[batch.ids] * 2)
     dense = {"genes": [0, 4]}
-    for (batch,) in loader_of(held.places, Place(), source=dense, transform=lambda f, _: {"x": f["X"].sum()}):
+    for (batch,) in loader_of(held.places, RankPlace(), source=dense, transform=lambda f, _: {"x": f["X"].sum()}):
         assert batch["x"].tolist() == held.dense("X")[batch.ids][:, [0, 4]].sum(axis=1).tolist()
 
 
@@ -180,8 +172,8 @@ def test_sparse_rows_one_by_one(held):
             for n, row in zip(batch["n"].tolist(), array_of(batch["X"]).tolist(), strict=True)
         ]
 
-    one = rows_of(Place())
-    assert sorted(one) == sorted(row for rank in range(3) for row in rows_of(Place(rank, 3)))
+    one = rows_of(RankPlace())
+    assert sorted(one) == sorted(row for rank in range(3) for row in rows_of(RankPlace(rank, 3)))
     whole = dict(zip(held.obs["n"].tolist(), held.dense("X"), strict=True))
     assert all(got in (0, was) for n, row in one for got, was in zip(row, whole[n], strict=True))
     assert 0.3 < sum(np.count_nonzero(row) for _, row in one) / held.matrices["X"].nnz < 0.7
@@ -193,9 +185,9 @@ def test_damage_raises_or_is_skipped(tmp_path):
     chunk = next(p for p in Path(held.places[1], "X", "data").rglob("*") if p.is_file() and p.name == "0")
     chunk.write_bytes(b"nonsense")
     with pytest.raises(SampleError, match=r"of .*1.zarr\) cannot be read"):
-        list(loader_of(held.places, Place()))
+        list(loader_of(held.places, RankPlace()))
     for source in ({"obs": ("n",)}, {"obs": ("n",), "dense": True}):
-        loader = loader_of(held.places, Place(), source=source, on_bad_sample=40)
+        loader = loader_of(held.places, RankPlace(), source=source, on_bad_sample=40)
         seen = []
         for (batch,) in loader:
             np.testing.assert_array_equal(array_of(batch["X"]), held.dense("X")[batch.ids])
@@ -246,7 +238,9 @@ def test_over_the_end_of_an_epoch(held):
     for rank in range(2):
         found = []
         for across_epochs in (True, False):
-            loader = loader_of(held.places, Place(rank, 2), source={**FIELDS, "cache": 0}, across_epochs=across_epochs)
+            loader = loader_of(
+                held.places, RankPlace(rank, 2), source={**FIELDS, "cache": 0}, across_epochs=across_epochs
+            )
             shown = []
             for epoch in epochs:
                 loader.set_epoch(epoch)

@@ -9,19 +9,11 @@ from rankwise.data.order import Order
 from rankwise.data.rows import DatasetCollection, Loader, RowSource, log1p_cpm
 from rankwise.testing import run_ranks
 from rankwise.testing.row_stores import make_stores
+from rankwise.testing.sharing import RankPlace
 from rankwise.world import World
 
 BATCH = 16
 CASES = ("plain", "balance", "weights", "mix", "balanced mix", "split", "subset", "drawn split")
-
-
-class Place:
-    """As much of a world as a loader asks for."""
-
-    device = None
-
-    def __init__(self, rank, world_size):
-        self.rank, self.world_size = rank, world_size
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +132,7 @@ def test_a_mix_reads_chunks_about_once(tmp_path, world_size):
     def decoded(order):
         total = 0
         for rank in range(world_size):
-            loader = Loader(stores, order=order, device=None, world=Place(rank, world_size), threads=1)
+            loader = Loader(stores, order=order, device=None, world=RankPlace(rank, world_size), threads=1)
             assert sum(len(batch) for (batch,) in loader) == 2400 // world_size
             total += loader.source.stats.chunks_decoded
         return total

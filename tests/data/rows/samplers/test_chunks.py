@@ -8,15 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankwise.data.rows.samplers import RandomSampler, SequentialSampler
-
-
-def batches(sampler, n_obs):
-    """Rows of each batch of a pass."""
-    out = []
-    for request in sampler.sample(n_obs):
-        rows = np.concatenate([np.arange(run.start, run.stop) for run in request["requests"]])
-        out += [rows[split] for split in request["splits"]]
-    return out
+from rankwise.testing.small_rows import sampled_rows
 
 
 @st.composite
@@ -41,7 +33,7 @@ def test_each_row_of_the_mask_once(given_sizes, drop_last, seed, epoch):
         SequentialSampler(*args, drop_last=drop_last, mask=mask),
     ):
         sampler.set_epoch(epoch)
-        out = batches(sampler, n_obs)
+        out = sampled_rows(sampler, n_obs)
         wanted = np.arange(n_obs)[mask]
         assert len(out) == sampler.n_batches(n_obs)
         assert all(len(b) == batch for b in out[:-1])
@@ -56,7 +48,7 @@ def test_each_row_of_the_mask_once(given_sizes, drop_last, seed, epoch):
     first = RandomSampler(*args, drop_last=drop_last, mask=mask, rng=np.random.default_rng(seed))
     for _ in range(epoch):
         list(first.sample(n_obs))
-    assert [b.tolist() for b in batches(first, n_obs)] == [b.tolist() for b in batches(again, n_obs)]
+    assert [b.tolist() for b in sampled_rows(first, n_obs)] == [b.tolist() for b in sampled_rows(again, n_obs)]
 
 
 @settings(max_examples=60, deadline=None)
@@ -67,7 +59,7 @@ def test_num_samples_is_what_was_asked(given_sizes, replacement, drop_last, data
     size = len(range(n_obs)[mask])
     asked = data.draw(st.integers(1, 3 * size if replacement else size))
     sampler = RandomSampler(*args, replacement=replacement, num_samples=asked, drop_last=drop_last, mask=mask, rng=1)
-    out = batches(sampler, n_obs)
+    out = sampled_rows(sampler, n_obs)
     rows = np.concatenate([[], *out]).astype(int).tolist()
     assert len(rows) == (asked // args[2] * args[2] if drop_last else asked)
     assert len(out) == sampler.n_batches(n_obs)
@@ -83,7 +75,7 @@ def test_every_row_is_equally_likely(options):
     sampler = RandomSampler(16, 2, 4, mask=slice(7, 57), rng=0, **options)
     counts = np.zeros(60)
     for _ in range(3000):
-        for rows in batches(sampler, 60):
+        for rows in sampled_rows(sampler, 60):
             np.add.at(counts, rows, 1)
     drawn = counts[7:57]
     assert counts.sum() == drawn.sum()
@@ -95,18 +87,18 @@ def test_every_row_is_equally_likely(options):
 def test_epochs():
     """They differ, count themselves, and do not depend on whether one was left early."""
     whole, left = RandomSampler(8, 4, 16, rng=3), RandomSampler(8, 4, 16, rng=3)
-    first, second, third = ([b.tolist() for b in batches(whole, 100)] for _ in range(3))
+    first, second, third = ([b.tolist() for b in sampled_rows(whole, 100)] for _ in range(3))
     assert first != second != third
     assert whole.epoch == 3
-    batches(left, 100)
+    sampled_rows(left, 100)
     passing = left.sample(100)
     next(passing)
     passing.close()
-    assert [b.tolist() for b in batches(left, 100)] == third
+    assert [b.tolist() for b in sampled_rows(left, 100)] == third
     left.set_epoch(1)
-    assert [b.tolist() for b in batches(left, 100)] == second
+    assert [b.tolist() for b in sampled_rows(left, 100)] == second
     left.rng = np.random.default_rng(3)  # begins anew
-    assert [b.tolist() for b in batches(left, 100)] == first
+    assert [b.tolist() for b in sampled_rows(left, 100)] == first
 
 
 def test_generators():
@@ -114,10 +106,13 @@ def test_generators():
     rng = np.random.default_rng(5)
     untouched = copy.deepcopy(rng)
     assert (
-        batches(RandomSampler(4, 4, 4, rng=0), 64)[0].tolist() == batches(RandomSampler(4, 4, 4, rng=0), 64)[0].tolist()
+        sampled_rows(RandomSampler(4, 4, 4, rng=0), 64)[0].tolist()
+        == sampled_rows(RandomSampler(4, 4, 4, rng=0), 64)[0].tolist()
     )
-    assert batches(RandomSampler(1, 64, 64), 64)[0].tolist() != batches(RandomSampler(1, 64, 64), 64)[0].tolist()
-    batches(RandomSampler(4, 4, 4, rng=rng), 64)
+    assert (
+        sampled_rows(RandomSampler(1, 64, 64), 64)[0].tolist() != sampled_rows(RandomSampler(1, 64, 64), 64)[0].tolist()
+    )
+    sampled_rows(RandomSampler(4, 4, 4, rng=rng), 64)
     untouched.integers(2**63)
     assert rng.bit_generator.state == untouched.bit_generator.state
     with pytest.raises(TypeError, match="rng wants a numpy"):

@@ -7,20 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankwise.data.rows.samplers import ClassSampler, DistributedSampler, WeightedClassSampler
+from rankwise.testing.small_rows import sampled_rows
 
 
 def runs_of(lengths, names="abc"):
     """Runs of classes a, b, c, a, b, ... of these lengths."""
     values = np.concatenate([np.repeat(names[k % len(names)], n) for k, n in enumerate(lengths)])
     return pd.Categorical(values, categories=sorted(names))
-
-
-def batches(sampler, n_obs):
-    out = []
-    for request in sampler.sample(n_obs):
-        rows = np.concatenate([np.arange(run.start, run.stop) for run in request["requests"]])
-        out += [rows[split] for split in request["splits"]]
-    return out
 
 
 @settings(max_examples=60, deadline=None)
@@ -36,11 +29,11 @@ def test_batches_of_one_class(lengths, args, asked, drop_last, seed):
     classes = runs_of(lengths)
     options = {"classes": classes, "num_samples": asked, "drop_last": drop_last}
     sampler = ClassSampler(*args, rng=seed, **options)
-    out = batches(sampler, len(classes))
+    out = sampled_rows(sampler, len(classes))
     assert len(out) == sampler.n_batches(len(classes))
     assert sum(map(len, out)) == (asked // args[2] * args[2] if drop_last else asked)
     assert all(len(set(classes[rows])) == 1 for rows in out)
-    again = batches(ClassSampler(*args, rng=seed, **options), len(classes))
+    again = sampled_rows(ClassSampler(*args, rng=seed, **options), len(classes))
     assert [b.tolist() for b in out] == [b.tolist() for b in again]
 
 
@@ -50,7 +43,7 @@ def test_weights_are_followed_and_rows_of_a_class_are_equally_likely():
     sampler = WeightedClassSampler(
         10, 10, 50, classes=classes, num_samples=40_000, class_weights=np.array([3.0, 1.0, 0.0]), rng=0
     )
-    out = batches(sampler, 77)
+    out = sampled_rows(sampler, 77)
     counts = np.bincount(np.concatenate(out), minlength=77)
     held = pd.Series(counts).groupby(np.asarray(classes)).sum()
     assert held["c"] == 0
@@ -64,7 +57,7 @@ def test_masks():
     """Only rows of the range; weights are those of its classes; it does not move under a pass."""
     classes = runs_of([20, 20, 20, 20])
     sampler = ClassSampler(5, 4, 10, classes=classes, num_samples=200, mask=slice(20, 60), rng=0)
-    rows = np.concatenate(batches(sampler, 80))
+    rows = np.concatenate(sampled_rows(sampler, 80))
     assert set(rows) <= set(range(20, 60))
     assert set(classes[rows]) == {"b", "c"}
     passing = sampler.sample(80)
@@ -73,7 +66,7 @@ def test_masks():
         sampler.mask = slice(0, 20)
     passing.close()
     sampler.mask = slice(0, 20)
-    assert set(classes[np.concatenate(batches(sampler, 80))]) == {"a"}
+    assert set(classes[np.concatenate(sampled_rows(sampler, 80))]) == {"a"}
 
 
 def test_ranks_cut_runs_where_they_must():
@@ -83,7 +76,7 @@ def test_ranks_cut_runs_where_they_must():
     for rank in range(4):
         sampler = ClassSampler(10, 2, 10, classes=classes, num_samples=500, rng=0)
         shared = DistributedSampler(sampler, dist_info=lambda rank=rank: (rank, 4), enforce_equal_batches=False)
-        out = batches(shared, 90)
+        out = sampled_rows(shared, 90)
         assert all(len(set(classes[rows])) == 1 for rows in out)
         seen.append(set(np.concatenate(out).tolist()))
     assert sorted(row for part in seen for row in part) == list(range(90))
@@ -114,4 +107,4 @@ def test_other_data_are_refused():
     sampler = ClassSampler(5, 2, 10, classes=runs_of([10, 2, 10]), num_samples=20, class_weights=[1, 0, 1], rng=0)
     with pytest.raises(ValueError, match=r"classes length \(22\) does not match the 30 rows"):
         list(sampler.sample(30))
-    assert len(batches(sampler, 22)) == 2
+    assert len(sampled_rows(sampler, 22)) == 2

@@ -12,14 +12,7 @@ from hypothesis import strategies as st
 from rankwise.data.rows.samplers import DistributedSampler, RandomSampler, SequentialSampler
 from rankwise.errors import ConfigError, WorldError
 from rankwise.testing import run_ranks
-
-
-def batches(sampler, n_obs):
-    out = []
-    for request in sampler.sample(n_obs):
-        rows = np.concatenate([np.arange(run.start, run.stop) for run in request["requests"]])
-        out += [rows[split] for split in request["splits"]]
-    return out
+from rankwise.testing.small_rows import sampled_rows
 
 
 def on_ranks(world, make, **options):
@@ -43,7 +36,7 @@ def test_ranks_share_the_mask(world, size, start, shuffle, equal):
         return
     shown = set()
     for _ in range(2):
-        out = [batches(rank, n_obs) for rank in ranks]
+        out = [sampled_rows(rank, n_obs) for rank in ranks]
         assert [len(b) for b in out] == [rank.n_batches(n_obs) for rank in ranks]
         rows = np.concatenate([np.concatenate(b) for b in out]).tolist()
         assert len(rows) == len(set(rows))
@@ -60,10 +53,10 @@ def test_ranks_share_the_mask(world, size, start, shuffle, equal):
 def test_a_training_split_stays_one():
     """Rows of a validation split do not leak to any rank."""
     ranks = on_ranks(2, lambda: RandomSampler(64, 4, 128, mask=slice(0, 5000), rng=0))
-    rows = np.concatenate([np.concatenate(batches(rank, 10_000)) for rank in ranks])
+    rows = np.concatenate([np.concatenate(sampled_rows(rank, 10_000)) for rank in ranks])
     assert rows.max() < 5000
     ranks[0].mask = slice(5000, None)
-    assert np.concatenate(batches(ranks[0], 10_000)).min() >= 5000
+    assert np.concatenate(sampled_rows(ranks[0], 10_000)).min() >= 5000
 
 
 @pytest.mark.parametrize("equal", [True, False])
@@ -82,27 +75,27 @@ def test_the_callers_sampler_is_left_alone():
     sampler = RandomSampler(4, 4, 8, mask=slice(0, 60), rng=0)
     state = copy.deepcopy(sampler.rng.bit_generator.state)
     shared = DistributedSampler(sampler, dist_info=lambda: (0, 2))
-    first = [b.tolist() for b in batches(shared, 100)]
+    first = [b.tolist() for b in sampled_rows(shared, 100)]
     assert (sampler.mask, sampler.epoch) == (slice(0, 60), 0)
     assert sampler.rng.bit_generator.state == state
     sampler.mask = slice(0, 8)
     again = DistributedSampler(RandomSampler(4, 4, 8, mask=slice(0, 60), rng=0), dist_info=lambda: (0, 2))
-    assert [b.tolist() for b in batches(again, 100)] == first
-    assert [b.tolist() for b in batches(again, 100)] == [b.tolist() for b in batches(shared, 100)] != first
+    assert [b.tolist() for b in sampled_rows(again, 100)] == first
+    assert [b.tolist() for b in sampled_rows(again, 100)] == [b.tolist() for b in sampled_rows(shared, 100)] != first
 
 
 def test_epochs_are_reached_without_those_before():
     """set_epoch(3) is the fourth pass, rows left out included; counting goes on from there."""
     counted, chosen = (on_ranks(3, lambda: RandomSampler(4, 4, 8, rng=7))[1] for _ in range(2))
-    passes = [[b.tolist() for b in batches(counted, 100)] for _ in range(5)]
+    passes = [[b.tolist() for b in sampled_rows(counted, 100)] for _ in range(5)]
     chosen.set_epoch(3)
-    assert [b.tolist() for b in batches(chosen, 100)] == passes[3]
+    assert [b.tolist() for b in sampled_rows(chosen, 100)] == passes[3]
     passing = chosen.sample(100)
     next(passing)
     assert chosen.n_batches(100) == len(passes[4])
     passing.close()
     chosen.set_epoch(4)
-    assert [b.tolist() for b in batches(chosen, 100)] == passes[4]
+    assert [b.tolist() for b in sampled_rows(chosen, 100)] == passes[4]
     chosen.rng = counted.rng = np.random.default_rng(1)
     assert chosen.epoch == counted.epoch == 0
 
@@ -122,14 +115,14 @@ def test_who_the_ranks_are(monkeypatch):
     with pytest.raises(RuntimeError, match="JAX distributed is not initialized"):
         DistributedSampler(sampler, dist_info="jax")
     known.is_initialized = lambda: True
-    assert batches(DistributedSampler(sampler, dist_info="jax"), 24)[0].tolist() == [*range(8, 16)]
+    assert sampled_rows(DistributedSampler(sampler, dist_info="jax"), 24)[0].tolist() == [*range(8, 16)]
 
 
 def _rows_of_rank(world):
     import torch.distributed as dist
 
     sampler = DistributedSampler(RandomSampler(8, 4, 16, rng=0), dist_info="torch")
-    out = [np.concatenate(batches(sampler, 1001)).tolist() for _ in range(2)]
+    out = [np.concatenate(sampled_rows(sampler, 1001)).tolist() for _ in range(2)]
     dist.barrier()
     assert world.world_size == dist.get_world_size()
     return dist.get_rank(), out

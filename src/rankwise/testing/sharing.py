@@ -1,0 +1,50 @@
+"""Ranks and shares without a process group."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rankwise.data.contract import IntArray, OrderState, Share, Step, shares
+
+__all__ = ["RankPlace", "share_of"]
+
+
+@dataclass(frozen=True)
+class RankPlace:
+    """As much of a world as a loader asks for: one of so many ranks of a machine, without the others.
+
+    Attributes:
+        rank: which.
+        world_size: how many there are.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+
+    @property
+    def device(self) -> Any:
+        """The CPU, as torch's."""
+        import torch
+
+        return torch.device("cpu")
+
+    @property
+    def local_world_size(self) -> int:
+        """Ranks of this machine."""
+        return self.world_size
+
+
+def share_of(ids: Sequence[int] | IntArray) -> Share:
+    """Return a share of samples, the whole of a step on one rank.
+
+    Args:
+        ids: int64[B], sample ids.
+    """
+    held: IntArray = np.asarray(ids, dtype=np.int64)
+    state = OrderState(seed=1, epoch=0, position=len(held), recipe="test")
+    step = Step(epoch=0, index=0, start=0, count=len(held), ids=held, lanes=np.zeros_like(held), resume=state)
+    return shares(step, rank=0, world_size=1, num_micro=1)[0]
