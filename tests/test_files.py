@@ -49,3 +49,12 @@ def test_the_folder_is_made_to_last_too(tmp_path, monkeypatch):
     assert len(synced) == 2
     assert synced[0].endswith(".tmp")
     assert synced[1] == str(tmp_path)
+
+
+def test_what_need_not_last_is_not_flushed(tmp_path, monkeypatch):
+    """It is whole all the same, and takes the place of the old."""
+    monkeypatch.setattr(os, "fsync", None)
+    for content in (b"old", b"new"):
+        write_whole(tmp_path / "card.json", content, durable=False)
+        assert (tmp_path / "card.json").read_bytes() == content
+    assert [path.name for path in tmp_path.iterdir()] == ["card.json"]

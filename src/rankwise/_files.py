@@ -1,4 +1,4 @@
-"""Files that are the old one or the new one, never half of one, also after a power cut."""
+"""Files that are the old one or the new one, never half of one."""
 
 from __future__ import annotations
 
@@ -9,8 +9,14 @@ from pathlib import Path
 __all__ = ["fsync_folder", "write_whole"]
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file at once: a temporary file beside it, fsync, rename, fsync of the folder.
+def write_whole(path: Path, content: bytes, *, durable: bool = True) -> None:
+    """Write a file at once: a temporary file beside it, whose name begins with a dot, and a rename.
+
+    Args:
+        path: the file.
+        content: what it will hold.
+        durable: whether it also outlives a power cut: the file is flushed to the disk before, the folder after the
+            rename. What processes of one moment tell each other need not be.
 
     Raises:
         OSError: it cannot be written; what was there before still is.
@@ -19,13 +25,15 @@ def write_whole(path: Path, content: bytes) -> None:
     try:
         with beside.open("xb") as file:
             file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
         beside.replace(path)
     except BaseException:
         beside.unlink(missing_ok=True)
         raise
-    fsync_folder(path.parent)
+    if durable:
+        fsync_folder(path.parent)
 
 
 def fsync_folder(path: Path) -> None:

@@ -4,6 +4,7 @@ Everything here is frozen, slotted and keyword-only, and needs numpy and the sta
 A name changes only together with a page in ``docs/decisions``.
 """
 
+from rankwise.data.contract.choosing import choose_fields
 from rankwise.data.contract.cutting import num_micro_batches, sample_keys, shares
 from rankwise.data.contract.protocols import Batch, BatchBuffer, BatchLoader, Order, Plan, Source, Stateful
 from rankwise.data.contract.types import JSON, BoolArray, DType, FloatArray, IntArray, NDArray
@@ -28,6 +29,7 @@ __all__ = [
     "Source",
     "Stateful",
     "Step",
+    "choose_fields",
     "num_micro_batches",
     "sample_keys",
     "shares",

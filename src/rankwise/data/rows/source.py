@@ -10,7 +10,7 @@ from typing import Any, Self, overload
 
 import numpy as np
 
-from rankwise.data.contract import BatchBuffer, FieldSpec, IntArray, ReadReport, Share
+from rankwise.data.contract import BatchBuffer, FieldSpec, IntArray, ReadReport, Share, choose_fields
 from rankwise.data.rows.binding import bound_rows
 from rankwise.data.rows.blockwise import num_stretches
 from rankwise.data.rows.chosen import ChosenRows
@@ -294,10 +294,7 @@ class RowSource:
         Raises:
             ConfigError: there is no such field.
         """
-        unknown = [name for name in fields if name not in self._names]
-        if unknown or not fields:
-            raise ConfigError(f"the source has the fields {', '.join(self._names)}; asked for {list(fields)}")
-        return self._with(_names=tuple(name for name in self._names if name in fields))
+        return self._with(_names=choose_fields(self._names, fields))
 
     @overload
     def split(self, *, by: str, fractions: Mapping[str, float], seed: int = ...) -> dict[str, RowSource]: ...

@@ -12,7 +12,7 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
-from rankwise.data.contract import BatchBuffer, FieldSpec, IntArray, NDArray, ReadReport, Share
+from rankwise.data.contract import BatchBuffer, FieldSpec, IntArray, NDArray, ReadReport, Share, choose_fields
 from rankwise.data.samples.column import Column, MemoryColumn
 from rankwise.data.samples.opening import GroupArrays, make_column
 from rankwise.data.samples.stored import StoredColumn
@@ -209,15 +209,11 @@ class ArraySource:
         Raises:
             ConfigError: there is no such field.
         """
-        unknown = [name for name in fields if name not in self._columns]
-        if unknown or not fields:
-            raise ConfigError(f"the source has the fields {', '.join(self._columns)}; asked for {list(fields)}")
+        names = choose_fields(self._columns, fields)
         chosen = object.__new__(type(self))
-        chosen.reader = self.reader
-        chosen._columns = {name: self._columns[name] for name in fields}
-        chosen._num_samples = self._num_samples
-        chosen._fingerprint = self._fingerprint
-        chosen._fields = MappingProxyType({name: self._fields[name] for name in fields})
+        vars(chosen).update(vars(self))
+        chosen._columns = {name: self._columns[name] for name in names}
+        chosen._fields = MappingProxyType({name: self._fields[name] for name in names})
         return chosen
 
     def __getstate__(self) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Self
 
 import numpy as np
 
-from rankwise.data.contract import BatchBuffer, FieldSpec, IntArray, NDArray, ReadReport, Share
+from rankwise.data.contract import BatchBuffer, FieldSpec, IntArray, NDArray, ReadReport, Share, choose_fields
 from rankwise.data.crops.index.crop_index import CropIndex
 from rankwise.data.crops.reading import CropField, CropPlan, CropReader
 from rankwise.data.crops.reading.field import MASK_SUFFIX
@@ -129,17 +129,15 @@ class CropSource:
         Raises:
             ConfigError: there is no such field, or a mask is asked for without its field.
         """
-        unknown = [name for name in fields if name not in self._names]
-        if unknown or not fields:
-            raise ConfigError(f"the index has the fields {', '.join(self._names)}; asked for {list(fields)}")
-        for name in fields:
+        names = choose_fields(self._names, fields, of="index")
+        for name in names:
             if name.endswith(MASK_SUFFIX) and name.removesuffix(MASK_SUFFIX) in self.index.takes:
                 base = name.removesuffix(MASK_SUFFIX)
                 if base not in fields:
                     raise ConfigError(f"the mask {name!r} comes with its field: ask for {base!r} too")
         chosen = object.__new__(type(self))
         vars(chosen).update(vars(self))
-        chosen._names = tuple(name for name in self._names if name in fields)
+        chosen._names = names
         chosen._readers = {}
         return chosen
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from rankwise._files import write_whole
 from rankwise.data.rows.collection.crew.seat import Seat
 from rankwise.errors import DesyncError, WorldError
 from rankwise.world.making import host_id
@@ -207,9 +208,7 @@ class Crew:
 
 def put_json(path: Path, facts: Any) -> None:
     """Write a file that others see whole or not at all."""
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    beside.write_text(json.dumps(facts))
-    beside.replace(path)
+    write_whole(path, json.dumps(facts).encode(), durable=False)
 
 
 def _read(path: Path) -> Any:

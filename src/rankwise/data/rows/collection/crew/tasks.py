@@ -1,36 +1,19 @@
-"""`Task`: a piece of work that any process of a crew may do, and whose result stays when it is killed."""
+"""`work_off`: pieces of work, done by whichever process of a crew is free, and kept when it is killed."""
 
 from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rankwise.data.rows.collection.crew.crew import Crew, put_json
+from rankwise.data.rows.collection.crew.queueing import Note, Task, TaskQueue
 
-__all__ = ["Marks", "Task", "work_off"]
+__all__ = ["Marks", "work_off"]
 
-Note = Any  # JSON
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Task:
-    """A piece of work.
-
-    Attributes:
-        name: its name, fit for a file.
-        run: does it and returns what is to be noted; called again where a process was killed in it.
-        needs: names of tasks of the same list that must be done before.
-        rows: how much of the progress it makes.
-    """
-
-    name: str
-    run: Callable[[], Note]
-    needs: tuple[str, ...] = ()
-    rows: float = 0.0
+_LOOK_S = 0.5  # between two looks at what others have done, while there is work
 
 
 class Marks:
@@ -45,6 +28,7 @@ class Marks:
         self._folder, self._shared = folder, shared
         folder.mkdir(parents=True, exist_ok=True)
         self._known: set[str] = set()
+        self._news: list[str] = []
         self._look()
 
     def done(self, *, look: bool = False) -> set[str]:
@@ -53,6 +37,11 @@ class Marks:
             self._look()
         return self._known
 
+    def news(self) -> list[str]:
+        """Return the names that have become known since the last call."""
+        told, self._news = self._news, []
+        return told
+
     def note(self, name: str) -> Note:
         """Return what was noted."""
         return json.loads((self._folder / name).read_bytes())
@@ -60,15 +49,22 @@ class Marks:
     def put(self, name: str, note: Note) -> None:
         """Say that a task is done."""
         put_json(self._folder / name, note)
-        self._known.add(name)
+        self._learn({name})
 
     def _look(self) -> None:
         # os.listdir, as there may be many and no paths are needed
-        self._known |= {name for name in os.listdir(self._folder) if not name.startswith(".")}  # noqa: PTH208
+        self._learn({name for name in os.listdir(self._folder) if not name.startswith(".")})  # noqa: PTH208
+
+    def _learn(self, names: set[str]) -> None:
+        self._news += names - self._known
+        self._known |= names
 
 
 def work_off(tasks: Sequence[Task], marks: Marks, crew: Crew, *, shown: Callable[[float], None]) -> None:
     """Do tasks together until all are done, whoever did them.
+
+    The time for choosing them grows with their number, not with its square: each is looked at when it is chosen and
+    when it is done, and all marks are listed once in a while, or when there is nothing else to do.
 
     Args:
         tasks: the same list in all processes; the first ones are done first.
@@ -79,26 +75,23 @@ def work_off(tasks: Sequence[Task], marks: Marks, crew: Crew, *, shown: Callable
     Raises:
         DesyncError: another process failed, or is gone.
     """
-    left = list(tasks)
-    taken: set[str] = set()  # by us or by others
+    queue = TaskQueue(tasks)
+    queue.settle(marks.done(look=True))
+    looked_s = time.monotonic()
     while True:
-        done = marks.done(look=True)
-        shown(sum(task.rows for task in tasks if task.name in done))
-        left = [task for task in left if task.name not in done]
-        if not left:
+        queue.settle(marks.news())
+        shown(queue.num_rows)
+        if not queue.num_left:
             return
         crew.check()
-        task = None
-        for ready in left:
-            if ready.name not in taken and all(name in done for name in ready.needs):
-                taken.add(ready.name)
-                if _claim(crew, ready.name):
-                    task = ready
-                    break
+        task = next((ready for ready in queue if _claim(crew, ready.name)), None)
         if task is None:
             _wait_for_others(marks, crew)
-        else:
-            marks.put(task.name, task.run())
+            continue
+        marks.put(task.name, task.run())
+        if time.monotonic() - looked_s > _LOOK_S:
+            marks.done(look=True)
+            looked_s = time.monotonic()
 
 
 def _wait_for_others(marks: Marks, crew: Crew) -> None:
