@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import zarr
 
-from rankwise.data.rows.collection.arguments import codecs, listed, named, seed_of
+from rankwise.data.rows.collection.arguments import listed, named, seed_of
 from rankwise.errors import ConfigError
 from rankwise.testing.small_rows import small_anndata
 
@@ -28,15 +28,6 @@ def test_a_text_is_no_list_of_names():
     assert named(("X", "layers/counts"), "matrices") == ["X", "layers/counts"]
     with pytest.raises(ConfigError, match=r"write matrices=\['layers/counts'\]"):
         named("layers/counts", "matrices")
-
-
-def test_codecs():
-    """One codec or several; the name of one is refused."""
-    codec = zarr.codecs.ZstdCodec(level=3)
-    assert codecs(codec) == codecs([codec]) == (codec,)
-    for wrong in ("lz4", ["lz4"], []):
-        with pytest.raises(ConfigError, match=r"such as \[zarr.codecs.ZstdCodec\(level=3\)\]; got"):
-            codecs(wrong)
 
 
 def test_seeds():

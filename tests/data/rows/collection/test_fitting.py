@@ -128,3 +128,15 @@ def test_matrices_without_rows_or_columns(tmp_path):
     assert len(DatasetCollection(tmp_path / "b.zarr").add_adatas([empty, alone]).obs()) == 1
     narrow = anndata.AnnData(scipy.sparse.csr_matrix((3, 0), dtype="f4"), obs=narrow.obs)
     assert RowSource(DatasetCollection(tmp_path / "c.zarr").add_adatas([narrow])).fields["X"].shape == (0,)
+
+
+def test_names_with_a_slash_are_refused(tmp_path):
+    """Zarr takes them for folders; the input and the columns are named, and what to do."""
+    made = few()
+    made.obs["CD4+/CD25"] = 1.0
+    with pytest.raises(ConfigError, match=r"obs of in memory 0 has columns with a slash .* 'CD4\+/CD25'; rename them"):
+        DatasetCollection(tmp_path / "a.zarr").add_adatas([made])
+    del made.obs["CD4+/CD25"]
+    made.var["a/b"] = 1.0
+    with pytest.raises(ConfigError, match="var of in memory 0 has columns with a slash"):
+        DatasetCollection(tmp_path / "a.zarr").add_adatas([made])

@@ -112,6 +112,14 @@ def test_rows_that_are_full_are_stored_as_they_are(tmp_path):
     np.testing.assert_array_equal(read_rows(tmp_path / "a.zarr", "X", range(40)).toarray(), full)
 
 
+def test_a_store_is_written_over(tmp_path):
+    """As in a notebook whose cell runs twice: the group is cleared first, though its metadata were consolidated."""
+    for num_rows in (30, 20):
+        write_sharded(zarr.open_group(str(tmp_path / "a.zarr"), mode="a"), small_anndata(num_rows))
+    assert anndata.read_zarr(tmp_path / "a.zarr").shape == (20, 6)
+    assert "row_nnz" in zarr.open_group(str(tmp_path / "a.zarr"), mode="r")["X"]
+
+
 def test_what_cannot_be_written_is_refused(tmp_path):
     """No rows, Zarr v2, sizes that are none: said with what came."""
     made = small_anndata()
@@ -119,6 +127,14 @@ def test_what_cannot_be_written_is_refused(tmp_path):
         write_sharded(tmp_path / "a.zarr", made[:0].copy())
     with pytest.raises(ConfigError, match="Zarr v3, got one of v2"):
         write_sharded(zarr.open_group(str(tmp_path / "b.zarr"), mode="w", zarr_format=2), made)
+    for other, said in ((tmp_path, "got PosixPath"), (made.X, "got csr_matrix")):
+        with pytest.raises(ConfigError, match=f"write_sharded wants an AnnData, {said}: anndata.AnnData"):
+            write_sharded(tmp_path / "a.zarr", other)
+    with pytest.raises(ConfigError, match="wants a Zarr group, or the path of one, got dict"):
+        write_sharded({}, made)
+    write_sharded(tmp_path / "c.zarr", made)
+    with pytest.raises(ConfigError, match=r"c.zarr was opened to read"):
+        write_sharded(zarr.open_group(str(tmp_path / "c.zarr"), mode="r"), made)
     with pytest.raises(ConfigError, match="n_obs_per_chunk wants"):
         write_sharded(tmp_path / "a.zarr", made, n_obs_per_chunk=0)
     with pytest.raises(ConfigError, match="shard_size wants a size"):

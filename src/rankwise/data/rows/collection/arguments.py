@@ -8,7 +8,7 @@ from typing import Any
 
 from rankwise.errors import ConfigError
 
-__all__ = ["codecs", "listed", "named", "seed_of"]
+__all__ = ["listed", "named", "seed_of"]
 
 
 def listed(sources: Any) -> list[Any]:
@@ -28,20 +28,6 @@ def named(names: Iterable[str], argument: str) -> list[str]:
     if isinstance(names, str):
         raise ConfigError(f"{argument}= is a list of names, got the text {names!r}: write {argument}=[{names!r}]")
     return list(names)
-
-
-def codecs(given: Any) -> tuple[Any, ...]:
-    """Return codecs of Zarr.
-
-    Raises:
-        ConfigError: it is something else, such as the name of one.
-    """
-    found = () if isinstance(given, str) else tuple(given) if isinstance(given, Iterable) else (given,)
-    if not found or not all(hasattr(codec, "to_dict") for codec in found):
-        raise ConfigError(
-            f"zarr_compressor= is a list of Zarr's codecs, such as [zarr.codecs.ZstdCodec(level=3)]; got {given!r}"
-        )
-    return found
 
 
 def seed_of(rng: Any) -> int | None:

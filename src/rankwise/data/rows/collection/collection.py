@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rankwise.data.rows.collection.adding import add_rows, plan_of, settle
-from rankwise.data.rows.collection.arguments import codecs, listed, named, seed_of
+from rankwise.data.rows.collection.arguments import listed, named, seed_of
 from rankwise.data.rows.collection.crew import Crew, take_seat
 from rankwise.data.rows.collection.fitting import check_fit, warn_of_repeats
 from rankwise.data.rows.collection.inputs import Input, open_input, spread_collections
@@ -19,7 +19,7 @@ from rankwise.data.rows.collection.manifest import listed_names, read_manifest
 from rankwise.data.rows.collection.opening import open_folder
 from rankwise.data.rows.collection.options import WriteOptions
 from rankwise.data.rows.datasets import COLLECTION_TYPE, load_anndata
-from rankwise.data.rows.writing import MatrixFormat
+from rankwise.data.rows.writing import MatrixFormat, codecs_of
 from rankwise.data.store import load_zarr
 from rankwise.errors import ConfigError
 
@@ -198,7 +198,7 @@ class DatasetCollection:
             form=MatrixFormat(
                 n_obs_per_chunk=n_obs_per_chunk,
                 shard_size=shard_size,
-                compressors=None if zarr_compressor is None else codecs(zarr_compressor),
+                compressors=codecs_of(zarr_compressor, "zarr_compressor"),
                 align_rows=align_rows,
             ),
             groupby=() if groupby is None else (groupby,) if isinstance(groupby, str) else tuple(groupby),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rankwise.data.rows.writing.compressing import codecs_of
 from rankwise.data.rows.writing.layout import SparseLayout, lay_out
 from rankwise.data.rows.writing.matrices import MatrixFormat, create_dense, create_sparse
 from rankwise.data.rows.writing.padding import pad_rows
@@ -13,6 +14,7 @@ __all__ = [
     "MatrixFormat",
     "ShardStream",
     "SparseLayout",
+    "codecs_of",
     "create_dense",
     "create_sparse",
     "lay_out",

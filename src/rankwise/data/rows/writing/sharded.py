@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from rankwise.data.rows.datasets import load_anndata
+from rankwise.data.rows.writing.compressing import codecs_of
 from rankwise.data.rows.writing.matrices import MatrixFormat, write_dense, write_sparse
 from rankwise.data.store import load_zarr
 from rankwise.errors import ConfigError
@@ -49,15 +50,23 @@ def write_sharded(
         ConfigError: there are no rows, the group is not of Zarr v3, or a number makes no sense.
         MissingExtraError: anndata or zarr is not installed.
     """
-    codecs = None if compressors is None else tuple(compressors)
+    codecs = codecs_of(compressors, "compressors")
     form = MatrixFormat(
         n_obs_per_chunk=n_obs_per_chunk, shard_size=shard_size, compressors=codecs, align_rows=align_rows
     )
+    if not hasattr(adata, "obs_names"):
+        raise ConfigError(f"write_sharded wants an AnnData, got {type(adata).__name__}: anndata.AnnData(X) makes one")
     anndata, zarr = load_anndata(), load_zarr()
     if isinstance(group, (str, os.PathLike)):
         group = zarr.open_group(group, mode="a", zarr_format=3)
+    if not hasattr(group, "store_path"):
+        raise ConfigError(f"write_sharded wants a Zarr group, or the path of one, got {type(group).__name__}")
     if group.metadata.zarr_format != 3:
         raise ConfigError(f"write_sharded wants a group of Zarr v3, got one of v{group.metadata.zarr_format}: {group}")
+    if group.store.read_only:
+        raise ConfigError(f"{group.store_path} was opened to read: write_sharded wants a group that can be written to")
+    if group.metadata.consolidated_metadata is not None:  # written before; anndata refuses what Zarr says of it
+        group = zarr.open_group(group.store, path=group.path, mode="r+", use_consolidated=False)
     if not adata.n_obs:
         raise ConfigError(f"write_sharded wants an AnnData with rows, got {adata.shape}")
     with quiet_anndata():

@@ -94,6 +94,7 @@ def open_input(
             warnings.warn(f"raw of {label} is left out; move it to a layer with load_adata to keep it", stacklevel=4)
         tables = _tables(parts, label, matrices)
         _check_rows(parts, tables, label)
+        _check_names(parts, label)
         return Input(
             label=label,
             stamp=cache(lambda: _stamp(source, parts, tables, turned=load_adata is not None)),
@@ -103,6 +104,17 @@ def open_input(
             tables=tables,
             close=stack.pop_all().close,
         )
+
+
+def _check_names(parts: Parts, label: str) -> None:
+    columns = {"obs": list(parts.columns), "var": [str(name) for var in parts.vars.values() for name in var.columns]}
+    for table, names in columns.items():
+        odd = [name for name in names if "/" in name]
+        if odd:
+            raise ConfigError(
+                f"{table} of {label} has columns with a slash in their names, which Zarr takes for folders: "
+                f"{', '.join(map(repr, odd[:5]))}; rename them with load_adata="
+            )
 
 
 def _check_rows(parts: Parts, tables: dict[str, Table], label: str) -> None:
