@@ -203,6 +203,24 @@ def test_damage_is_told_as_without_compiled_code(  # noqa: PLR0917
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize("index_chunk", [32, 48])
+def test_columns_that_no_index_holds_fail_their_rows(tmp_path, monkeypatch, index_chunk):
+    """A number beyond 32 bits spoils the rows of its piece, not those beside it, whatever grid columns have."""
+    stored = make(tmp_path / "m.zarr", chunks=(48, index_chunk, False), index="i8", order="any")
+    rename(2**40)(stored.places[0], "indices")
+    found = []
+    for name in ("kernel", "threads"):
+        monkeypatch.setenv("RANKWISE_DECODER", name)
+        with BoxReader(threads=2, cache=0) as reader:
+            out, done = read(stored, np.arange(101), reader)
+        errors = {error.box: str(error.error) for report in done.reports for error in report.errors}
+        good = np.setdiff1d(np.arange(101), sorted(errors))
+        np.testing.assert_array_equal(out[good], stored.truth[good])
+        found.append(sorted(errors))
+    assert found[0] == found[1]
+    assert 0 < len(found[0]) < 61
+
+
 @pytest.mark.parametrize("kind", ["as_written", "of_zarr_python"])
 def test_only_columns_lie_in_between(held, monkeypatch, kind):
     """Elements go straight to their places: besides the batch there is memory for columns, as narrow as stored.
