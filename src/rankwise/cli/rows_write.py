@@ -23,7 +23,7 @@ _STOPPED = 130  # exit code after Ctrl-C, as of a shell
 
 
 def write_command(  # noqa: PLR0917  (typer's way: a parameter per option)
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="The collection, made or added to; ends in .zarr.")],
+    out: Annotated[str, typer.Argument(metavar="OUT", help="The collection, made or added to; ends in .zarr.")],
     inputs: Annotated[list[str], typer.Argument(metavar="IN...", help="h5ad files and AnnData Zarr stores.")],
     layer: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="A layer to write; may come several times.")
@@ -97,7 +97,7 @@ def write_command(  # noqa: PLR0917  (typer's way: a parameter per option)
     except KeyboardInterrupt:
         from rankwise.data.rows.collection import where_it_stands
 
-        print(f"rankwise: stopped. {where_it_stands(out)}", file=sys.stderr)
+        print(f"rankwise: stopped. {where_it_stands(Path(out))}", file=sys.stderr)
         sys.exit(_STOPPED)
 
 
@@ -106,7 +106,7 @@ def _lines(file: Path) -> list[str]:
     return [line for line in lines if line]
 
 
-def _start_ranks(ranks: int, out: Path, inputs: list[str], options: dict[str, Any], progress: bool | None) -> None:
+def _start_ranks(ranks: int, out: str, inputs: list[str], options: dict[str, Any], progress: bool | None) -> None:
     from rankwise.data.rows.collection import watched_progress
     from rankwise.launch.calls import run
     from rankwise.world.place import find_place
@@ -117,11 +117,11 @@ def _start_ranks(ranks: int, out: Path, inputs: list[str], options: dict[str, An
             f"--ranks {ranks} starts processes, but this one is rank {place.rank} of {place.world_size} already "
             f"({place.family}): leave --ranks out"
         )
-    with watched_progress(out, enabled=progress):
+    with watched_progress(Path(out), enabled=progress):
         run(_write_rank, out, inputs, {**options, "progress": False}, num_ranks=ranks)
 
 
-def _write_rank(out: Path, inputs: list[str], options: dict[str, Any]) -> None:
+def _write_rank(out: str, inputs: list[str], options: dict[str, Any]) -> None:
     """Write, alone or as one of several ranks."""
     from rankwise.data.rows.collection import DatasetCollection
     from rankwise.world.place import find_place

@@ -5,8 +5,6 @@ import http.client
 import http.server
 import socket
 import struct
-import subprocess
-import sys
 import threading
 from collections import Counter, deque
 from dataclasses import dataclass, field
@@ -14,28 +12,6 @@ from dataclasses import dataclass, field
 import pytest
 
 from rankwise.data.store.remote import RemoteFiles, RemoteOptions
-
-SERVER = """
-import logging, sys
-from moto.moto_server.threaded_moto_server import ThreadedMotoServer
-logging.getLogger("werkzeug").setLevel(logging.ERROR)
-server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-server.start()
-print(server.get_host_and_port()[1], flush=True)
-sys.stdin.read()  # ends with the tests, however they end
-server.stop()
-"""
-KEYS = {"region": "us-east-1", "access_key_id": "key", "secret_access_key": "secret"}
-
-
-@pytest.fixture(scope="session")
-def s3_port():
-    """Port of the S3-compatible server."""
-    server = subprocess.Popen([sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    yield int(server.stdout.readline())
-    server.stdin.close()
-    server.stdout.close()
-    server.wait(30)
 
 
 @dataclass
@@ -200,26 +176,14 @@ def proxy(proxy_to, s3_port):
     return proxy_to(s3_port)
 
 
-@pytest.fixture(scope="session")
-def bucket(s3_port):
-    """Name of a bucket, and a store that writes to it past the proxy."""
-    from obstore.store import S3Store
-
-    connection = http.client.HTTPConnection("127.0.0.1", s3_port, timeout=20)
-    connection.request("PUT", "/bucket")
-    assert connection.getresponse().status == 200
-    connection.close()
-    return S3Store("bucket", endpoint=f"http://127.0.0.1:{s3_port}", **KEYS, client_options={"allow_http": True})
-
-
 @pytest.fixture
-def files_at():
+def files_at(s3_keys):
     """Make `RemoteFiles` for an S3 endpoint, with short waits."""
     made = []
 
     def make(endpoint, **options):
         settings = {"timeout_s": 20.0, "backoff_s": 0.001, "max_backoff_s": 0.01, **options}
-        store = {**KEYS, "endpoint": endpoint, **settings.pop("store", {})}
+        store = {**s3_keys, "endpoint": endpoint, **settings.pop("store", {})}
         made.append(RemoteFiles(RemoteOptions(**settings, store=store)))
         return made[-1]
 

@@ -27,7 +27,10 @@ def open_folder(group: Any, mode: str) -> tuple[Path, bool]:
         DataError: there is no group.
     """
     if isinstance(group, (str, os.PathLike)):
-        group = _open(Path(group), mode)
+        place = os.fspath(group)
+        if "://" in place and not place.startswith("file://"):
+            raise ConfigError(_not_local(place))
+        group = _open(Path(place.removeprefix("file://")), mode)
     if not hasattr(group, "store_path"):
         raise ConfigError(f"a collection wants a path or a Zarr group, got {type(group).__name__}")
     kind = dict(group.attrs).get("encoding-type")
@@ -42,7 +45,7 @@ def open_folder(group: Any, mode: str) -> tuple[Path, bool]:
         )
     root = getattr(group.store, "root", None)
     if root is None:
-        raise ConfigError(f"a collection wants a folder of a local file system, got {group.store}")
+        raise ConfigError(_not_local(group.store))
     return Path(root) / group.path, bool(group.store.read_only)
 
 
@@ -65,3 +68,11 @@ def _open(path: Path, mode: str) -> Any:
         return zarr.open_group(str(path), mode="r" if mode == "r" else "r+")
     except (zarr.errors.ContainsArrayError, FileNotFoundError) as error:
         raise DataError(f"{path} is no Zarr group, as a collection is: give it a path of its own ({error})") from error
+
+
+def _not_local(place: Any) -> str:
+    return (
+        f"collections are written and verified in folders of a local file system, got {place}: write to a folder, and "
+        "copy that there as it is. To read what lies behind a URL pass the URL itself: Loader(URL, ...), "
+        "Order(URL, ...) or RowSource(URL)"
+    )

@@ -41,7 +41,7 @@ def verify_rows(
         ConfigError: it has no manifest: it was written by another program, or is no collection.
         DataError: there is nothing.
     """
-    collection = DatasetCollection(Path(uri), mode="r")
+    collection = DatasetCollection(uri, mode="r")
     entries = collection.manifest["datasets"]
     if not entries:
         raise ConfigError(f"{uri} has no manifest to compare with: only collections that rankwise wrote have one")
