@@ -7,11 +7,19 @@ import sys
 
 import pytest
 
+from rankwise.testing.new_threads import mark_threads
+
 
 def pytest_configure():
     """Give signals their usual meaning: a shell that runs us in the background, or nohup, has switched some off."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+@pytest.fixture(autouse=True)
+def _others_have_threads_too():
+    """What a test finds with `threads_since` was started in it."""
+    mark_threads()
 
 
 @pytest.fixture(scope="session")

@@ -16,6 +16,7 @@ from rankwise.data.contract import FieldSpec, ReadReport
 from rankwise.data.feed import FeedLoader
 from rankwise.data.order import Order
 from rankwise.errors import DataError, SampleError
+from rankwise.testing.new_threads import threads_since
 
 
 class Plan:
@@ -85,7 +86,7 @@ def shown(mine, *, stop_after=None, mark=True):
 
 
 def readers():
-    return [thread for thread in threading.enumerate() if thread.name == "rankwise-reader"]
+    return threads_since("rankwise-reader")
 
 
 def until(condition):

@@ -16,6 +16,7 @@ from rankwise.data.contract import FieldSpec, ReadReport
 from rankwise.data.feed import FeedLoader
 from rankwise.data.order import Order
 from rankwise.errors import ConfigError, SampleError
+from rankwise.testing.new_threads import threads_since
 
 
 class PlainPlan:
@@ -67,7 +68,7 @@ class Watched:
 
 
 def readers():
-    return [thread for thread in threading.enumerate() if thread.name == "rankwise-reader"]
+    return threads_since("rankwise-reader")
 
 
 def no_reader_within(seconds):

@@ -21,6 +21,7 @@ from rankwise.data.store import BoxReader, BoxRequest, read_meta
 from rankwise.data.store.decode.threads import ThreadsDecoder
 from rankwise.data.store.files import facts
 from rankwise.data.store.meta import parsing
+from rankwise.testing.new_threads import threads_since
 
 DATA = np.random.default_rng(5).integers(0, 60_000, (64, 48)).astype("u2")
 LAYOUTS = {
@@ -238,12 +239,12 @@ def test_forked_processes_read(metas):
 
 
 def decoders():
-    return [thread for thread in threading.enumerate() if thread.name.startswith("rankwise-decoder")]
+    return threads_since("rankwise-decoder")
 
 
 def test_an_interrupt_leaves_nothing_stuck(metas, monkeypatch):
     """Control-C in the middle of a read ends it; the reader then works as before, and its threads end with it."""
-    before, run, waiting = set(decoders()), ThreadsDecoder.run, threading.Event()
+    run, waiting = ThreadsDecoder.run, threading.Event()
 
     def interrupting(*arguments):
         if not waiting.is_set():
@@ -259,7 +260,7 @@ def test_an_interrupt_leaves_nothing_stuck(metas, monkeypatch):
         assert waiting.is_set()
         for name in LAYOUTS:
             read(reader, everything(metas[name]))
-    assert set(decoders()) <= before  # those of forgotten readers of other tests end when they like
+    assert not decoders()
 
 
 def open_files(metas):
@@ -275,10 +276,9 @@ def test_a_reader_that_nobody_holds_leaves_nothing(metas):
     """Never closed, only forgotten: its files are closed and its threads end."""
     gc.collect()
     assert not open_files(metas)
-    threads = set(decoders())
     reader = BoxReader(threads=3, cache=0)
     read(reader, boxes(metas["fast"], metas["files"]))
-    mine = set(decoders()) - threads
+    mine = decoders()
     assert mine
     assert open_files(metas)
     del reader

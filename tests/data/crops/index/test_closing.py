@@ -8,6 +8,7 @@ import pytest
 
 import rankwise.data.crops as damacy
 from rankwise.data.order import Order
+from rankwise.testing.new_threads import threads_since
 
 
 def pipeline(volumes, **options):
@@ -15,14 +16,9 @@ def pipeline(volumes, **options):
     return damacy.Pipeline(index, order=Order(index, batch_size=8), device=None, **options)
 
 
-def threads():
-    return {thread for thread in threading.enumerate() if thread.name.startswith("rankwise")}
-
-
 @pytest.mark.parametrize("depth", [0, 2])
 def test_a_closed_pipeline_gives_no_more_steps(volumes, depth):
     """Iterating a closed pipeline is an error, not an empty epoch; what it knows can still be asked for."""
-    before = threads()
     with pipeline(volumes, depth=depth) as p:
         (batch,) = next(iter(p))
         p.mark_done(batch.resume)
@@ -31,13 +27,12 @@ def test_a_closed_pipeline_gives_no_more_steps(volumes, depth):
         next(iter(p))
     assert p.state_dict()["position"] == 8
     assert len(p) == p.num_epoch_steps - 1
-    assert threads() <= before
+    assert not threads_since()
 
 
 @pytest.mark.parametrize("depth", [0, 2])
 def test_an_iteration_under_way_ends_with_an_error(volumes, depth):
     """Closing in mid-epoch ends the loop loudly; the batch at hand keeps its crops."""
-    before = threads()
     p = pipeline(volumes, depth=depth)
     steps = iter(p)
     next(steps)
@@ -47,7 +42,7 @@ def test_an_iteration_under_way_ends_with_an_error(volumes, depth):
     np.testing.assert_array_equal(batch["image"], kept)
     with pytest.raises(damacy.ShutdownError):
         next(steps)
-    assert threads() <= before
+    assert not threads_since()
 
 
 def test_closing_wakes_a_waiting_loop(volumes):

@@ -1,6 +1,5 @@
 """`IndexPipeline`: crops of an index in order, on every rank, at any world size."""
 
-import threading
 from itertools import chain
 
 import numpy as np
@@ -13,6 +12,7 @@ from rankwise.data.crops.index.pipeline import IndexPipeline
 from rankwise.data.order import Order
 from rankwise.errors import ConfigError
 from rankwise.testing import run_ranks
+from rankwise.testing.new_threads import threads_since
 from rankwise.testing.sharing import RankPlace
 
 
@@ -203,6 +203,6 @@ def test_over_the_end_of_an_epoch(volumes):
         ) as pipeline:
             shown = [crops_of(pipeline, volumes) for _ in range(3)]
             found.append((shown, pipeline.state_dict(), pipeline.stats.chunks_decoded))
-        assert not [thread for thread in threading.enumerate() if thread.name == "rankwise-reader"]
+        assert not threads_since("rankwise-reader")
     assert found[0] == found[1]
     assert found[0][1]["epoch"] == 3

@@ -3,7 +3,6 @@
 import copy
 import gc
 import pickle
-import threading
 from itertools import chain
 
 import numpy as np
@@ -18,6 +17,7 @@ from rankwise.data.rows import Loader
 from rankwise.data.rows.loader import stored
 from rankwise.data.rows.samplers import DistributedSampler, RandomSampler, SequentialSampler
 from rankwise.errors import SampleError
+from rankwise.testing.new_threads import threads_since
 
 OBS = pd.DataFrame({"n": np.arange(100)})
 
@@ -59,10 +59,9 @@ def rows_of(batches):
 
 
 def settled():
-    for thread in threading.enumerate():
-        if thread.name == "rankwise-rows":
-            thread.join(20)
-    return not [thread for thread in threading.enumerate() if thread.name == "rankwise-rows"]
+    for thread in threads_since("rankwise-rows"):
+        thread.join(20)
+    return not threads_since("rankwise-rows")
 
 
 def test_one_request_more_is_read_and_used(place, reads):

@@ -8,6 +8,7 @@ import pytest
 
 from rankwise.data.rows.loader.ahead import RequestReader
 from rankwise.data.rows.loader.requesting import RowOrder
+from rankwise.testing.new_threads import threads_since
 
 
 class Rows:
@@ -39,10 +40,9 @@ def passed(reader, numbers, *, following=None, obs=None):
 
 
 def none_left():
-    for thread in threading.enumerate():
-        if thread.name == "rankwise-rows":
-            thread.join(20)
-    return not [thread for thread in threading.enumerate() if thread.name == "rankwise-rows"]
+    for thread in threads_since("rankwise-rows"):
+        thread.join(20)
+    return not threads_since("rankwise-rows")
 
 
 def test_the_next_is_under_way_while_one_is_in_use():

@@ -5,10 +5,11 @@ import threading
 import pytest
 
 from rankwise.data.rows.loader.worker import SerialWorker
+from rankwise.testing.new_threads import threads_since
 
 
 def threads():
-    return [thread for thread in threading.enumerate() if thread.name == "rankwise-rows"]
+    return threads_since("rankwise-rows")
 
 
 def test_tasks_follow_each_other():

@@ -1,7 +1,6 @@
 """Rows in the order that is the same at every world size, on one rank and on several."""
 
 import json
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +16,7 @@ from rankwise.data.order import Order
 from rankwise.data.rows import OrderedLoader, RowSource
 from rankwise.errors import SampleError
 from rankwise.testing import run_ranks
+from rankwise.testing.new_threads import threads_since
 from rankwise.testing.row_stores import NUM_COLS, make_stores
 from rankwise.testing.sharing import RankPlace
 from rankwise.train import ExactStep, prepare
@@ -247,6 +247,6 @@ def test_over_the_end_of_an_epoch(held):
                 shown.append((seen_by(loader), loader.state_dict(), loader.stats.chunks_decoded))
             found.append(shown)
             loader.close()
-            assert not [thread for thread in threading.enumerate() if thread.name == "rankwise-reader"]
+            assert not threads_since("rankwise-reader")
         assert found[0] == found[1]
         assert len(found[0][0][0]) > 0

@@ -7,16 +7,14 @@ import weakref
 import pytest
 
 from rankwise.data.store.remote.workers import Workers
+from rankwise.testing.new_threads import threads_since
 
 
-@pytest.fixture
 def running():
-    """Tell the threads that were not there before; those of other tests end as they like."""
-    before = set(threading.enumerate())
-    return lambda: [t for t in threading.enumerate() if t.name == "rankwise-remote" and t not in before]
+    return threads_since("rankwise-remote")
 
 
-def test_no_more_threads_than_tasks_or_than_allowed(running):
+def test_no_more_threads_than_tasks_or_than_allowed():
     """Threads start with the work: two tasks need two, ten need the three that are allowed."""
     for num_tasks, num_threads in ((2, 2), (10, 3)):
         gate, done = threading.Event(), threading.Semaphore(0)
@@ -45,7 +43,7 @@ def test_tasks_that_wait_are_run_when_it_closes():
         workers.submit(done.release)
 
 
-def test_a_reader_that_is_forgotten_takes_its_threads_along(running):
+def test_a_reader_that_is_forgotten_takes_its_threads_along():
     """Collected like anything else; its threads end and whatever waits in them is told."""
     told = threading.Event()
     workers = Workers(2, on_end=told.set)

@@ -1,0 +1,27 @@
+"""Threads that a test has started: others of its process, of tests before it perhaps, end when they like."""
+
+from __future__ import annotations
+
+import threading
+
+__all__ = ["mark_threads", "threads_since"]
+
+_before: set[threading.Thread] = set()
+
+
+def mark_threads() -> None:
+    """Take the threads that run now for those of others."""
+    _before.clear()
+    _before.update(threading.enumerate())
+
+
+def threads_since(name: str | None = None) -> list[threading.Thread]:
+    """Return the threads that run and did not at the last mark.
+
+    Args:
+        name: theirs, or that of their pool; None = any of ours.
+    """
+    new = [held for held in threading.enumerate() if held not in _before]
+    if name is None:
+        return [held for held in new if held.name.startswith("rankwise")]
+    return [held for held in new if held.name == name or held.name.startswith(f"{name}_")]
