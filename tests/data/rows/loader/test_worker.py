@@ -38,3 +38,16 @@ def test_errors_are_raised_where_results_are_asked_for():
         failing.result(20)
     assert last.result(20) == "done"
     assert not done
+
+
+def test_without_more_threads_who_asks_does_the_work(monkeypatch):
+    """At the end of the interpreter, or at the limit of the system, nobody waits for a thread that never began."""
+
+    def refuse(_):
+        raise RuntimeError("can't start new thread")
+
+    worker = SerialWorker()
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        assert worker.submit(threading.current_thread).result(0) is threading.current_thread()
+    assert worker.submit(threading.current_thread).result(20) is not threading.current_thread()

@@ -73,7 +73,7 @@ def once(shown, rows):
     return sorted(row for batch in shown for row in batch) == list(rows)
 
 
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize("method", ["spawn", pytest.param("forkserver", marks=pytest.mark.slow)])
 def test_workers_that_stay_see_the_epoch(store, method):
     """The loader travels to them; epochs chosen later arrive, others are counted; each row of the rank once in each."""
     place, whole = store

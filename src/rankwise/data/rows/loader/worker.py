@@ -28,8 +28,14 @@ class SerialWorker:
             self._tasks.append(lambda: _do(work, future))
             idle, self._is_running = not self._is_running, True
         if idle:
-            threading.Thread(target=self._run, name="rankwise-rows").start()
+            self._start()
         return future
+
+    def _start(self) -> None:
+        try:
+            threading.Thread(target=self._run, name="rankwise-rows").start()
+        except RuntimeError:  # the program is ending, or may have no more threads: the calling one can do it
+            self._run()
 
     def _run(self) -> None:
         while (task := self._next()) is not None:
