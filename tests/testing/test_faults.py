@@ -1,9 +1,12 @@
 """Faults on demand strike once, where they were asked for."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from rankwise.errors import ConfigError
-from rankwise.testing import Fault
+from rankwise.testing import Fault, faults
+from rankwise.testing.faults import end_at
 
 
 def test_a_fault_is_written_as_text():
@@ -30,3 +33,27 @@ def test_it_strikes_its_rank_step_and_attempt_only(monkeypatch):
         fault.strike(rank=1, step=3, attempt=1)
     monkeypatch.delenv("RANKWISE_TEST_FAULT")
     assert Fault.from_environment() is None
+
+
+@pytest.mark.parametrize(("how", "wanted"), [("before", [1, "killed", 2]), ("after", [1, 2, "killed"])])
+def test_a_call_is_the_last_of_its_process(monkeypatch, how, wanted):
+    """The process dies before or after the call that was chosen, and not with the ones before it."""
+    done = []
+    monkeypatch.setattr(faults.os, "kill", lambda *_: done.append("killed"))
+    owner = SimpleNamespace(work=done.append)
+    end_at(owner, "work", 2, how)
+    for number in (1, 2):
+        owner.work(number)
+    assert done == wanted
+
+
+def test_a_call_raises():
+    """Instead of being made; the ones before and after it are."""
+    done = []
+    owner = SimpleNamespace(work=done.append)
+    end_at(owner, "work", 2, KeyError("two"))
+    owner.work(1)
+    with pytest.raises(KeyError, match="two"):
+        owner.work(2)
+    owner.work(3)
+    assert done == [1, 3]

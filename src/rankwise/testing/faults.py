@@ -6,11 +6,11 @@ import os
 import signal
 import time
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from rankwise.errors import ConfigError
 
-__all__ = ["Fault"]
+__all__ = ["Fault", "end_at"]
 
 _VARIABLE = "RANKWISE_TEST_FAULT"
 
@@ -67,3 +67,29 @@ class Fault:
             return
         while True:
             time.sleep(3600)
+
+
+def end_at(owner: Any, name: str, count: int, how: Literal["before", "after"] | Exception) -> None:
+    """Let the `count`-th call of a function, from now on and of one thread, be the last thing that goes well.
+
+    Args:
+        owner: module or class that has it.
+        name: its name there.
+        count: which call, from 1.
+        how: SIGKILL of this process before or after that call, or what it raises instead.
+    """
+    real, calls = getattr(owner, name), 0
+
+    def last(*args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == count and isinstance(how, Exception):
+            raise how
+        if calls == count and how == "before":
+            os.kill(os.getpid(), signal.SIGKILL)
+        result = real(*args, **kwargs)
+        if calls == count and how == "after":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+
+    setattr(owner, name, last)

@@ -16,14 +16,15 @@ from rankwise.data.rows.collection.inputs import Table
 from rankwise.data.rows.collection.options import WriteOptions
 from rankwise.data.rows.writing import shards
 from rankwise.errors import DataError
+from rankwise.testing.faults import end_at
 from rankwise.testing.small_rows import small_anndata, write_anndata
 from rankwise.world.place import Place
 
 # Where rank 1 ends, which then does all the work: owner, name, which call, and what comes of it.
 FAULTS = {
-    "first-pass": (tasks.Marks, "put", 2, "killed"),
-    "second-pass": (shards._ShardFile, "add", 4, "killed"),
-    "bad-input": (Table, "block", 3, "raised"),
+    "first-pass": (tasks.Marks, "put", 2, "before"),
+    "second-pass": (shards._ShardFile, "add", 4, "before"),
+    "bad-input": (Table, "block", 3, DataError("rows 5 to 6 of X cannot be read: no such luck")),
 }
 
 
@@ -53,21 +54,6 @@ def add(base, name, rank, size):
     )
 
 
-def arm(owner, name, count, what):
-    """Let the `count`-th call of a function be the end of this process."""
-    real, calls = getattr(owner, name), [0]
-
-    def deadly(*args, **kwargs):
-        calls[0] += 1
-        if calls[0] == count and what == "killed":
-            os.kill(os.getpid(), signal.SIGKILL)
-        if calls[0] == count:
-            raise DataError("rows 5 to 6 of X cannot be read: no such luck")
-        return real(*args, **kwargs)
-
-    setattr(owner, name, deadly)
-
-
 def be_idle():
     """Leave all tasks to others: how many another process gets is a matter of chance otherwise."""
     tasks._claim = lambda *_: False
@@ -84,7 +70,7 @@ def start(base, name, size, fault=None):
             signal.alarm(60)
             try:
                 if fault is not None:
-                    arm(*FAULTS[fault]) if rank == 1 else be_idle()
+                    end_at(*FAULTS[fault]) if rank == 1 else be_idle()
                 add(base, name, rank, size)
                 ended.write_text("")
             except BaseException:  # noqa: BLE001  (told to the test)

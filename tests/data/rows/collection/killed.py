@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import signal
 import sys
 import warnings
 from pathlib import Path
@@ -15,6 +14,7 @@ from rankwise.data.rows.collection.crew import tasks
 from rankwise.data.rows.collection.moving import buckets
 from rankwise.data.rows.collection.steps import closing, skeletons, tables
 from rankwise.data.rows.writing import shards
+from rankwise.testing.faults import end_at
 from rankwise.testing.small_rows import small_anndata
 
 # Where a kill falls: owner, name, which call, and whether before or after it.
@@ -46,22 +46,6 @@ def add(folder, *, reshuffle):
         )
 
 
-def arm(owner, name, count, moment):
-    """Let the `count`-th call of a function be the last thing that this process does."""
-    real, calls = getattr(owner, name), [0]
-
-    def deadly(*args, **kwargs):
-        calls[0] += 1
-        if calls[0] == count and moment == "before":
-            os.kill(os.getpid(), signal.SIGKILL)
-        result = real(*args, **kwargs)
-        if calls[0] == count:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return result
-
-    setattr(owner, name, deadly)
-
-
 def main(base):
     from rankwise.data.rows.collection.options import WriteOptions
 
@@ -74,7 +58,7 @@ def main(base):
         folder = base / f"{name}-{reshuffle}.zarr"
         shutil.copytree(base / "before.zarr", folder)
         if os.fork() == 0:
-            arm(*PLACES[name])
+            end_at(*PLACES[name])
             add(folder, reshuffle=reshuffle)
             os._exit(0)
         status = os.wait()[1]
