@@ -7,6 +7,7 @@ import pytest
 import scipy.sparse
 
 from rankwise.data.rows import DatasetCollection, Loader, RowSource
+from rankwise.data.rows.inspecting import verify_rows
 from rankwise.errors import ConfigError
 from rankwise.testing.small_rows import small_anndata
 
@@ -24,12 +25,12 @@ def few(seed=1):
 
 def test_rows_that_no_loader_could_read_are_refused(collection):
     """A matrix of another kind or width, and variables of other names: refused, nothing changes."""
-    dense, wide, renamed = few(), few(), few()
-    dense.X = dense.X.toarray()
+    sparse, wide, renamed = few(), few(), few()
+    sparse.obsm["pca"] = scipy.sparse.csr_matrix(sparse.obsm["pca"])
     wide.obsm["pca"] = np.zeros((3, 5), "f4")
     renamed.var_names = [f"ENSG{number}" for number in range(6)]
     for made, words in (
-        (dense, r"X of in memory 0 is dense \[3, 6\], in the collection .*c.zarr it is sparse \[40, 6\].*load_adata="),
+        (sparse, r"obsm/pca of in memory 0 is sparse \[3, 3\], in the collection .*c.zarr it is dense .*load_adata="),
         (wide, r"obsm/pca of in memory 0 is dense \[3, 5\], .* dense \[40, 3\]"),
         (renamed, r"none of the variables of the collection .*: its own are ENSG0, .* of the collection gene0, gene1"),
     ):
@@ -37,6 +38,29 @@ def test_rows_that_no_loader_could_read_are_refused(collection):
             collection.add_adatas([made])
     assert list(collection.manifest["datasets"]) == ["dataset_0"]
     assert len(RowSource(collection)) == 40
+
+
+@pytest.mark.filterwarnings(f"ignore:.*{NEW_ROWS}")
+def test_dense_rows_beside_sparse_ones(tmp_path):
+    """They become CSR, in one call as when they are added later, which is said; every row is what it was."""
+    inputs = [small_anndata(20, 6, seed=seed) for seed in range(4)]
+    for made in inputs[1:]:
+        made.X = made.X.toarray()
+    inputs[1].write_h5ad(tmp_path / "dense.h5ad")
+    collection = DatasetCollection(tmp_path / "c.zarr")
+    for parts in ([inputs[0], tmp_path / "dense.h5ad"], inputs[2:]):
+        with pytest.warns(UserWarning, match=r"X of .* is dense, and becomes CSR"):
+            collection.add_adatas(parts, rng=0)
+    rows = {name: row for made in inputs for name, row in zip(made.obs["name"], made.X, strict=True)}
+    held = collection.obs(["name"])["name"]
+    loader = Loader(batch_size=80, chunk_size=40, preload_nchunks=2, shuffle=True, return_index=True)
+    [batch] = loader.use_collection(collection)
+    wanted = [rows[name] for name in held.iloc[batch["index"]]]
+    wanted = [row.toarray()[0] if scipy.sparse.issparse(row) else row for row in wanted]
+    np.testing.assert_array_equal(batch["X"].toarray(), wanted)
+    assert len(wanted) == 80
+    problems = verify_rows(collection.path, sources=True)
+    assert [problem for problem in problems if "dense.h5ad" in problem] == []
 
 
 def test_what_only_some_rows_will_have_is_said(collection):

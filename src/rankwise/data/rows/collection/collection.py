@@ -252,14 +252,16 @@ class DatasetCollection:
         plan = plan_of(inputs, options, seed)
         if crew.agree("settled", lambda: settle(self.path, plan)):
             return
-        vars_ = None if self.is_empty else self.tables_of_variables()
+        vars_, sparse = (None if self.is_empty else self.tables_of_variables()), set[str]()
         warn_of_repeats(inputs, self.manifest["writes"], self.path)
         if vars_ is not None:
             with _quiet(wanted=True):  # it is there, whatever of it may be odd
                 member = open_input(self._places[0], 0, member=True)
             check_fit(inputs, member, vars_, self.path)
+            sparse = {name for name, table in member.tables.items() if table.sparse}
             inputs = [*self._members(options.extra["matrices"]), *inputs] if options.reshuffle else inputs
-        joined = join_inputs(inputs, vars_=vars_, var_subset=options.extra["var_subset"], merge=options.extra["merge"])
+        names, merge = options.extra["var_subset"], options.extra["merge"]
+        joined = join_inputs(inputs, vars_=vars_, var_subset=names, merge=merge, sparse=sparse)
         add_rows(self.path, joined, options, crew=crew, plan=plan, seed=seed, progress=progress)
 
     def _agree(self, crew: Crew, asked: str) -> None:

@@ -61,8 +61,8 @@ def warn_of_repeats(inputs: Sequence[Input], writes: Sequence[Mapping[str, Any]]
 def _check_kind(new: Table, old: Table, label: str, folder: Path) -> None:
     free = split_modality(new.name)[1].startswith("obsm/")
     shapes = [table.shape[1:] if free else len(table.shape) for table in (new, old)]
-    if new.sparse == old.sparse and shapes[0] == shapes[1]:
-        return
+    if (old.sparse or not new.sparse) and shapes[0] == shapes[1]:
+        return  # dense rows become CSR beside such
     words = ["sparse" if table.sparse else "dense" for table in (new, old)]
     raise ConfigError(
         f"{new.name} of {label} is {words[0]} {list(new.shape)}, in the collection {folder} it is {words[1]} "

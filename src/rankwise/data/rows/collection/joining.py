@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,12 @@ from rankwise.data.contract import DType, IntArray, NDArray
 from rankwise.data.rows.collection.columns import Column, ObsColumn, unite_columns
 from rankwise.data.rows.collection.inputs import Input
 from rankwise.data.rows.collection.moving import Field
-from rankwise.data.rows.collection.variables import choose_variables, gather_variables, join_variables
+from rankwise.data.rows.collection.variables import (
+    choose_variables,
+    few_names,
+    gather_variables,
+    join_variables,
+)
 from rankwise.data.rows.datasets import split_modality
 from rankwise.errors import ConfigError
 
@@ -81,6 +86,7 @@ def join_inputs(
     vars_: dict[str, Any] | None = None,
     var_subset: Iterable[str] | None = None,
     merge: str | None = None,
+    sparse: Collection[str] = (),
 ) -> Joined:
     """Put inputs one over the other.
 
@@ -89,6 +95,7 @@ def join_inputs(
         vars_: tables of variables of a collection that is there already; variables that it has not are left out.
         var_subset: names of the variables of the first modality to take.
         merge: how columns of `var` come together, as in anndata.concat.
+        sparse: names of matrices that come as CSR though all inputs may have them dense.
 
     Raises:
         ConfigError: their matrices do not fit together.
@@ -111,7 +118,7 @@ def join_inputs(
         index=unite_columns([held.index for held in inputs]),
         columns=_join_columns(inputs),
         vars=vars_,
-        matrices=_fields(inputs, {name: len(var) for name, var in vars_.items()}),
+        matrices=_fields(inputs, {name: len(var) for name, var in vars_.items()}, sparse),
         gathers=gathers,
     )
 
@@ -152,40 +159,47 @@ def _sources(held: Input, labels: Any) -> dict[str, Column]:
     return made
 
 
-def _fields(inputs: Sequence[Input], num_vars: dict[str, int]) -> tuple[Field, ...]:
+def _fields(inputs: Sequence[Input], num_vars: dict[str, int], sparse: Collection[str]) -> tuple[Field, ...]:
     names = [name for name in inputs[0].tables if all(name in held.tables for held in inputs)]
     some = sorted({name for held in inputs for name in held.tables} - set(names))
     if some:
         warnings.warn(f"{', '.join(some)} are not in all inputs and are left out", stacklevel=6)
     if not names:
         raise ConfigError("the inputs have no matrix in common: a collection wants at least one, such as X")
-    return tuple(_field(name, inputs, num_vars) for name in names)
+    return tuple(_field(name, inputs, num_vars, sparse=name in sparse) for name in names)
 
 
-def _field(name: str, inputs: Sequence[Input], num_vars: dict[str, int]) -> Field:
+def _field(name: str, inputs: Sequence[Input], num_vars: dict[str, int], *, sparse: bool) -> Field:
     modality, inner = split_modality(name)
     free = inner.startswith("obsm/")
     tables = [held.tables[name] for held in inputs]
-    kinds = {(table.sparse, table.shape[1:] if free else len(table.shape)) for table in tables}
-    if len(kinds) > 1:
+    sparse = sparse or any(table.sparse for table in tables)  # dense rows become CSR beside such
+    shapes = {table.shape[1:] if free else len(table.shape) for table in tables}
+    if len(shapes) > 1:
         listing = ", ".join(
             f"{'sparse' if table.sparse else 'dense'} {list(table.shape)} in {held.label}"
             for table, held in zip(tables, inputs, strict=True)
         )
-        raise ConfigError(f"{name} wants to be of one kind and shape in all inputs; it is {listing}")
+        raise ConfigError(f"{name} wants to be of one shape in all inputs; it is {listing}")
+    if sparse and not all(table.sparse for table in tables):
+        dense = [held.label for table, held in zip(tables, inputs, strict=True) if not table.sparse]
+        warnings.warn(
+            f"{name} of {few_names(dense, letters=1000)} is dense, and becomes CSR as the others are", stacklevel=7
+        )
     row_shape = tables[0].shape[1:] if free else (num_vars[modality], *tables[0].shape[2:])
     dtype: DType = np.result_type(*(table.dtype for table in tables))
     rows = max(1, sum(table.shape[0] for table in tables))
-    row_bytes = sum(table.row_bytes * table.shape[0] for table in tables) / rows
-    if not tables[0].sparse:
+    row_bytes = sum((table.csr_row_bytes if sparse else table.row_bytes) * table.shape[0] for table in tables) / rows
+    if not sparse:
         row_bytes = max(row_bytes, float(np.prod(row_shape) * dtype.itemsize))
     facts: dict[str, Any] = {"row_shape": row_shape, "dtype": dtype, "row_bytes": row_bytes}
-    return Field(name=name, kind="csr" if tables[0].sparse else "dense", **facts)
+    return Field(name=name, kind="csr" if sparse else "dense", **facts)
 
 
 def _sparse(part: Any, columns: IntArray | None, field: Field) -> Any:
     import scipy.sparse as sp
 
+    part = sp.csr_matrix(part) if isinstance(part, np.ndarray) else part
     indices, data, indptr = part.indices.astype(np.int32), part.data.astype(field.dtype, copy=False), part.indptr
     if columns is not None:
         indices = columns[indices].astype(np.int32)

@@ -14,6 +14,7 @@ from rankwise.errors import DataError
 
 __all__ = ["Table", "table_of"]
 
+_INDEX_BYTES = 8  # of an element of CSR in memory
 _NEAR = 256  # rows between two wanted ones that are rather read than jumped over
 
 
@@ -38,6 +39,11 @@ class Table:
     row_bytes: float
     held: Any
     rows: IntArray | None = None
+
+    @property
+    def csr_row_bytes(self) -> float:
+        """Bytes of a row in memory as CSR, on average; of a dense one if no element were zero."""
+        return self.row_bytes if self.sparse else math.prod(self.shape[1:]) * (self.dtype.itemsize + _INDEX_BYTES)
 
     @property
     def by_columns(self) -> bool:
@@ -94,7 +100,7 @@ def table_of(name: str, held: Any, rows: IntArray | None = None) -> Table | None
     lazy = getattr(held, "_meta", None)
     sparse = sp.issparse(held) or hasattr(held, "to_memory") or sp.issparse(lazy) or isinstance(held, Columnwise)
     if sparse:
-        row_bytes = _num_elements(held) / max(1, shape[0]) * (dtype.itemsize + 8)
+        row_bytes = _num_elements(held) / max(1, shape[0]) * (dtype.itemsize + _INDEX_BYTES)
     else:
         row_bytes = float(math.prod(shape[1:]) * dtype.itemsize)
     whole = (shape[0] if rows is None else len(rows), *shape[1:])
