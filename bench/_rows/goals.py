@@ -68,13 +68,13 @@ def of_beside(found: Beside, *, full: bool) -> list[Verdict]:
     return [
         Verdict(
             goal=f"{found.title}: {KINDS[name].title}, an epoch beside a step as long as a batch "
-            f"<= {_STRETCH} times the longer of the two",
+            f"<= {_STRETCH} times the longer of the two (the first of a job: {found.stretch(name, first=True)})",
             seen=str(found.stretch(name)),
             met=found.stretch(name).median <= _STRETCH if full else None,
             note="the step sleeps, as one on a device" if full else SMALL,
         )
         for name in ("loader", "ordered")
-        if name in found.both_s
+        if name in found.later_s
     ]
 
 

@@ -26,20 +26,21 @@ class Requests(Reader):
 
     def batches(self, numbers: Iterable[int]) -> Iterator[Any]:
         """Yield batches."""
-        for number in numbers:
+        for number in _told(self._loader, numbers):
             self._loader.set_epoch(number)
             for batch in self._loader:
                 yield batch["X"]
 
 
 class Ordered(Reader):
-    """`OrderedLoader` over an `Order` with the same batch size; chunks that an epoch left in the cache go before it."""
+    """`OrderedLoader` over an `Order` with the same batch size; what was left in the cache goes beforehand."""
 
     def __init__(self, task: Task) -> None:
         from rankwise.data.order import Order
         from rankwise.data.rows import OrderedLoader, RowSource
 
-        self._rows = RowSource(task.store, threads=task.threads)
+        cache = {} if task.cache_bytes is None else {"cache": task.cache_bytes}
+        self._rows = RowSource(task.store, threads=task.threads, **cache)
         self._loader = OrderedLoader(self._rows, order=Order(self._rows, batch_size=task.batch), device=None)
 
     def prepare(self, numbers: Iterable[int]) -> None:
@@ -49,7 +50,7 @@ class Ordered(Reader):
 
     def batches(self, numbers: Iterable[int]) -> Iterator[Any]:
         """Yield batches."""
-        for number in numbers:
+        for number in _told(self._loader, numbers):
             self._loader.set_epoch(number)
             for micro_batches in self._loader:
                 for batch in micro_batches:
@@ -58,3 +59,11 @@ class Ordered(Reader):
     def close(self) -> None:
         """Close files and threads."""
         self._loader.close()
+
+
+def _told(loader: Any, numbers: Iterable[int]) -> Iterator[int]:
+    """Yield the numbers of epochs; the loader is told of the last one, so that it reads nothing beyond what counts."""
+    *others, last = numbers
+    yield from others
+    loader.expect_last_epoch()
+    yield last

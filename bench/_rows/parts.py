@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import itertools
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from _common.verdicts import Verdict
@@ -18,7 +19,7 @@ from _rows.readers import KINDS
 from _rows.task import Task
 
 Found = tuple[list[dict[str, Any]], list[Verdict]]
-LOADER_RUNS, BESIDE_RUN = (32, 64, 512), 512
+LOADER_RUNS, BESIDE_RUN, WINDOW_BYTES = (32, 64, 512), 512, 128 << 20
 
 
 def requests(chosen: argparse.Namespace, processes: Mapping[str, ReaderProcess], *, torch: bool) -> Found:
@@ -55,7 +56,8 @@ def beside(chosen: argparse.Namespace, processes: Mapping[str, ReaderProcess]) -
     """Epochs beside a step."""
     facts, verdicts = [], []
     for layout in chosen.layouts:
-        task = make_task(chosen, layout, BESIDE_RUN)
+        # chunks of a window, no more: a large store leaves nothing for the next epoch either
+        task = replace(make_task(chosen, layout, BESIDE_RUN), cache_bytes=WINDOW_BYTES)
         names = [name for name in _loaders(processes) if KINDS[name].program != "memory"]
         found = run_beside(f"epochs of {title_of(task, layout)}", task, names, processes, chosen.rounds)
         found.print()

@@ -25,6 +25,7 @@ class Task:
         batch: rows of a batch.
         genes: how many columns the readers of chosen columns give.
         threads: threads of a reader.
+        cache_bytes: decoded chunks that an `OrderedLoader` keeps; None = as many as it does by itself.
     """
 
     store: str
@@ -36,6 +37,7 @@ class Task:
     batch: int
     genes: int
     threads: int
+    cache_bytes: int | None = None
 
     def starts(self, number: int) -> np.ndarray:
         """Return where the runs of a request begin, int64[runs]."""

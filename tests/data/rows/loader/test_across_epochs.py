@@ -75,6 +75,17 @@ def test_one_request_more_is_read_and_used(place, reads):
         assert [row for request in reads[5 * number :][:5] for row in request] == [*chain.from_iterable(shown)]
 
 
+def test_nothing_follows_the_last_pass(place, reads):
+    """Who says that it is the last one is believed, for one pass."""
+    loader = make(place)
+    for number in range(3):
+        if number == 1:
+            loader.expect_last_epoch()
+        rows_of(loader)
+        assert settled()
+    assert len(reads) == 3 * 5 + 1
+
+
 @pytest.mark.parametrize("why", ["off", "own", "memory", "worker"])
 def test_where_it_could_be_seen_nothing_is_read_early(place, reads, why):
     """Switched off, with a sampler that others wrote, with data in memory, and in the worker of a DataLoader."""

@@ -103,7 +103,7 @@ class Loader:
         self._return_index, self._to, self._on_gpu = return_index, to, preload_to_gpu
         self._datasets = HeldDatasets(BoxReader(cache=0))
         self._standing = Standing(self._batch_sampler, self._datasets)
-        self._across_epochs = across_epochs
+        self._across_epochs, self._is_last = across_epochs, False
         self._num_open, self._has_collection = 0, False
         if collection is not None:
             self.use_collection(collection)
@@ -182,6 +182,10 @@ class Loader:
                 known what decides the batches of an own sampler; see `Sampler.pass_settings`.
         """
         self._standing.load_state_dict(state)
+
+    def expect_last_epoch(self) -> None:
+        """Say that after the next pass none follows soon: nothing is read ahead at its end."""
+        self._is_last = True
 
     def use_collection(self, collection: Any, *, load_adata: Callable[[Any], Any] = load_group) -> Self:
         """Add all datasets of a collection; once only.
@@ -281,10 +285,11 @@ class Loader:
         if not n_obs:
             raise ConfigError("the loader has no rows: call use_collection, add_adatas or add_datasets first")
         say_idle_workers(self._batch_sampler)
+        goes_on, self._is_last = self._across_epochs and not self._is_last, False
         reader, under_way = self._datasets.rows(), self._standing.next_pass()
         try:
             with closing(under_way.orders(n_obs)) as orders:
-                reader.begin(orders, self._datasets.obs(), self._following)
+                reader.begin(orders, self._datasets.obs(), self._following if goes_on else _nothing)
                 yield from self._taken(reader, under_way)
             under_way.has_ended = True
         except BaseException:
@@ -302,7 +307,7 @@ class Loader:
 
     def _following(self) -> RowOrder | None:
         """What the next pass will ask for first, where that is known and of use."""
-        if not (self._across_epochs and self._datasets.is_stored) or current_worker() is not None:
+        if not self._datasets.is_stored or current_worker() is not None:
             return None
         sampler = foreseen(self._batch_sampler)
         if sampler is None:
@@ -326,3 +331,7 @@ class Loader:
             "var": self._datasets.var,
             "index": order.rows[first:last] if self._return_index else None,
         }
+
+
+def _nothing() -> None:
+    """What follows the last pass."""
