@@ -5,9 +5,14 @@ import signal
 import subprocess
 import sys
 
+import hypothesis
 import pytest
 
 from rankwise.testing.new_threads import mark_threads
+
+# A busy machine may take a second for what takes a millisecond: no property depends on the clock.
+hypothesis.settings.register_profile("patient", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("patient")
 
 
 def pytest_configure():

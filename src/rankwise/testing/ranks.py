@@ -22,8 +22,6 @@ from typing import Any
 
 __all__ = ["RanksFailedError", "close_pools", "run_ranks"]
 
-_START_TIMEOUT_S = 120.0
-
 
 class RanksFailedError(AssertionError):
     """Some ranks of a `run_ranks` call raised, died or ran out of time.

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rankwise.errors import ConfigError
@@ -103,8 +103,3 @@ def save_rate(codec: str, bytes_per_s: float, path: Path | None = None) -> Path:
     partial.write_text(json.dumps({"decode": own}, indent=1))
     partial.replace(path)
     return path
-
-
-def rates_facts(rates: Rates) -> dict[str, object]:
-    """Return a table for JSON."""
-    return asdict(rates)

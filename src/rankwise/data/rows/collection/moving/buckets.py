@@ -107,10 +107,6 @@ class Bucket:
     def __len__(self) -> int:
         return len(self._order)
 
-    def sorted_places(self) -> IntArray:
-        """Return the places of the rows, ascending."""
-        return self.places[self._order]
-
     def lengths(self, which: int) -> IntArray:
         """Return the elements of each row of a field that is ragged, in the order of their places."""
         return self._load(self._first[which + 1], np.dtype(np.int32))[self._order].astype(np.int64)
