@@ -136,10 +136,15 @@ def test_the_second_ctrl_c_kills_at_once(launcher, is_alive, wait_until):
 def test_user_signals_are_passed_on(launcher):
     """SIGUSR1 to the supervisor (a scheduler's warning) reaches every rank, and the launch goes on."""
     script = launcher.script("""
-        import os, pathlib, signal, sys
-        signal.signal(signal.SIGUSR1, lambda *_: print("warned", os.environ["RANK"], flush=True))
+        import os, pathlib, signal, sys, time
+        warned = []
+        def warn(*_):
+            print("warned", os.environ["RANK"], flush=True)
+            warned.append(True)
+        signal.signal(signal.SIGUSR1, warn)
         pathlib.Path("ready-" + os.environ["RANK"]).write_text("1")
-        signal.pause()
+        while not warned:  # the signal may come before a signal.pause() would have begun
+            time.sleep(0.01)
     """)
     process = launcher.start("--nproc", 2, "--tee", "all", script)
     launcher.pids("ready-0", "ready-1")

@@ -87,9 +87,13 @@ def test_all_well(launcher):
 def test_collateral_is_labelled(launcher):
     """The rank that lost its peer is not blamed: the one that raised is, and the loss is called collateral."""
     script = launcher.script("""
-        import os, time
+        import os, pathlib, time
+        here = pathlib.Path("rank-1-is-here")
         if os.environ["RANK"] == "0":
+            while not here.exists():
+                time.sleep(0.01)
             raise RuntimeError("[gloo] Connection closed by peer [127.0.0.1]:1234")
+        here.touch()
         time.sleep(0.5)
         raise KeyError("the cause")
     """)

@@ -48,7 +48,7 @@ def test_what_passes_is_tried_again(data, proxy, files_at, fault):
     """After two failures the third request brings the bytes; both retries are counted, and nothing else happened."""
     proxy.spoil("503", fault)
     # long enough for an answer of a busy machine, else more would fail than is meant to
-    files = files_at(proxy.url, timeout_s=1.0 if fault in ("drip", "stall") else 20.0)
+    files = files_at(proxy.url, timeout_s=2.0 if fault in ("drip", "stall") else 20.0)
     [piece] = files.fetch(ranges((10, 1000)))
     assert bytes(piece) == BODY[10:1010]
     assert proxy.asked() == [("/bucket/data/a", "bytes=10-1009")] * 3
@@ -71,7 +71,7 @@ def test_what_passes_is_tried_again(data, proxy, files_at, fault):
 def test_what_does_not_pass_is_given_up_and_explained(data, proxy, files_at, fault, reason):
     """The error names URL, bytes, attempts and the last reason; it is no damage of the data."""
     proxy.spoil(*[fault] * 9)
-    error = error_of(files_at(proxy.url, retries=3, timeout_s=0.2))
+    error = error_of(files_at(proxy.url, retries=3, timeout_s=0.2 if fault in ("drip", "stall") else 20.0))
     assert isinstance(error, TransferError)
     assert (error.damage, error.attempts, error.url) == (False, 4, URL)
     assert error.args[0].startswith(f"{URL} (bytes 10 to 109): given up after 4 attempts in ")
