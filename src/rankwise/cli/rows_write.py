@@ -24,7 +24,9 @@ _STOPPED = 130  # exit code after Ctrl-C, as of a shell
 
 def write_command(  # noqa: PLR0917  (typer's way: a parameter per option)
     out: Annotated[str, typer.Argument(metavar="OUT", help="The collection, made or added to; ends in .zarr.")],
-    inputs: Annotated[list[str], typer.Argument(metavar="IN...", help="h5ad files and AnnData Zarr stores.")],
+    inputs: Annotated[
+        list[str], typer.Argument(metavar="IN...", help="h5ad files, AnnData Zarr stores, other collections.")
+    ],
     layer: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="A layer to write; may come several times.")
     ] = None,
