@@ -42,10 +42,10 @@ def test_each_rank_gets_its_own_back(tmp_path):
     results = run_ranks(save_and_restore, 2, tmp_path)
     path = str(tmp_path / "step-0000000005")
     assert results == [(path, rank, {"value": 7}, ("shard", "same"), 5) for rank in range(2)]
-    assert sorted(str(p.relative_to(path)) for p in (tmp_path / "step-0000000005").rglob("*.pt")) == [
+    assert sorted(str(p.relative_to(path)) for p in (tmp_path / "step-0000000005").rglob("*.[np]*")) == [
         "rank-0/shard.pt",
         "rank-1/shard.pt",
-        "same.pt",
+        "same.npz",
     ]
 
 
@@ -81,13 +81,13 @@ def save_on_own_disks(world, folder):
     own = folder / f"machine-{world.rank}"
     with pytest.raises(CheckpointError) as caught:
         Checkpointer(own, world=world).save(1, {"shard": Shard(1)})
-    return str(caught.value), [path.name for path in own.rglob("*.pt")]
+    return str(caught.value), [path.name for path in own.rglob("*.npz")]
 
 
 def test_ranks_without_a_common_disk_are_refused(tmp_path):
     """What the main rank cannot see is not published; the message names the rank and the reason."""
     for message, left in run_ranks(save_on_own_disks, 2, tmp_path):
-        assert "rank 1 has written rank-1/shard.pt, which the main rank does not see" in message
+        assert "rank 1 has written rank-1/shard.npz, which the main rank does not see" in message
         assert left == []
     assert not list((tmp_path / "machine-0").iterdir())
 

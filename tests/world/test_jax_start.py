@@ -83,6 +83,24 @@ if world.world_size == 2:
     both = world.subgroup([0, 1])
     said["both"] = both.all_reduce(1)
     said["draws"] = [world.generator("x").random(), float(jax.random.uniform(world.jax_key("x")))]
+    from rankwise.checkpoint import Checkpointer, JaxTree, RandomState
+
+    values = np.arange(3, dtype="float32")
+    everywhere = NamedSharding(shard.mesh, PartitionSpec())
+    weights = jax.make_array_from_callback((3,), everywhere, lambda index: values[index])
+    parts = {"state": JaxTree({"weights": weights, "key": jax.random.key(5), "step": 4}), "random": RandomState()}
+    kept = Checkpointer(f"checkpoints-{os.environ['NAME']}-{attempt}", world=world)
+    place = kept.save(4, {**parts, "notes": {"position": 17}})
+    said["files"] = sorted(path.relative_to(place).as_posix() for path in place.rglob("*.*"))
+    said["versions"] = sorted(kept.newest().versions)
+    parts["state"].tree = {"weights": jax.jit(lambda x: x * 0)(weights), "key": jax.random.key(0), "step": 0}
+    notes = {}
+    report, tree = kept.restore({**parts, "notes": notes}), parts["state"].tree
+    drawn = float(jax.random.uniform(tree["key"]) - jax.random.uniform(jax.random.key(5)))
+    same = tree["weights"].sharding == everywhere
+    said["restored"] = [report.step, tree["step"], notes["position"], float(total(tree["weights"])), same, drawn]
+    said["refused"] = heard(lambda: kept.save(5, {"state": JaxTree(numbers)}))
+    said["torch after"] = "torch" in sys.modules
     world.barrier()
 Path(f"said-{os.environ['NAME']}-{attempt}-{rank}.json").write_text(json.dumps(said))
 if os.environ["NAME"] == "launched" and rank == 1:
@@ -184,6 +202,17 @@ def test_collectives_need_no_torch(jobs, name):
         assert said["subgroup"] == ([0, 1, 5, [1]] if rank == 1 else None)
         assert said["both"] == 2
         assert said["metrics"] == {"loss": 2 / 3}
+
+
+@pytest.mark.parametrize("name", ["launched", "slurm"])
+def test_checkpoints_need_no_torch(jobs, name):
+    """Arrays that all processes have are kept, keys too, and come back where they lay; parts of arrays are refused."""
+    for said in jobs.said(name):
+        assert said["restored"] == [4, 4, 17, 3.0, True, 0.0]
+        assert said["files"] == ["manifest.json", "notes.npz", "rank-0/random.npz", "rank-1/random.npz", "state.npz"]
+        assert said["versions"] == ["jax", "rankwise"]
+        assert "of which each process holds a part" in said["refused"]
+        assert not said["torch after"]
 
 
 def test_draws_are_the_same_on_all_ranks(jobs):

@@ -59,7 +59,7 @@ class CheckpointInfo:
         attempt: attempt of the run that saved it.
         world_size: ranks that saved it.
         time: when, in seconds since 1970.
-        versions: versions of rankwise and torch that saved it.
+        versions: versions of rankwise that saved it, and of torch and JAX where they were in use.
         parts: its parts by name.
         meta: what the caller gave to `Checkpointer.save`.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 import warnings
 from collections.abc import Mapping
 from typing import Any, Literal, Protocol
@@ -48,6 +49,8 @@ class Replicated:
 class RandomState:
     """The random generators of this process: Python, NumPy's global one, torch's on the CPU and on this rank's GPU.
 
+    Those of torch only where it is in use; keys of JAX are values, and belong into the state of the program.
+
     Belongs to a rank: at another world size it is not restored, and the caller seeds anew (from seed, step and rank).
     """
 
@@ -55,28 +58,31 @@ class RandomState:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of all generators."""
-        import torch
-
         version, words, gauss = random.getstate()
         kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)  # noqa: NPY002
         state = {
             "python": {"version": version, "words": np.asarray(words, dtype=np.int64), "gauss": gauss},
             "numpy": {"kind": kind, "keys": keys, "position": position, "has_gauss": has_gauss, "cached": cached},
-            "torch": torch.get_rng_state(),
         }
+        torch = sys.modules.get("torch")
+        if torch is None:  # nobody has drawn from it
+            return state
+        state["torch"] = torch.get_rng_state()
         # asking would start CUDA in a process that does not use it
-        if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
             state["cuda"] = torch.cuda.get_rng_state()
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Put all generators back."""
-        import torch
-
         python, numpy = state["python"], state["numpy"]
         random.setstate((python["version"], tuple(python["words"].tolist()), python["gauss"]))
         legacy = (numpy["kind"], numpy["keys"], numpy["position"], numpy["has_gauss"], numpy["cached"])
         np.random.set_state(legacy)  # noqa: NPY002
+        if "torch" not in state:
+            return
+        import torch
+
         torch.set_rng_state(state["torch"])
         if "cuda" not in state:
             return

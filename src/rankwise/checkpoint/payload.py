@@ -1,9 +1,10 @@
-"""A part's state as a file: `torch.save` of plain trees, read with ``weights_only=True``: reading runs no code."""
+"""A part's state as a file: of torch where it holds tensors, else of arrays; reading it runs no code."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,28 +12,30 @@ from typing import Any, BinaryIO, cast
 
 import numpy as np
 
+from rankwise.checkpoint.arrays_file import read_arrays, write_arrays
 from rankwise.checkpoint.manifest import FileRecord
+from rankwise.checkpoint.tensors_file import MARK, ordered_like, read_tensors, write_tensors
+from rankwise.data.contract import NDArray
 from rankwise.errors import CheckpointError
 
-__all__ = ["decode", "encode", "read_payload", "write_payload"]
-
-# Marks a leaf that is not torch's own: {_MARK: kind, ...}.
-_MARK = "__rankwise__"
+__all__ = ["encode", "read_payload", "write_payload"]
 
 
 def write_payload(root: Path, name: str, tree: Any) -> FileRecord:
-    """Write an encoded tree to ``root/name``, down to the disk.
+    """Write an encoded tree down to the disk: with tensors ``root/name.pt`` by torch, else ``root/name.npz``.
 
     Raises:
         OSError: the disk is full, a limit is met, ...
     """
-    import torch
-
-    path = root / name
+    has_tensors = _has_tensors(tree)
+    path = root / (f"{name}.pt" if has_tensors else f"{name}.npz")
     with path.open("xb") as file:
         sink = _HashingFile(file)
         try:
-            torch.save(tree, cast("BinaryIO", sink))
+            if has_tensors:
+                write_tensors(cast("BinaryIO", sink), tree)
+            else:
+                write_arrays(cast("BinaryIO", sink), tree)
         except RuntimeError as error:
             # torch's writer hides what the file has raised
             raise (sink.error or error) from error
@@ -40,27 +43,28 @@ def write_payload(root: Path, name: str, tree: Any) -> FileRecord:
             raise sink.error
         file.flush()
         os.fsync(file.fileno())
-    return FileRecord(path=name, bytes=sink.num_bytes, sha256=sink.digest.hexdigest())
+    record = path.relative_to(root).as_posix()
+    return FileRecord(path=record, bytes=sink.num_bytes, sha256=sink.digest.hexdigest())
 
 
 def read_payload(path: Path) -> Any:
-    """Return the decoded tree of a file, tensors on the CPU.
+    """Return the tree of a file, tensors on the CPU.
 
     Raises:
         CheckpointError: it cannot be read.
     """
-    import torch
-
     try:
-        return decode(torch.load(path, map_location="cpu", weights_only=True))
+        return read_arrays(path) if path.suffix == ".npz" else read_tensors(path)
+    except CheckpointError as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
     except Exception as error:
         raise CheckpointError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
 
 
 def encode(tree: Any, place: str) -> Any:
-    """Return a tree of tensors, numbers, strings, lists, tuples and dicts alone; tensors moved to the CPU.
+    """Return a tree of tensors, arrays, numbers, strings, bytes, lists, tuples and dicts alone; tensors on the CPU.
 
-    NumPy arrays and scalars, and bytes, become marked dicts that `decode` turns back.
+    Arrays of JAX become NumPy's.
 
     Args:
         tree: what a part's `state_dict` returned.
@@ -69,50 +73,46 @@ def encode(tree: Any, place: str) -> Any:
     Raises:
         CheckpointError: it holds something else; the message says where.
     """
-    import torch
-
     if tree is None or type(tree) in (bool, int, float, str):
         return tree
-    if isinstance(tree, torch.Tensor):
-        return _encode_tensor(tree, place)
-    if isinstance(tree, (np.ndarray, np.generic)):
-        return _encode_array(tree, place)
-    if isinstance(tree, (bytes, bytearray)):
-        return {
-            _MARK: "bytes",
-            "data": torch.frombuffer(bytearray(tree), dtype=torch.uint8) if tree else torch.empty(0),
-        }
     if isinstance(tree, Mapping):
         return _encode_mapping(tree, place)
     if type(tree) in (list, tuple):
         return type(tree)(encode(item, f"{place}[{index}]") for index, item in enumerate(tree))
-    if isinstance(tree, (bool, int, float, str)):
-        raise CheckpointError(
-            f"{place} is a {type(tree).__module__}.{type(tree).__qualname__}; a checkpoint keeps plain numbers and "
-            "strings: convert it in state_dict"
-        )
+    return _encode_leaf(tree, place)
+
+
+def _encode_leaf(leaf: Any, place: str) -> Any:
+    if _is_of("torch", "Tensor", leaf):
+        return _encode_tensor(leaf, place)
+    if _is_of("jax", "Array", leaf):
+        return _encode_array(_host_array(leaf, place), place)
+    if isinstance(leaf, (np.ndarray, np.generic)):
+        return _encode_array(leaf, place)
+    if isinstance(leaf, (bytes, bytearray)):
+        return bytes(leaf)
+    what = f"{place} is a {type(leaf).__module__}.{type(leaf).__qualname__}"
+    if isinstance(leaf, (bool, int, float, str)):
+        raise CheckpointError(f"{what}; a checkpoint keeps plain numbers and strings: convert it in state_dict")
     raise CheckpointError(
-        f"{place} is a {type(tree).__module__}.{type(tree).__qualname__}; a checkpoint holds tensors, NumPy arrays, "
-        "numbers, strings, bytes, None, and dicts, lists and tuples of these: convert it in state_dict"
+        f"{what}; a checkpoint holds tensors, arrays of NumPy and JAX, numbers, strings, bytes, None, and dicts, lists "
+        "and tuples of these: convert it in state_dict (a tree of JAX's is kept as JaxTree(tree))"
     )
 
 
-def decode(tree: Any) -> Any:
-    """Undo `encode` (but for devices: tensors stay on the CPU)."""
-    if isinstance(tree, dict):
-        kind = tree.get(_MARK)
-        if kind == "ndarray":
-            flat = np.frombuffer(tree["data"].numpy().tobytes(), dtype=np.dtype(tree["dtype"]))
-            array = flat.reshape(tree["shape"]).copy()
-            return array[()] if tree["scalar"] else array
-        if kind == "bytes":
-            return tree["data"].numpy().tobytes()
-        if isinstance(tree, OrderedDict):
-            return _ordered(tree, [(key, decode(value)) for key, value in tree.items()])
-        return {key: decode(value) for key, value in tree.items()}
+def _is_of(package: str, name: str, value: Any) -> bool:
+    """Whether a value is of a class of a package that is loaded: nobody has values of one that is not."""
+    module = sys.modules.get(package)
+    return module is not None and isinstance(value, getattr(module, name))
+
+
+def _has_tensors(tree: Any) -> bool:
+    if isinstance(tree, Mapping):
+        # the versions of a module's state are torch's too
+        return hasattr(tree, "_metadata") or any(_has_tensors(value) for value in tree.values())
     if type(tree) in (list, tuple):
-        return type(tree)(decode(item) for item in tree)
-    return tree
+        return any(_has_tensors(item) for item in tree)
+    return _is_of("torch", "Tensor", tree)
 
 
 def _encode_tensor(tensor: Any, place: str) -> Any:
@@ -129,41 +129,36 @@ def _encode_tensor(tensor: Any, place: str) -> Any:
     return plain.clone() if is_part else plain
 
 
-def _encode_array(array: Any, place: str) -> dict[str, Any]:
-    import torch
+def _host_array(array: Any, place: str) -> NDArray:
+    import jax
 
-    values = np.ascontiguousarray(array)
-    if values.dtype.hasobject or values.dtype.names is not None:
-        raise CheckpointError(f"{place} is a NumPy array of dtype {values.dtype}; a checkpoint holds plain dtypes")
-    data = torch.from_numpy(np.frombuffer(values.tobytes(), dtype=np.uint8).copy())
-    shape = list(np.shape(array))
-    return {
-        _MARK: "ndarray",
-        "dtype": values.dtype.str,
-        "shape": shape,
-        "scalar": not isinstance(array, np.ndarray),
-        "data": data,
-    }
+    if jax.numpy.issubdtype(array.dtype, jax.dtypes.prng_key):
+        raise CheckpointError(f"{place} is a key of JAX: save jax.random.key_data(key), or the tree as JaxTree(tree)")
+    if array.is_fully_addressable:
+        return np.asarray(array)
+    if array.is_fully_replicated:
+        return np.asarray(array.addressable_data(0))
+    raise CheckpointError(
+        f"{place} is an array of JAX of which each process holds a part; this checkpoint format holds whole arrays: "
+        "gather it (jax.experimental.multihost_utils.process_allgather), or save it with orbax"
+    )
+
+
+def _encode_array(array: Any, place: str) -> Any:
+    if array.dtype.hasobject or array.dtype.names is not None:
+        raise CheckpointError(f"{place} is a NumPy array of dtype {array.dtype}; a checkpoint holds plain dtypes")
+    return np.asarray(array, order="C") if isinstance(array, np.ndarray) else array
 
 
 def _encode_mapping(tree: Mapping[Any, Any], place: str) -> Any:
-    if _MARK in tree:
-        raise CheckpointError(f"{place} has the key {_MARK!r}, which the checkpoint format uses itself")
+    if MARK in tree:
+        raise CheckpointError(f"{place} has the key {MARK!r}, which the checkpoint format uses itself")
     items = []
     for key, value in tree.items():
         if type(key) not in (bool, int, float, str):
             raise CheckpointError(f"{place} has the key {key!r}; keys in a checkpoint are strings or plain numbers")
         items.append((key, encode(value, f"{place}[{key!r}]")))
-    return _ordered(tree, items) if isinstance(tree, OrderedDict) else dict(items)
-
-
-def _ordered(model: Any, items: list[tuple[Any, Any]]) -> Any:
-    """Return an OrderedDict with the versions that a module's state carries along."""
-    result: Any = OrderedDict(items)
-    versions = getattr(model, "_metadata", None)
-    if isinstance(versions, Mapping):
-        result._metadata = OrderedDict((key, dict(value)) for key, value in versions.items())  # noqa: SLF001
-    return result
+    return ordered_like(tree, items) if isinstance(tree, OrderedDict) else dict(items)
 
 
 class _HashingFile:

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -58,8 +59,6 @@ def save_job(
         ConfigError: a bad step, name, part or `meta`.
         CheckpointError: a state holds what a checkpoint cannot.
     """
-    import torch
-
     if isinstance(step, bool) or not isinstance(step, int) or step < 0:
         raise ConfigError(f"a checkpoint wants the number of optimizer steps done, an int >= 0; got {step!r}")
     for name in parts:
@@ -83,11 +82,16 @@ def save_job(
             attempt=attempt,
             world_size=world.world_size,
             time=time.time(),
-            versions={"rankwise": __version__, "torch": str(torch.__version__)},
+            versions={"rankwise": __version__, **_loaded_versions()},
             parts={},
             meta=_checked_meta(meta or {}),
         ),
     )
+
+
+def _loaded_versions() -> dict[str, str]:
+    loaded = ((name, sys.modules.get(name)) for name in ("torch", "jax"))
+    return {name: str(module.__version__) for name, module in loaded if module is not None}
 
 
 def write_checkpoint(job: SaveJob, world: World, fence: Fence) -> None:
@@ -131,7 +135,7 @@ def _write_own(job: SaveJob, world: World) -> dict[str, FileRecord]:
         if not replicated:
             # with parents: a network file system may not show yet what the main rank has made
             folder.mkdir(parents=True, exist_ok=True)
-        written[name] = write_payload(job.temporary, f"{name}.pt" if replicated else f"{folder.name}/{name}.pt", tree)
+        written[name] = write_payload(job.temporary, name if replicated else f"{folder.name}/{name}", tree)
     if folder.exists():
         fsync_folder(folder)
     return written

@@ -1,0 +1,96 @@
+"""`JaxTree`: a tree of JAX as a part of a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import numpy as np
+
+from rankwise.data.contract import NDArray
+from rankwise.errors import ConfigError
+
+__all__ = ["JaxTree"]
+
+
+class JaxTree:
+    """A pytree of JAX, such as parameters and the state of an optimizer, equal on all ranks; needs no torch.
+
+    Restoring fills the same structure, and puts each array where the one there lies, with its dtype and sharding.
+    Arrays of which each process holds a part only are refused when they are saved.
+
+    Args:
+        tree: any tree of arrays, keys, numbers and what JAX counts as leaves otherwise.
+
+    Attributes:
+        tree: set it to the newest one before saving; after restoring it is the one of the checkpoint.
+    """
+
+    scope: Literal["replicated"] = "replicated"
+
+    def __init__(self, tree: Any) -> None:
+        self.tree = tree
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the leaves, and where each lies in the tree."""
+        import jax
+
+        found = jax.tree_util.tree_flatten_with_path(self.tree)[0]
+        places = [jax.tree_util.keystr(path) for path, _ in found]
+        leaves = [jax.random.key_data(leaf) if _is_key(leaf) else leaf for _, leaf in found]
+        return {"places": places, "leaves": leaves}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Fill the tree.
+
+        Raises:
+            ConfigError: the state is that of a tree of another structure, or an array has another shape.
+        """
+        import jax
+
+        found, structure = jax.tree_util.tree_flatten_with_path(self.tree)
+        places = [jax.tree_util.keystr(path) for path, _ in found]
+        if places != list(state["places"]):
+            odd = sorted({*places} ^ {*state["places"]}) or places
+            raise ConfigError(
+                f"the checkpoint holds a tree of {len(state['places'])} leaves, this one has {len(places)}; they "
+                f"differ at {', '.join(odd[:3])}: make the tree as it was when it was saved"
+            )
+        leaves = [_like(old, new, place) for (_, old), new, place in zip(found, state["leaves"], places, strict=True)]
+        self.tree = jax.tree_util.tree_unflatten(structure, leaves)
+
+
+def _like(old: Any, new: Any, place: str) -> Any:
+    """A saved leaf in the place of another."""
+    import jax
+
+    if not isinstance(old, jax.Array):
+        return new
+    if _is_key(old):
+        return jax.random.wrap_key_data(_put(np.asarray(new), jax.random.key_data(old), place), impl=_impl(old))
+    return _put(np.asarray(new), old, place)
+
+
+def _put(values: NDArray, like: Any, place: str) -> Any:
+    import jax
+
+    if values.shape != like.shape or values.dtype != like.dtype:
+        raise ConfigError(
+            f"the leaf {place} is {like.dtype}{list(like.shape)}, that of the checkpoint is {values.dtype}"
+            f"{list(values.shape)}: make the tree as it was when it was saved"
+        )
+    if like.is_fully_addressable:
+        return jax.device_put(values, like.sharding)
+    return jax.make_array_from_callback(values.shape, like.sharding, lambda index: values[index])
+
+
+def _is_key(leaf: Any) -> bool:
+    import jax
+
+    return isinstance(leaf, jax.Array) and bool(jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key))
+
+
+def _impl(key: Any) -> Any:
+    import jax
+
+    return jax.random.key_impl(key)
