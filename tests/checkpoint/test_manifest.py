@@ -71,5 +71,5 @@ def test_the_manifest_is_strict_json_and_tells_what_is_there(tmp_path):
     manifest = json.loads((folder / "manifest.json").read_text(), parse_constant=pytest.fail)
     assert (manifest["format"], manifest["step"], manifest["attempt"], manifest["world_size"]) == (1, 3, 4, 1)
     assert manifest["parts"]["x"]["scope"] == "replicated"
-    assert set(manifest["versions"]) == {"rankwise", "torch"}
+    assert {"rankwise"} <= set(manifest["versions"]) <= {"rankwise", "torch", "jax"}  # those that are loaded
     assert repr(checkpointer.newest().meta) == repr(meta)
