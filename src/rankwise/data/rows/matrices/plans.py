@@ -22,8 +22,9 @@ class MatrixPlan:
             whose rows have no elements has none.
         lengths: of a CSR stack, int64[n]: elements of each row; None for a dense one.
         num_rows: rows.
-        to_spread: whether elements and columns come out for `BoxReader.spread`: in the order in which they are stored,
-            not in that of the rows, and columns in the dtype that is wanted there.
+        to_spread: whether elements and columns come out for `BoxReader.spread`: columns in the dtype that is wanted
+            there, and, where their chunks are not those of the elements, so that they go through memory, both in the
+            order in which they are stored instead of that of the rows.
         lost: why it is not known where some rows lie; they have no elements here.
     """
 

@@ -156,6 +156,7 @@ class SparseStack:
         self.index_dtype: DType = self.spec.index_dtype
         short = all(np.can_cast(matrix.indices.dtype, np.uint16) for matrix in matrices)
         self._column_dtype: DType = np.dtype(np.uint16) if short else self.index_dtype
+        self._one_grid = all(matrix.data.chunks == matrix.indices.chunks for matrix in matrices)
         self.num_rows = self._rows.num_rows
         self.chunk_rows = self._rows.chunk_rows
         self.row_bytes = self._rows.row_bytes
@@ -170,7 +171,8 @@ class SparseStack:
         to_spread = to_spread and reader.spreads(data, dtype) and index_dtype == np.int32
         if to_spread:
             index_dtype = self._column_dtype
-        runs = Runs.packed(lengths, _stored_order(which, begin) if to_spread else None)
+        in_order = to_spread and not self._one_grid
+        runs = Runs.packed(lengths, _stored_order(which, begin) if in_order else None)
         if runs.num_rows == 0:
             return MatrixPlan(boxes=(), lengths=lengths, num_rows=len(rows), lost=lost)
         starts = begin[:, None]

@@ -22,7 +22,7 @@ _SPREAD, _COLUMNS, _COLUMN_BYTES, _WIDTH = SLOTS["spread"], SLOTS["columns"], SL
 _TABLES, _PLACES, _NUM_COLS = SLOTS["tables"], SLOTS["places"], SLOTS["num_cols"]
 _ITS_PLACES, _ITS_NUM_COLS = SLOTS["its_places"], SLOTS["its_num_cols"]
 _ROWS, _ROW_LENGTHS, _MARKS, _NAMED = SLOTS["rows"], SLOTS["row_lengths"], SLOTS["marks"], SLOTS["named"]
-_PAGE_BYTES = 4096
+_PAGE_BYTES, _ROWS_AHEAD = 4096, 8
 
 
 @inlined
@@ -49,12 +49,17 @@ def _cast(job: int, target: int, count: int) -> int:
 
 @inlined
 def _announce(job: int, target: int) -> int:
-    """Have the pages of the row of the next target looked up by the time it is written: rows lie anywhere."""
-    last, size = entry(job, _BOUNDS, get(job, _LAST)) - 1, get(job, _WIDTH) * get(job, _DST_UNIT)
-    row = get(job, _OUT) + entry(job, _ROWS, min(target + 1, last)) * size
-    for at in range(0, size, _PAGE_BYTES):
-        prefetch(row + at)
-    prefetch(row + size - 1)
+    """Have the pages of rows looked up before they are written, several rows at a time: rows lie anywhere.
+
+    A processor that does not know where a page is waits for memory; for several pages it waits once.
+    """
+    if target % _ROWS_AHEAD == 0:
+        size, end = get(job, _WIDTH) * get(job, _DST_UNIT), entry(job, _BOUNDS, get(job, _LAST))
+        for ahead in range(target + _ROWS_AHEAD, min(target + 2 * _ROWS_AHEAD, end)):
+            row = get(job, _OUT) + entry(job, _ROWS, ahead) * size
+            for at in range(0, size, _PAGE_BYTES):
+                prefetch(row + at)
+            prefetch(row + size - 1)
     return 0
 
 
