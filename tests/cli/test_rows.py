@@ -1,12 +1,15 @@
 """`rankwise rows`."""
 
 import json
+import re
 import sys
 
 import anndata
 import pytest
 
 from rankwise.cli.app import main
+from rankwise.cli.saying import plain_failure
+from rankwise.errors import RankFailure
 from rankwise.testing.small_rows import small_anndata, write_anndata
 
 
@@ -153,3 +156,12 @@ def test_warnings_are_for_readers_of_a_terminal(tmp_path, inputs, command):
     assert code == 0
     assert said.splitlines()[0] == f"rankwise: warning: collections want names that end in .zarr, got {tmp_path}/c"
     assert [line.split(" rows")[0] for line in said.splitlines()[1:]] == ["reading 90/90", "writing 90/90"]
+
+
+def test_ranks_that_fail_say_it_as_one_process_does(tmp_path, inputs, command):
+    """The error of a rank is its message, without a traceback; what is no error of ours keeps it."""
+    code, _, said = command("rows", "write", tmp_path / "c.zarr", tmp_path / "nothing.h5ad", "--ranks", 2)
+    assert code == 2
+    assert re.fullmatch(r"rankwise: rank [01]: there is nothing at \S+/nothing.h5ad, looked for in \S+\n", said)
+    other = RankFailure("all of it", rank=1, traceback="Traceback\nZeroDivisionError: division by zero")
+    assert plain_failure(other) is other

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-import warnings
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -12,6 +11,7 @@ from rankwise._version import __version__
 from rankwise.cli.data_app import data_commands
 from rankwise.cli.rows_app import rows_commands
 from rankwise.cli.run import run_command
+from rankwise.cli.saying import plain_warnings
 from rankwise.errors import RankwiseError
 
 __all__ = ["app", "main"]
@@ -57,16 +57,9 @@ app.add_typer(rows_commands, name="rows")
 
 def main() -> None:
     """Run the command line; an error of rankwise becomes one message and exit code 2, without a traceback."""
-    with warnings.catch_warnings():
-        warnings.showwarning = _show_warning  # type: ignore[assignment]  # it has no use for the place
+    with plain_warnings():
         try:
             app(prog_name="rankwise")
         except RankwiseError as error:
             print(f"rankwise: {error}", file=sys.stderr)
             sys.exit(2)
-
-
-def _show_warning(message: Warning | str, category: type[Warning], *place: Any) -> None:
-    """A warning is for the reader of the terminal, to whom a line of our source says nothing."""
-    del category, place
-    print(f"rankwise: warning: {message}", file=sys.stderr)

@@ -9,7 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from rankwise.errors import ConfigError
+from rankwise.cli.saying import plain_failure, plain_warnings
+from rankwise.errors import ConfigError, RankFailure
 
 __all__ = ["EXAMPLES", "write_command"]
 
@@ -120,7 +121,16 @@ def _start_ranks(ranks: int, out: str, inputs: list[str], options: dict[str, Any
             f"({place.family}): leave --ranks out"
         )
     with watched_progress(Path(out), enabled=progress):
-        run(_write_rank, out, inputs, {**options, "progress": False}, num_ranks=ranks)
+        try:
+            run(_write_plainly, out, inputs, {**options, "progress": False}, num_ranks=ranks)
+        except RankFailure as failure:
+            raise plain_failure(failure) from failure
+
+
+def _write_plainly(out: str, inputs: list[str], options: dict[str, Any]) -> None:
+    """Write in a process of its own, where nobody else looks after warnings."""
+    with plain_warnings():
+        _write_rank(out, inputs, options)
 
 
 def _write_rank(out: str, inputs: list[str], options: dict[str, Any]) -> None:

@@ -1,5 +1,7 @@
 """A collection is made only where nothing else lies."""
 
+import errno
+
 import anndata
 import pytest
 import zarr
@@ -35,3 +37,14 @@ def test_what_is_no_group_is_refused(tmp_path):
         DatasetCollection(tmp_path / "array.zarr")
     with pytest.raises(ConfigError, match="Zarr v3, got one of v2: give it a new path"):
         DatasetCollection(tmp_path / "old.zarr")
+
+
+def test_a_folder_that_cannot_be_made_is_said(tmp_path, monkeypatch):
+    """A disk that is full before the first byte is one message, too."""
+
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(zarr, "create_group", full)
+    with pytest.raises(DataError, match=r"No space left on device. \S+/c.zarr is as it was, nothing was begun"):
+        DatasetCollection(tmp_path / "c.zarr")

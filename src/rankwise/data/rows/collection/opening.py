@@ -8,6 +8,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from rankwise.data.rows.collection.interrupted import said_where_it_stands
 from rankwise.data.rows.datasets import COLLECTION_TYPE
 from rankwise.data.store import load_zarr
 from rankwise.errors import ConfigError, DataError
@@ -62,7 +63,7 @@ def _open(path: Path, mode: str) -> Any:
     zarr = load_zarr()
     if mode == "a" and not any((path / name).exists() for name in ("zarr.json", ".zgroup")):
         # another rank may be just about to make it
-        with contextlib.suppress(zarr.errors.ContainsGroupError):
+        with contextlib.suppress(zarr.errors.ContainsGroupError), said_where_it_stands(path):
             return zarr.create_group(str(path), zarr_format=3)
     try:
         return zarr.open_group(str(path), mode="r" if mode == "r" else "r+")
