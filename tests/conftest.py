@@ -8,6 +8,7 @@ import sys
 import hypothesis
 import pytest
 
+from rankwise.testing.held_ports import release_ports
 from rankwise.testing.new_threads import mark_threads
 
 # A busy machine may take a second for what takes a millisecond: no property depends on the clock.
@@ -25,6 +26,13 @@ def pytest_configure():
 def _others_have_threads_too():
     """What a test finds with `threads_since` was started in it."""
     mark_threads()
+
+
+@pytest.fixture(autouse=True)
+def _ports_are_given_back():
+    """Those that a test held for its ranks."""
+    yield
+    release_ports()
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import textwrap
@@ -12,6 +11,7 @@ import pytest
 
 import rankwise
 from rankwise.errors import ConfigError, WorldError
+from rankwise.testing.held_ports import hold_port
 from rankwise.world import World
 from rankwise.world.devices import visible_devices
 
@@ -20,12 +20,6 @@ CLEAN = {
     for key, value in os.environ.items()
     if not key.startswith(("SLURM", "OMPI", "PMI", "RANK", "TORCHELASTIC", "MASTER", "WORLD", "LOCAL", "OMP"))
 }
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 class Ranks:
@@ -56,14 +50,14 @@ class Ranks:
 
 
 def torchrun(num_ranks, port=None):
-    port = port or free_port()
+    port = port or hold_port()
     common = {"WORLD_SIZE": str(num_ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     return [common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(num_ranks)]
 
 
 def slurm(num_ranks):
     common = {
-        "SLURM_JOB_ID": str(free_port()),
+        "SLURM_JOB_ID": str(hold_port()),
         "SLURM_STEP_ID": "0",
         "SLURM_STEP_NUM_TASKS": str(num_ranks),
         "SLURM_STEP_NODELIST": "localhost",
@@ -100,7 +94,7 @@ PEACE = """
 @pytest.mark.parametrize("family", [torchrun, slurm])
 def test_two_ranks_find_each_other(tmp_path, family):
     """From the launcher's variables alone: place, threads, seeds, group; twice in one process; nothing on stderr."""
-    second = {"SECOND_PORT": str(free_port())}
+    second = {"SECOND_PORT": str(hold_port())}
     found = Ranks(tmp_path, PEACE, [variables | second for variables in family(2)]).end()
     answers = []
     for out, err, code in found:
@@ -196,7 +190,7 @@ APART = """
 
 def test_ranks_that_cannot_start_tell_the_others(tmp_path):
     """A rank without its device stops both at once, with its reason; a rank that does not come is named in time."""
-    ports = {"PORTS": f"{free_port()} {free_port()}"}
+    ports = {"PORTS": f"{hold_port()} {hold_port()}"}
     began = time.monotonic()
     (main, _, _), (other, _, _) = Ranks(tmp_path, APART, [variables | ports for variables in torchrun(2)]).end()
     assert time.monotonic() - began < 90  # the default timeout is 600 s

@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 
 from rankwise.errors import ConfigError, WorldError
+from rankwise.testing.held_ports import hold_port
 from rankwise.world import World, jax_start
 from rankwise.world.keys import numpy_generator
 from rankwise.world.place import Place
@@ -113,12 +113,6 @@ print("the end", last)
 """
 
 
-def free_port():
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
-
-
 def slurm(rank):
     return {
         "SLURM_JOB_ID": "1234",
@@ -148,7 +142,7 @@ class Jobs:
         self.folder = folder
         (folder / "train.py").write_text(SCRIPT)
         (folder / "no_torch.py").write_text(NO_TORCH + SCRIPT)
-        port = str(free_port())
+        port = str(hold_port())
         command = [sys.executable, "-m", "rankwise", "run", "--nproc", "2", "--max-restarts", "1", "train.py"]
         started = [self.start(command, plain(NAME="launched"))]
         for rank in range(2):
@@ -289,7 +283,7 @@ except rankwise.RankwiseError as error:
 
 def test_devices_that_were_started_before():
     """A rank on which JAX has looked for devices says so at once on all ranks, with the mend."""
-    port = str(free_port())
+    port = str(hold_port())
     started = [
         subprocess.Popen(
             [sys.executable, "-c", EARLY],

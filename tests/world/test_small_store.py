@@ -8,6 +8,7 @@ from datetime import timedelta
 import pytest
 
 from rankwise.errors import WorldError
+from rankwise.testing.held_ports import hold_port
 from rankwise.world.arrival import Card, meet
 from rankwise.world.place import Place
 from rankwise.world.small_store import SmallStore, StoreServer, _Answering, open_small_store
@@ -95,10 +96,7 @@ def test_strangers_are_sent_away(stores):
 
 def test_ranks_meet_over_it():
     """The meeting of `bind` works over it, whoever comes first."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
-    results = {}
+    port, results = hold_port(), {}
 
     def one(rank):
         place = Place(rank=rank, world_size=2, master_addr="localhost", master_port=port)

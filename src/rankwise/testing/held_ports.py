@@ -1,0 +1,22 @@
+"""Ports for ranks that tests start, which nobody else is given meanwhile."""
+
+from __future__ import annotations
+
+from rankwise.launch.ports import HeldPort
+
+__all__ = ["hold_port", "release_ports"]
+
+_held: list[HeldPort] = []
+
+
+def hold_port() -> int:
+    """Return a free port that is held until `release_ports`; on Linux the store of a rank can listen on it."""
+    _held.append(HeldPort())
+    _held[-1].hand_over()
+    return _held[-1].number
+
+
+def release_ports() -> None:
+    """Give all ports back."""
+    while _held:
+        _held.pop().close()
