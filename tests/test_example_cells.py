@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import anndata
-import numpy as np
 import pytest
 import torch
 from PIL import Image
+
+from rankwise.checkpoint import Checkpointer
+from rankwise.world import World
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "cells"
 
@@ -126,10 +128,10 @@ def test_with_jax_a_stopped_run_goes_on_inside_an_epoch(jax_demo, run_python):
     folder, whole = jax_demo.folder, jax_demo.run_dir
     stopped = shutil.copytree(whole, folder / "runs" / "stopped")
     (stopped / "finished.json").unlink()
-    with np.load(stopped / "checkpoints" / "training.npz") as saved:
-        position = json.loads(str(saved["position"]))
-        assert int(saved["num_steps"]) == 150
-    assert (position["epoch"], position["position"]) == (16, 6 * 64)
+    checkpoints = Checkpointer(stopped / "checkpoints", world=World.single())
+    saved = checkpoints.newest()
+    position = checkpoints.read(saved, "loader")
+    assert (saved.step, position["epoch"], position["position"]) == (150, 16, 6 * 64)
     arguments = ["--collection", "runs/cells.zarr", *JAX[1:]]
     said = run_python(folder, EXAMPLE / "train_jax.py", *arguments, RANKWISE_RUN_DIR="runs/stopped")
     assert f"after {jax_demo.steps} steps on 1 rank;" in said

@@ -9,7 +9,6 @@ it was, in the middle of an epoch too, with any number of ranks.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from pathlib import Path
@@ -22,6 +21,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from model_jax import Training, hide_genes, judge, start, train_step
 
 import rankwise
+from rankwise.checkpoint import Checkpointer, JaxTree, Replicated
 from rankwise.data.rows import Loader, RowSource
 from rankwise.tracking import RunDir
 
@@ -49,6 +49,7 @@ class Run:
         self.kinds = self.rows.categories["cell_type"]
         dtype = "float64" if args.float64 else "float32"
         self.training = self.on_all(start(world.generator("start"), len(self.rows.var_names), len(self.kinds), dtype))
+        self.checkpointer = Checkpointer(folder.checkpoints, world=world, fence=folder.fence, attempt=folder.attempt)
         self.judge = jax.jit(judge, out_shardings=self.copied)
         self.to_all = jax.jit(lambda arrays: arrays, out_shardings=self.copied)  # all rows on every rank
 
@@ -77,32 +78,16 @@ class Run:
             "val_balanced_accuracy": float(np.mean(per_kind)),
         }
 
-    def save(self) -> None:
-        """Keep weights, means and position in one file, put in its place whole; the main rank writes it."""
-        if not self.world.is_main:
-            return
-        trees = self.training._asdict()
-        count = trees.pop("num_steps")
-        tree = {f"{name}/{key}": value for name, values in trees.items() for key, value in values.items()}
-        position = json.dumps(self.train.state_dict())
-        path = self.folder.checkpoints / "training.npz"
-        with self.folder.fence():
-            path.parent.mkdir(exist_ok=True)
-            half_done = path.with_suffix(".tmp")
-            with half_done.open("wb") as file:
-                np.savez(file, num_steps=count, position=position, **tree)
-            half_done.replace(path)
+    def save(self, done: int) -> None:
+        """Keep weights, means and position; every rank calls it."""
+        self.checkpointer.save(done, {"training": JaxTree(self.training), "loader": Replicated(self.train)})
 
     def restore(self) -> int:
         """Go on after what was saved, if anything was; return the steps done."""
-        path = self.folder.checkpoints / "training.npz"
-        saved = self.world.from_main(lambda: dict(np.load(path)) if path.exists() else None)
-        if saved is None:
-            return 0
-        self.train.load_state_dict(json.loads(str(saved["position"])))
-        means = ({key: saved[f"{name}/{key}"] for key in getattr(self.training, name)} for name in Training._fields[:3])
-        self.training = self.on_all((*means, saved["num_steps"]))
-        return int(saved["num_steps"])
+        training = JaxTree(self.training)
+        report = self.checkpointer.restore({"training": training, "loader": Replicated(self.train)})
+        self.training = training.tree
+        return 0 if report is None else report.step
 
     def fit(self, tracker: rankwise.Tracker, done: int) -> dict[str, float]:
         """Train to the end; return the last numbers."""
@@ -116,7 +101,7 @@ class Run:
                 if done % self.args.log_every == 0:
                     tracker.log(done, {"loss": float(loss)}, epoch=epoch)
                 if done % self.args.save_every == 0:
-                    self.save()
+                    self.save(done)
             values = self.values()
             tracker.log(done, values, epoch=epoch, phase="val")
         return values
