@@ -11,6 +11,7 @@ import numpy as np
 
 from _rows.readers import Reader
 from _rows.task import Task
+from rankwise.data.feed.allocating import allocate_bytes
 from rankwise.data.feed.csr import scipy_csr
 from rankwise.data.rows.fields import make_field, read_fields
 from rankwise.data.rows.matrices import MatrixPlan, open_matrix, stack_matrices
@@ -63,11 +64,12 @@ class Ours(Reader):
         )
 
     def _buffer(self, name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-        size = math.prod(shape)
+        count = math.prod(shape)
         held = self._held.get(name)
-        if held is None or len(held) < size:
-            held = self._held[name] = np.empty(size + size // 10, dtype)
-        return held[:size].reshape(shape)
+        if held is None or len(held) < count:
+            memory = allocate_bytes((count + count // 10) * np.dtype(dtype).itemsize, pinned=False)  # as loaders do
+            held = self._held[name] = memory.view(dtype)
+        return held[:count].reshape(shape)
 
     def _batch(self, arrays: tuple[np.ndarray, ...], cut: slice) -> Any:
         if len(arrays) == 1:

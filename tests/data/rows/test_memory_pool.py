@@ -23,6 +23,17 @@ def test_memory_that_nobody_looks_at_is_used_again():
     assert pool.num_pieces == 2
 
 
+def test_memory_begins_at_a_line_of_the_caches():
+    """New memory and memory that is used again, whatever goes before."""
+    pool, held = MemoryPool(capacity=8), []
+    for count in (3, 1000, 3, 77, 10**6, 900, 1):
+        held.append(pool.take(count, np.dtype("u1")))
+        assert (address(held[-1]) % 64, len(held[-1])) == (0, count)
+    held.clear()
+    assert address(pool.take(900, np.dtype("u1"))) % 64 == 0
+    assert pool.num_pieces == 7
+
+
 def test_what_is_kept_is_never_touched():
     """Views, CSR matrices and tensors keep their memory, however many requests come after."""
     pool = MemoryPool(capacity=2)

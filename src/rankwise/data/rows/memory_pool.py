@@ -10,6 +10,7 @@ from rankwise.data.contract import DType, NDArray
 
 __all__ = ["MemoryPool"]
 
+_ALIGNMENT = 64  # a line of the caches: what shares one with its neighbours is read before it is written
 _SLACK = 1.125  # the rows of the next request hold a few elements more or less
 
 
@@ -30,17 +31,22 @@ class MemoryPool:
         self.num_pieces = 0
 
     def take(self, count: int, dtype: DType) -> NDArray:
-        """Return an array [count] of undefined content."""
+        """Return an array [count] of undefined content, at an address that is a multiple of 64."""
         needed = count * dtype.itemsize
         for place in range(len(self._pieces)):  # no name for the piece: it would be a reference
-            if needed <= self._pieces[place].nbytes and _references(self._pieces, place) <= self._alone:
+            if needed + _ALIGNMENT <= self._pieces[place].nbytes and _references(self._pieces, place) <= self._alone:
                 self._pieces.append(self._pieces.pop(place))
-                return self._pieces[-1][:needed].view(dtype)
-        self._pieces.append(np.empty(int(needed * _SLACK), dtype=np.uint8))
+                return _aligned(self._pieces[-1], needed).view(dtype)
+        self._pieces.append(np.empty(int(needed * _SLACK) + _ALIGNMENT, dtype=np.uint8))
         self.num_pieces += 1
         del self._pieces[: -self._capacity]
-        return self._pieces[-1][:needed].view(dtype)
+        return _aligned(self._pieces[-1], needed).view(dtype)
 
 
 def _references(pieces: list[NDArray], place: int) -> int:
     return sys.getrefcount(pieces[place])
+
+
+def _aligned(piece: NDArray, num_bytes: int) -> NDArray:
+    first = -piece.ctypes.data % _ALIGNMENT
+    return piece[first : first + num_bytes]
