@@ -1,9 +1,11 @@
 """Collections that are no longer what was written."""
 
 import json
+import re
 import shutil
 
 import pytest
+import zarr
 
 from rankwise.data.rows import DatasetCollection
 from rankwise.data.rows.inspecting import verify_rows
@@ -41,6 +43,15 @@ def test_a_lost_dataset(copy):
     """A dataset that is gone is named."""
     shutil.rmtree(copy / "dataset_1")
     assert "dataset_1 is missing" in verify_rows(copy)
+
+
+def test_damaged_row_pointers(copy):
+    """What is wrong with a chunk of them is told once, beside the checksum, and not for each of its rows."""
+    indptr = zarr.open_array(str(copy / "dataset_0" / "X" / "indptr"), mode="a")
+    indptr[7] = 10_000
+    checksum, pointers = verify_rows(copy)
+    assert checksum == "dataset_0/X/indptr is not what was written: its checksum differs"
+    assert re.search(r"dataset_0/X/indptr are damaged: in chunk \(0,\) row 7 would begin after it ends", pointers)
 
 
 def test_rows_that_come_twice(copy):
