@@ -101,6 +101,22 @@ def test_what_is_needed_to_cut_is_asked_for(options, name):
         Blocks().mask = [1, 2]
 
 
+@pytest.mark.parametrize(
+    ("wrong", "came"), [({"request": [slice(0, 4)]}, r"keys \['request'\]"), ([slice(0, 4)], "list")]
+)
+def test_what_is_no_request_is_named(wrong, came):
+    """A key that is misspelt, or a list of slices, says what a request looks like."""
+
+    class Odd(Blocks):
+        def _sample(self, n_obs):
+            yield wrong
+
+    with pytest.raises(TypeError, match=rf"_sample of Odd yields load requests, LoadRequest\(.*; got {came}"):
+        next(Odd().sample(20))
+    with pytest.raises(TypeError, match=r"batch_sampler wants a sampler .* got list"):
+        Loader(batch_sampler=[wrong])
+
+
 def test_samplers_and_loaders_say_what_they_are(tmp_path):
     """What a notebook prints tells the rows, the size of a batch and the steps that are left."""
     sampler = RandomSampler(8, 4, 16, mask=slice(5, 20))

@@ -207,6 +207,12 @@ class Sampler(ABC):
             for number, request in enumerate(requests):
                 if not self._reads(number):
                     continue
+                if not isinstance(request, Mapping) or "requests" not in request:
+                    raise TypeError(
+                        f"_sample of {type(self).__name__} yields load requests, "
+                        "LoadRequest(requests=[slice(0, 64)], splits=...); got "
+                        f"{f'keys {list(request)}' if isinstance(request, Mapping) else type(request).__name__}"
+                    )
                 if request.get("splits") is None:
                     yield {"requests": request["requests"], "splits": self._cut(request, draws.request(number))}
                 else:

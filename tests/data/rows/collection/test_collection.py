@@ -63,6 +63,12 @@ def test_rows_of_files_stores_and_memory(tmp_path, three):
     assert [held.n_obs for held in read(made)] == [41, 41, 42]
     assert made.obs(["n"]).shape == (124, 1)
     assert made.obs([]).empty
+    with pytest.raises(
+        ConfigError, match=r"no dataset of .*c.zarr has the obs columns 'nam'; there are 'kind', 'n', 'name'"
+    ):
+        made.obs(["n", "nam"])
+    with pytest.raises(ConfigError, match=r"write columns=\['n'\]"):
+        made.obs("n")
     assert not (tmp_path / "c.zarr.writing").exists()
     assert zarr.open_group(made.path, mode="r").attrs["encoding-type"] == "annbatch-preshuffled"
 

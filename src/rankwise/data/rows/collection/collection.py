@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rankwise.data.rows.collection.adding import add_rows, plan_of, settle
 from rankwise.data.rows.collection.arguments import listed, named, seed_of
 from rankwise.data.rows.collection.crew import Crew, take_seat
-from rankwise.data.rows.collection.fitting import check_fit, warn_of_repeats
+from rankwise.data.rows.collection.fitting import check_columns, check_fit, warn_of_repeats
 from rankwise.data.rows.collection.inputs import Input, open_input, spread_collections
 from rankwise.data.rows.collection.interrupted import said_where_it_stands
 from rankwise.data.rows.collection.joining import join_inputs
@@ -84,12 +84,18 @@ class DatasetCollection:
         Args:
             columns: which; None = all. Columns that a dataset has not are left out there. Categories that differ
                 between datasets are united.
+
+        Raises:
+            ConfigError: no dataset has a column of that name.
         """
         import pandas as pd
 
+        columns = None if columns is None else named(columns, "columns")
         if columns is not None and not len(columns):
             return pd.DataFrame()
-        frames = [_obs(group["obs"], columns) for group in self]
+        groups = [group["obs"] for group in self]
+        check_columns(columns, groups, self.path)
+        frames = [_obs(group, columns) for group in groups]
         return _one_over_the_other(frames) if frames else pd.DataFrame()
 
     def split(

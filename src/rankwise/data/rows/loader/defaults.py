@@ -29,9 +29,15 @@ def choose_sampler(sampler: Sampler | None, arguments: Mapping[str, Any]) -> Sam
 
     Raises:
         ConfigError: both were passed, or they do not fit together.
+        TypeError: it is no sampler.
     """
     passed = [name for name, value in arguments.items() if value is not None]
     if sampler is not None:
+        if not isinstance(sampler, Sampler):
+            raise TypeError(
+                f"batch_sampler wants a sampler of rankwise.data.rows.samplers, or a subclass of "
+                f"rankwise.data.rows.abc.Sampler, got {type(sampler).__name__}"
+            )
         if passed:
             raise ConfigError(
                 f"Cannot specify {', '.join(passed)} when providing batch_sampler: give them to the sampler instead"
