@@ -53,3 +53,22 @@ def test_what_is_kept_is_never_touched():
     for number, held in enumerate(kept):
         values = held.data if sp.issparse(held) else np.asarray(held)
         assert np.asarray(values).tolist() == [number] * 10
+
+
+def test_far_larger_memory_is_left_to_others():
+    """A short request takes memory of its own, of its size, which the next short one gets again."""
+    pool = MemoryPool()
+    large = pool.take(100_000, np.dtype("u1"))
+    at = address(large)
+    del large
+    addresses = set()
+    for _ in range(3):
+        small = pool.take(40_000, np.dtype("u1"))
+        assert address(small) != at
+        addresses.add(address(small))
+        del small
+        again = pool.take(90_000, np.dtype("u1"))
+        assert address(again) == at
+        del again
+    assert len(addresses) == 1
+    assert pool.num_pieces == 2

@@ -11,6 +11,7 @@ from rankwise.data.contract import DType, NDArray
 __all__ = ["MemoryPool"]
 
 _ALIGNMENT = 64  # a line of the caches: what shares one with its neighbours is read before it is written
+_WASTE, _LITTLE = 2.25, 4096
 _SLACK = 1.125  # the rows of the next request hold a few elements more or less
 
 
@@ -18,7 +19,8 @@ class MemoryPool:
     """Hands out arrays; memory whose arrays, views of them included, are all gone is handed out again.
 
     Fresh memory costs a page fault for every 4 KiB, which for sparse rows is as much as half of decoding them. A batch
-    that is kept keeps its memory: the pool then takes new memory, and forgets the one that was kept.
+    that is kept keeps its memory: the pool then takes new memory, and forgets the one that was kept. Memory of far more
+    than is needed is left to others: the short request at the end of a pass has its own.
 
     Args:
         capacity: pieces of memory that are remembered.
@@ -34,7 +36,8 @@ class MemoryPool:
         """Return an array [count] of undefined content, at an address that is a multiple of 64."""
         needed = count * dtype.itemsize
         for place in range(len(self._pieces)):  # no name for the piece: it would be a reference
-            if needed + _ALIGNMENT <= self._pieces[place].nbytes and _references(self._pieces, place) <= self._alone:
+            suits = needed + _ALIGNMENT <= self._pieces[place].nbytes <= _WASTE * needed + _LITTLE
+            if suits and _references(self._pieces, place) <= self._alone:
                 self._pieces.append(self._pieces.pop(place))
                 return _aligned(self._pieces[-1], needed).view(dtype)
         self._pieces.append(np.empty(int(needed * _SLACK) + _ALIGNMENT, dtype=np.uint8))

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from rankwise.data.rows import Loader
 from rankwise.data.rows.loader import stored
 from rankwise.data.rows.samplers import DistributedSampler, RandomSampler, SequentialSampler
-from rankwise.errors import SampleError
+from rankwise.errors import ConfigError, SampleError
 from rankwise.testing.new_threads import threads_since
 
 OBS = pd.DataFrame({"n": np.arange(100)})
@@ -131,44 +131,50 @@ SAMPLERS = {
 }
 
 
+def acted(loader, rng, what, value, seen):
+    """Do one thing with a loader, note what it shows, and return what to go on with."""
+    sampler = loader.batch_sampler
+    if what == "pass":
+        seen.append(rows_of(loader))
+    elif what == "leave":
+        batches = iter(loader)
+        seen.append(rows_of(batch for _, batch in zip(range(value), batches, strict=False)))
+        batches.close()
+    elif what == "set":
+        loader.set_epoch(value)
+    elif what == "mask":
+        sampler.mask = slice(value, 100)
+    elif what == "second":
+        outer = iter(loader)
+        first = next(outer)["index"].tolist()
+        seen += [first, rows_of(loader), rows_of(outer)]
+    elif what == "save":
+        seen.append(rows_of(batch for _, batch in zip(range(value), loader, strict=False)))
+        seen.append(loader.state_dict())
+        loader.load_state_dict(seen[-1])
+    elif what == "copy":
+        return pickle.loads(pickle.dumps(copy.copy(loader)))
+    elif what == "settle":
+        assert settled()
+    elif sampler.rng is not None:
+        for batch in [None] if what == "seed" else loader:
+            seen.append(batch and batch["index"].tolist())
+            sampler.rng = np.random.default_rng(value) if value else rng
+    return loader
+
+
 def played(place, kind, actions, *, across_epochs):
     """All that a user sees of a loader that is used so, and the state in which his generator is left."""
     rng = np.random.default_rng(5)
     loader = make(place, SAMPLERS[kind](rng), across_epochs=across_epochs)
     seen = []
     for what, value in actions:
-        sampler = loader.batch_sampler
-        if what == "pass":
-            seen.append(rows_of(loader))
-        elif what == "leave":
-            batches = iter(loader)
-            seen.append(rows_of(batch for _, batch in zip(range(value), batches, strict=False)))
-            batches.close()
-        elif what == "set":
-            loader.set_epoch(value)
-        elif what == "seed" and kind != "sequential":
-            sampler.rng = np.random.default_rng(value) if value else rng
-        elif what == "mask":
-            sampler.mask = slice(value, 100)
-        elif what == "second":
-            outer = iter(loader)
-            first = next(outer)["index"].tolist()
-            seen += [first, rows_of(loader), rows_of(outer)]
-        elif what == "save":
-            seen.append(rows_of(batch for _, batch in zip(range(value), loader, strict=False)))
-            state = loader.state_dict()
-            seen.append(state)
-            loader.load_state_dict(state)
-        elif what == "within" and kind != "sequential":
-            for batch in loader:
-                seen.append(batch["index"].tolist())
-                sampler.rng = np.random.default_rng(value) if value else rng
-        elif what == "copy":
-            loader = pickle.loads(pickle.dumps(copy.copy(loader)))
-        elif what == "settle":
-            assert settled()
-        state = None if loader.batch_sampler.rng is None else loader.batch_sampler.rng.bit_generator.state
-        seen.append((len(loader), loader.batch_sampler.epoch, state, rng.bit_generator.state))
+        try:
+            loader = acted(loader, rng, what, value, seen)
+        except ConfigError as error:  # a saved place that there is not in another range of rows
+            seen.append(str(error))
+        own = loader.batch_sampler.rng
+        seen.append((len(loader), loader.batch_sampler.epoch, own and own.bit_generator.state, rng.bit_generator.state))
     return seen
 
 

@@ -17,7 +17,7 @@ class Rows:
     def __init__(self, failing=()):
         self.failing, self.read_rows, self.gate = failing, [], threading.Event()
         self.stop_at = None
-        self.began = [threading.Event() for _ in range(20)]
+        self.began = [threading.Event() for _ in range(30)]
 
     def read(self, rows):
         self.began[rows[0]].set()
@@ -56,22 +56,21 @@ def test_the_next_is_under_way_while_one_is_in_use():
 
 
 def test_requests_are_drawn_by_who_iterates():
-    """What draws them needs no lock; two are drawn early."""
-    drawn = []
+    """What draws them needs no lock; one is read early, and those behind it are drawn, to know which is the last."""
+    drawn, rows = [], Rows()
 
     def orders():
         for number in range(10):
             drawn.append((number, threading.current_thread()))
             yield request(number)
 
-    reader = RequestReader(Rows())
+    reader = RequestReader(rows)
     reader.begin(orders(), None, lambda: None)
-    reader.take()
-    assert len(drawn) == 2
-    reader.fill()  # when the second batch of the first request is asked for
-    assert len(drawn) == 3
-    reader.fill()
-    assert len(drawn) == 3
+    for number in range(3):
+        assert reader.take()[1].tolist() == [10 * number]
+        assert rows.began[number + 1].wait(20)
+        assert not rows.began[number + 2].is_set()
+        assert len(drawn) <= number + 4
     reader.leave()
     assert {thread for _, thread in drawn} == {threading.current_thread()}
 
@@ -102,7 +101,6 @@ def test_leaving_waits_for_what_is_read():
     reader.begin(map(request, range(9)), None, lambda: None)
     rows.stop_at = 1
     reader.take()
-    reader.fill()
     assert rows.began[1].wait(20)
     threading.Timer(0.05, rows.gate.set).start()
     reader.leave()
@@ -123,6 +121,23 @@ def test_the_first_request_of_the_next_pass_is_read_with_the_last_ones():
     assert rows.read_rows == [0, 1, 2, 5]
     assert [block for block, _ in passed(reader, [5, 6])] == [[50], [60]]
     assert rows.read_rows == [0, 1, 2, 5, 6]
+
+
+@pytest.mark.parametrize(("last", "is_early"), [(4, True), (5, False)])
+def test_a_short_last_request_leaves_the_next_pass_time(last, is_early):
+    """Behind one of half its rows the next pass's first is read at once; behind a longer one when that is in use."""
+    rows = Rows()
+    reader = RequestReader(rows)
+    reader.begin(iter([request(*range(9)), request(*range(9, 9 + last))]), None, lambda: request(*range(15, 24)))
+    reader.take()
+    assert rows.began[9].wait(20)
+    if is_early:
+        assert rows.began[15].wait(20)
+    assert rows.began[15].is_set() == is_early
+    reader.take()
+    assert rows.began[15].wait(20)
+    assert reader.take() is None
+    assert none_left()
 
 
 def test_what_was_not_foreseen_is_read_anew():

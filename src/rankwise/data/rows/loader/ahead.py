@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, wait
+from concurrent import futures
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -13,13 +14,13 @@ import numpy as np
 
 from rankwise.data.contract import IntArray
 from rankwise.data.rows.loader.requesting import RowOrder
-from rankwise.data.rows.loader.worker import SerialWorker
 
 __all__ = ["RequestReader", "RowsReader"]
 
-_MOST_PENDING = 2  # with the one in use, or the one before it that is still held, three pieces of memory
+_MOST_DRAWN = 2
 T_co = TypeVar("T_co", covariant=True)
 T = TypeVar("T")
+R = TypeVar("R")
 
 
 class RowsReader(Protocol[T_co]):
@@ -40,16 +41,22 @@ class _Request(Generic[T]):
 class RequestReader(Generic[T]):
     """Reads the load requests of one pass after the other, with memory that passes share.
 
-    Requests are drawn in the thread that takes them, so what draws them needs no lock. When all of a pass are drawn,
-    the first one of the pass that may follow is read too; that pass gets it if its first request is the same.
+    One is read while another is in use. Requests are drawn in the thread that takes them, so what draws them needs no
+    lock. When all of a pass are drawn, the first one of the pass that may follow is read too, while the last one is in
+    use or, if that is a short one, behind it; the pass gets it if its first request is the same.
 
     Args:
         rows: reads them.
     """
 
     def __init__(self, rows: RowsReader[T]) -> None:
-        self._rows, self._worker, self._pid = rows, SerialWorker(), os.getpid()
+        self._rows, self._pid = rows, os.getpid()
+        self._thread: ThreadPoolExecutor | None = None  # of this pass
+        self._behind: list[Future[T]] = []  # what the thread of the pass before it may still be reading
         self._pending: deque[_Request[T]] = deque()
+        self._drawn: deque[RowOrder] = deque()
+        self._foreseen: RowOrder | None = None
+        self._error: Exception | None = None
         self._early: _Request[T] | None = None
         self._orders: Iterator[RowOrder] | None = None
         self._following: Callable[[], RowOrder | None] = lambda: None
@@ -63,27 +70,15 @@ class RequestReader(Generic[T]):
         """Begin a pass.
 
         Args:
-            orders: its requests, drawn up to two early.
+            orders: its requests, drawn up to three early.
             obs: pandas.DataFrame about all rows, or None.
             following: called when all are drawn: what the next pass will ask for first, None = not known.
         """
         self._orders, self._obs, self._following = orders, obs, following
-
-    def fill(self) -> None:
-        """Have requests read, as many as may lie ready; call it whenever a batch is asked for."""
-        while self._orders is not None and len(self._pending) < _MOST_PENDING:
-            try:
-                order = next(self._orders)
-            except StopIteration:
-                self._orders = None
-                self._go_on()
-            except Exception as error:  # noqa: BLE001  (raised in its turn; a generator then ends)
-                self._orders = None
-                failed: Future[T] = Future()
-                failed.set_exception(error)
-                self._pending.append(_Request(RowOrder(rows=np.empty(0, dtype=np.int64), edges=(0,)), failed))
-            else:
-                self._pending.append(self._asked(order))
+        self._foreseen = self._error = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="rankwise-rows")
+        self._thread.submit(_begin)
+        self._behind = [] if self._early is None else [self._early.block]
 
     def take(self) -> tuple[RowOrder, T, Any] | None:
         """Return the next request of the pass, its rows, and what obs says about them; None after the last.
@@ -91,20 +86,46 @@ class RequestReader(Generic[T]):
         Raises:
             Exception: what failed in drawing or reading it.
         """
-        self.fill()
+        self._draw()
+        self._fill()
+        self._draw()
         if not self._pending:
+            self._end_thread()
+            if self._error is not None:
+                raise self._error
             return None
         request = self._pending.popleft()
         block = request.block.result()
-        return request.order, block, None if request.obs is None else request.obs.result()
+        about = None if request.obs is None else request.obs.result()
+        self._fill()
+        return request.order, block, about
+
+    def _draw(self) -> None:
+        """Draw so far ahead that the last one is known before it is read."""
+        while self._orders is not None and len(self._drawn) < _MOST_DRAWN:
+            try:
+                self._drawn.append(next(self._orders))
+            except StopIteration:
+                self._orders = None
+                if self._drawn or self._early is None:  # else the pass has no request at all
+                    self._foreseen = self._following()
+            except Exception as error:  # noqa: BLE001  (raised in its turn; a generator then ends)
+                self._orders, self._error = None, error
+
+    def _fill(self) -> None:
+        """Have the next one read. What is in use may still be held until this returns: it must not take long."""
+        if self._drawn and not self._pending:
+            self._pending.append(self._asked(self._drawn.popleft()))
+        waiting = sum(len(request.order.rows) for request in self._pending)
+        if self._foreseen is not None and not self._drawn and 2 * waiting <= len(self._foreseen.rows):
+            self._early, self._foreseen = self._submitted(self._foreseen), None
 
     def leave(self) -> None:
         """End the pass here: drop what was drawn, and wait for what is being read."""
-        left = [request.block for request in self._pending] + [r.obs for r in self._pending if r.obs is not None]
-        left += [] if self._early is None else [self._early.block]
+        self._end_thread(wait=True)
         self._pending.clear()
-        self._early = self._orders = None
-        wait([future for future in left if not future.cancel()])
+        self._drawn.clear()
+        self._early = self._orders = self._foreseen = None
 
     def _asked(self, order: RowOrder) -> _Request[T]:
         early, self._early = self._early, None
@@ -114,17 +135,33 @@ class RequestReader(Generic[T]):
             early = self._submitted(order)
         if self._obs is not None:
             obs = self._obs
-            early.obs = self._worker.submit(lambda: obs.iloc[order.rows])
+            early.obs = self._submit(lambda: obs.iloc[order.rows])
         return early
 
     def _submitted(self, order: RowOrder) -> _Request[T]:
-        rows = self._rows
-        return _Request(order, self._worker.submit(lambda: rows.read(order.rows)))
+        rows, behind, self._behind = self._rows, self._behind, []
 
-    def _go_on(self) -> None:
-        if self._early is None:  # else the pass had no request at all
-            order = self._following()
-            self._early = None if order is None else self._submitted(order)
+        def read() -> T:
+            futures.wait(behind)
+            return rows.read(order.rows)
+
+        return _Request(order, self._submit(read))
+
+    def _submit(self, work: Callable[[], R]) -> Future[R]:
+        assert self._thread is not None
+        return self._thread.submit(work)
+
+    def _end_thread(self, *, wait: bool = False) -> None:
+        """Let the thread end when it has read what was asked for, or wait until it has read what it is reading."""
+        if self._thread is not None:
+            self._thread.shutdown(wait=wait, cancel_futures=wait)
+            self._thread = None
+        if wait:
+            futures.wait(self._behind)
+
+
+def _begin() -> None:
+    """Nothing, but the thread is there: one that has to be started first would read before the caller goes on."""
 
 
 def _same(one: RowOrder, other: RowOrder) -> bool:

@@ -303,7 +303,6 @@ class Loader:
             order, block, about = taken
             for first, last in pairwise(order.edges):
                 yield under_way.counted(self._batch(order, block, about, first, last))
-                reader.fill()
 
     def _following(self) -> RowOrder | None:
         """What the next pass will ask for first, where that is known and of use."""
