@@ -1,5 +1,6 @@
 """The store of ranks that meet without torch."""
 
+import contextlib
 import io
 import socket
 import threading
@@ -70,6 +71,31 @@ def test_a_rank_is_counted_before_its_card_is_there(stores, monkeypatch):
     company = meet(first, cards[0], timeout=timedelta(seconds=30))
     other.join(30)
     assert met == [company]
+
+
+def test_a_rank_that_dies_before_its_card_is_there_is_missing(stores, monkeypatch):
+    """It was counted and never said who it is: the message names the one that did not come."""
+    first, second = stores
+    put = second.set
+
+    def dies(key, value):
+        if "/card/" in key:
+            raise ConnectionAbortedError
+        put(key, value)
+
+    monkeypatch.setattr(second, "set", dies)
+    cards = [Card(rank=rank, world_size=2, host="here", place=f"process {rank}") for rank in (0, 1)]
+
+    def rank_1():
+        with contextlib.suppress(ConnectionAbortedError):
+            meet(second, cards[1], timeout=timedelta(seconds=30))
+
+    other = threading.Thread(target=rank_1)
+    other.start()
+    with pytest.raises(WorldError, match="1 of 2 ranks did not arrive in time: 1"):
+        meet(first, cards[0], timeout=timedelta(seconds=1))
+    other.join(30)
+    assert not other.is_alive()
 
 
 def test_mistakes_are_answered(stores):

@@ -176,7 +176,11 @@ def _collect(store: Any, own: Card, prefix: str, deadline: float) -> list[Card]:
         for number in range(len(cards), arrived + 1):
             # counted before it is put: not every store's get waits for it
             patience = timedelta(seconds=max(1.0, deadline - time.monotonic()))
-            cards.append(Card(**json.loads(await_key(store, f"{prefix}/card/{number}", patience))))
+            try:
+                card = await_key(store, f"{prefix}/card/{number}", patience)
+            except Exception:  # noqa: BLE001  (each store has its own); it died in between: it is one that is missing
+                return cards
+            cards.append(Card(**json.loads(card)))
             if judge(cards, world_size=own.world_size, allow_shared_device=True):
                 grace = min(grace, time.monotonic() + _GRACE_S)
         if len(cards) >= own.world_size or time.monotonic() > grace:
