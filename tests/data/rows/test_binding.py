@@ -9,6 +9,7 @@ from rankwise.data.order import Order
 from rankwise.data.rows import DatasetCollection, Loader, RowSource
 from rankwise.errors import ConfigError
 from rankwise.testing.row_stores import make_stores
+from rankwise.testing.small_rows import small_anndata, write_anndata
 
 
 @pytest.fixture(scope="module")
@@ -179,3 +180,12 @@ def test_options_that_are_nobodys(collection):
         source.reading(genesis=1)
     with pytest.raises(ConfigError, match=r"part = collection.subset\(rows\)"):
         Loader(collection, order=Order(collection, batch_size=8), rows=[1], device=None)
+
+
+def test_balancing_by_measurements_is_said(tmp_path):
+    """A column with about as many values as rows is hardly one of classes; a column of classes is silent."""
+    place = write_anndata(small_anndata(120), tmp_path / "a.zarr")
+    with pytest.warns(UserWarning, match="balance='n': the column has 120 different values for 120 rows"):
+        order = Order(place, batch_size=10, balance="n")
+    assert order.num_samples(0) == 120
+    assert Order(place, batch_size=10, balance="kind").num_samples(0) == 120

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from rankwise.errors import ConfigError
 __all__ = ["make_draws", "settled_options"]
 
 _WINDOW_BYTES = 128 << 20  # what the windows of all collections of a mix may decode to
+_ENOUGH_ROWS = 100  # to tell measurements from classes
 _LEAST_LANES, _MOST_LANES = 4, 64
 
 
@@ -77,7 +79,9 @@ def make_draws(options: DrawOptions, *, num_rows: int, edges: IntArray, groups_o
     """
     weights = None
     if options.balance is not None:
-        weights = RowWeights.balanced(groups_of(options.balance), None if options.mix is None else edges)
+        groups = groups_of(options.balance)
+        _warn_of_many(len(groups.labels), num_rows, options.balance)
+        weights = RowWeights.balanced(groups, None if options.mix is None else edges)
     elif options.weights is not None:
         weights = RowWeights.checked(options.weights, num_rows)
         if options.mix is not None and (np.diff(weights.before(edges)) <= 0).any():
@@ -97,6 +101,16 @@ def make_draws(options: DrawOptions, *, num_rows: int, edges: IntArray, groups_o
         num_samples=options.num_samples, shares=options.mix, edges=edges, lanes=options.lanes,
         block_rows=options.block_rows, window=options.window, draws=drawn,
     )  # fmt: skip
+
+
+def _warn_of_many(num_groups: int, num_rows: int, column: str) -> None:
+    """Say that a column of measurements was taken for one of classes."""
+    if num_rows >= _ENOUGH_ROWS and num_groups > num_rows / 2:
+        warnings.warn(
+            f"balance={column!r}: the column has {num_groups} different values for {num_rows} rows, so that balancing "
+            "by it changes little; it wants a column of classes",
+            stacklevel=6,
+        )
 
 
 def _shares(mix: Any, names: Sequence[str]) -> tuple[float, ...]:
