@@ -46,13 +46,15 @@ def _rises(named: Any, count: int, num_cols: int) -> int:
 
 
 @inlined
-def _moved_elements(  # noqa: PLR0917
-    taken: Any, given: Any, named: Any, moved: Any, count: int, width: int
-) -> int:
-    """Put elements of rising columns to their places, if those are in the row; returns 0."""
+def _moved_elements(taken: Any, named: Any, moved: Any, count: int, row: int, job: int, element: Any, size: int) -> int:  # noqa: PLR0917
+    """Put elements of rising columns to their places in a row, those left out to the place beside; returns 0."""
+    width = get(job, _WIDTH)
+    beside = get(job, _BLANK) + width * size
     for at in range(count):
-        if moved[named[at]] < width:
-            given[moved[named[at]]] = taken[at]
+        place = _long(moved[named[at]])
+        address = row + place * size if place < width else beside
+        elements(address, element)[0] = taken[at]
+    elements(beside, element)[0] = 0
     return 0
 
 
@@ -147,7 +149,7 @@ def spread_loop(element: Any, column: Any, place: Any) -> PlaneLoop:
             for at in range(done, count):
                 given[moved[named[at]]] = taken[at]
         else:
-            _moved_elements(taken, given, named, moved, count, width)
+            _moved_elements(taken, named, moved, count, row, job, element, itemsize)
         if is_whole != 0 and count != 0:
             given[width] = 0
             _wait(row, job)
