@@ -8,8 +8,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 import numpy as np
-from _common.machine import load
-from _common.statistics_of import Spread, ratios, spread
+from _common.rounds import Rounds
+from _common.statistics_of import Spread, spread
 
 from _crops.process import ReaderProcess
 from _crops.task import Task
@@ -18,26 +18,20 @@ _CHECKED = 2  # batches whose contents are compared; they also warm every reader
 
 
 @dataclass(kw_only=True)
-class Comparison:
+class Comparison(Rounds):
     """What the rounds of all readers cost.
 
     Attributes:
         title: which data and crops.
         task: what was read.
         batches: batches per round.
-        cpu_s: for each reader, CPU seconds of each round, all threads and child processes.
-        wall_s: the same in wall time.
         failed: readers that could not run, and why.
-        loads: load average before each round.
     """
 
     title: str
     task: Task
     batches: int
-    cpu_s: dict[str, list[float]] = field(default_factory=dict)
-    wall_s: dict[str, list[float]] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
-    loads: list[float] = field(default_factory=list)
 
     def cpu_ms(self, name: str) -> Spread:
         """CPU milliseconds per batch."""
@@ -54,14 +48,6 @@ class Comparison:
     def voxels_per_crop(self) -> int:
         """Voxels of one crop."""
         return int(np.prod(self.task.crop))
-
-    def cpu_ratio(self, above: str, below: str) -> Spread | None:
-        """CPU time of one reader as a multiple of another's, round by round; None if one of them did not run."""
-        return ratios(self.cpu_s[above], self.cpu_s[below]) if {above, below} <= set(self.cpu_s) else None
-
-    def wall_ratio(self, above: str, below: str) -> Spread | None:
-        """The same in wall time."""
-        return ratios(self.wall_s[above], self.wall_s[below]) if {above, below} <= set(self.wall_s) else None
 
     def facts(self) -> dict[str, object]:
         """Everything that was measured, for JSON."""
@@ -86,11 +72,10 @@ def compare(title: str, task: Task, names: list[str], *, rounds: int, batches: i
         _check_equal(processes, found)
         shuffle = random.Random(0)
         for number in range(rounds):
-            found.loads.append(load())
+            found.begin_round()
             for name in shuffle.sample(list(processes), len(processes)):
                 cost = processes[name].round(_CHECKED + number * batches, batches)
-                found.cpu_s.setdefault(name, []).append(cost["cpu_s"])
-                found.wall_s.setdefault(name, []).append(cost["wall_s"])
+                found.note(name, cost)
     return found
 
 

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from _common.machine import load
-from _common.statistics_of import Spread, ratios, spread
+from _common.rounds import Rounds
+from _common.statistics_of import Spread, spread
 
 from _rows.process import ReaderProcess
 from _rows.readers import KINDS
@@ -18,7 +18,7 @@ _CHECKED = 1  # requests or epochs whose contents are compared; they also warm e
 
 
 @dataclass(kw_only=True)
-class Comparison:
+class Comparison(Rounds):
     """What the rounds of all readers cost.
 
     Attributes:
@@ -28,9 +28,6 @@ class Comparison:
         count: requests, or epochs, per round.
         num_rows: rows per round.
         base: the reader of ours that others are compared with.
-        cpu_s: for each reader, CPU seconds of each round, all threads.
-        wall_s: the same in wall time.
-        loads: load average before each round.
         imported_zarrs: readers in whose process zarrs was loaded.
     """
 
@@ -40,9 +37,6 @@ class Comparison:
     count: int
     num_rows: int
     base: str = "ours"
-    cpu_s: dict[str, list[float]] = field(default_factory=dict)
-    wall_s: dict[str, list[float]] = field(default_factory=dict)
-    loads: list[float] = field(default_factory=list)
     imported_zarrs: set[str] = field(default_factory=set)
 
     def cpu_us(self, name: str) -> Spread:
@@ -52,14 +46,6 @@ class Comparison:
     def rows_per_s(self, name: str) -> Spread:
         """Rows per second of wall time."""
         return spread([self.num_rows / s for s in self.wall_s[name]])
-
-    def cpu_ratio(self, above: str, below: str) -> Spread | None:
-        """CPU time of one reader as a multiple of another's, round by round; None if one of them did not run."""
-        return ratios(self.cpu_s[above], self.cpu_s[below]) if {above, below} <= set(self.cpu_s) else None
-
-    def wall_ratio(self, above: str, below: str) -> Spread | None:
-        """The same in wall time."""
-        return ratios(self.wall_s[above], self.wall_s[below]) if {above, below} <= set(self.wall_s) else None
 
     def facts(self) -> dict[str, object]:
         """Everything that was measured, for JSON."""
@@ -79,12 +65,11 @@ def compare(found: Comparison, names: list[str], processes: Mapping[str, ReaderP
     check_equal(found, names, processes)
     shuffle = random.Random(0)
     for number in range(rounds):
-        found.loads.append(load())
+        found.begin_round()
         for name in shuffle.sample(names, len(names)):
             first = _CHECKED + number * found.count
             cost = processes[KINDS[name].program].round(name, found.task, first, found.count)
-            found.cpu_s.setdefault(name, []).append(cost["cpu_s"])
-            found.wall_s.setdefault(name, []).append(cost["wall_s"])
+            found.note(name, cost)
             found.imported_zarrs |= {name} if cost["imported"] else set()
 
 
