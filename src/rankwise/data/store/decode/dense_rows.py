@@ -17,6 +17,10 @@ __all__ = ["OUTSIDE", "UNSURE", "DenseRows"]
 
 UNSURE = TWICE  # a column may have come twice
 
+# What compiled code is told, and where in its job
+_NAMES = ("columns", "column_bytes", "width", "rows", "row_lengths", "tables", "num_cols", "places", "marks")
+_PLACES = np.array([SLOTS[name] // 8 for name in _NAMES])
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DenseRows:
@@ -43,6 +47,7 @@ class DenseRows:
     places: IntArray = field(init=False, repr=False)
     _row_lengths: IntArray = field(init=False, repr=False)
     _held: tuple[NDArray, ...] = field(init=False, repr=False)
+    _settings: IntArray = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         spread = self.spread
@@ -61,6 +66,13 @@ class DenseRows:
                 raise ValueError(f"{name} of dense rows want numbers from 0 to {end - 1}")
         # in the order of targets: rows come in any order, and looking one up waits for memory
         object.__setattr__(self, "_row_lengths", self.lengths[self.rows])
+        settings = {
+            "columns": address_of(spread.columns), "column_bytes": spread.columns.itemsize, "width": spread.width,
+            "rows": address_of(self.rows), "row_lengths": address_of(self._row_lengths),
+            "tables": address_of(self.tables), "num_cols": address_of(self.num_cols),
+            "places": address_of(self.places), "marks": address_of(self.marks),
+        }  # fmt: skip
+        object.__setattr__(self, "_settings", np.array([settings[name] for name in _NAMES], dtype=np.int64))
 
     @property
     def place_dtype(self) -> DType:
@@ -95,12 +107,4 @@ class DenseRows:
 
     def write(self, job: IntArray) -> None:
         """Write what compiled code needs to know into its job."""
-        spread = self.spread
-        settings = {
-            "columns": address_of(spread.columns), "column_bytes": spread.columns.itemsize, "width": spread.width,
-            "rows": address_of(self.rows), "row_lengths": address_of(self._row_lengths),
-            "tables": address_of(self.tables), "num_cols": address_of(self.num_cols),
-            "places": address_of(self.places), "marks": address_of(self.marks),
-        }  # fmt: skip
-        for slot, value in settings.items():
-            job[SLOTS[slot] // 8] = value
+        job[_PLACES] = self._settings

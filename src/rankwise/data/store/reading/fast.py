@@ -178,9 +178,11 @@ class FastChunks:
 
     @property
     def _work_bytes(self) -> int:
-        """Bytes to place and to decode, reads counted as so many."""
+        """Bytes to place and to decode, reads counted as so many; of rows that become dense only their elements."""
         read = (self._tasks.kind != KIND_FILL) & (self._tasks.decoded == 0)
-        return self._out.nbytes + int((self._chunk_bytes[read] + _READ_BYTES).sum())
+        runs = self._plan.request.runs
+        placed = self._out.nbytes if self._dense is None or runs is None else runs.num_rows * self._out.itemsize
+        return placed + int((self._chunk_bytes[read] + _READ_BYTES).sum())
 
     @property
     def _chunk_bytes(self) -> IntArray:
