@@ -1,6 +1,13 @@
 """What is shown while a collection is written."""
 
+import json
+import shutil
+import threading
+
+import pytest
+
 from rankwise.data.rows import DatasetCollection
+from rankwise.data.rows.collection import progress, watched_progress
 from rankwise.testing.small_rows import small_anndata
 
 
@@ -23,3 +30,19 @@ def test_bars_on_a_terminal(tmp_path, capsys, monkeypatch):
     assert "reading" in shown
     assert "writing" in shown
     assert shown.count("40/40") >= 2
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_the_end_of_others_is_shown_where_they_came_to_it(tmp_path, monkeypatch, ends):
+    """Who started the ranks shows all rows as written once their folder is gone, and not before; whatever its name."""
+    work, seen, shown = tmp_path / "c [x].zarr.writing", [], threading.Event()
+    (work / "session-a").mkdir(parents=True)
+    (work / "session-a" / "progress").write_text(json.dumps({"num_rows": 40, "spilled": 7}))
+    monkeypatch.setattr(progress, "_LOOK_S", 0.01)
+    monkeypatch.setattr(progress.Progress, "show", lambda _, *what: (seen.append(what), shown.set()))
+    with watched_progress(tmp_path / "c [x].zarr", enabled=True):
+        assert shown.wait(30)
+        if ends:
+            shutil.rmtree(work)
+    assert seen[0] == ("spilled", 7)
+    assert (("written", 40) in seen) == ends

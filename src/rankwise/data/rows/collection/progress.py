@@ -109,5 +109,5 @@ def _watch(work: Path, done: threading.Event) -> None:
                     shown = shown or stack.enter_context(Progress(num_rows, enabled=True))
                     for name, rows in counts.items():
                         shown.show(name, rows)
-        if shown is not None and not any(work.parent.glob(work.name)):
+        if shown is not None and not work.exists():
             shown.finish()
