@@ -1,13 +1,12 @@
 """A trainer's loaders read ahead of the next epoch, and not beyond the last."""
 
-import threading
-
 import numpy as np
 import torch
 from torch import nn
 
 from rankwise.data.order import Order
 from rankwise.data.samples import ArraySource, SampleLoader
+from rankwise.testing.new_threads import threads_since
 from rankwise.train import Trainer
 from rankwise.world import World
 
@@ -51,7 +50,7 @@ def fitted(limit_steps=None, **options):
         limit_steps=limit_steps,
     )
     trainer.fit(train, val=val, epochs=3)
-    assert not [thread for thread in threading.enumerate() if thread.name == "rankwise-reader"]
+    assert not threads_since("rankwise-reader")
     return [source.read_steps for source in sources], torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
