@@ -1,6 +1,8 @@
 """`SampleLoader`: from stores on disk to the batches of every rank."""
 
+import contextlib
 from itertools import chain
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from rankwise.data.order import Order
 from rankwise.data.samples import ArraySource, SampleLoader
 from rankwise.errors import ConfigError, SampleError
 from rankwise.testing import run_ranks
+from rankwise.testing.new_threads import threads_since
 from rankwise.testing.sharing import RankPlace
 from rankwise.world import World
 
@@ -175,3 +178,33 @@ def test_an_order_of_other_data_is_refused(tmp_path):
     other = ArraySource({"x": np.arange(203)})
     with pytest.raises(ConfigError, match="made for other data"):
         SampleLoader(other, order=Order(source, batch_size=8))
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="open files are listed by Linux only")
+def test_closing_between_epochs(tmp_path):
+    """What was read for the next epoch is dropped: no thread and no open file is left. Also with an array in memory.
+
+    A loader that was closed reads again when it is iterated, and nothing beyond.
+    """
+    image = store(tmp_path)
+    for arrays, is_early in (
+        ({"image": tmp_path / "image", "label": tmp_path / "label"}, True),
+        ({"image": tmp_path / "image", "label": np.arange(203)}, False),
+    ):
+        source = ArraySource(arrays)
+        assert source.stateless == is_early
+        loader = SampleLoader(source, order=Order(source, batch_size=50), world=RankPlace())
+        for _ in range(2):
+            assert sorted(chain.from_iterable(taken(loader, image))) == list(range(203))
+            loader.close()
+            assert not threads_since("rankwise-reader")
+            assert not open_files(tmp_path)
+        assert loader.state_dict()["epoch"] == 2
+
+
+def open_files(folder):
+    found = []
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # that of the listing itself
+            found.append(str(entry.readlink()))
+    return [place for place in found if place.startswith(str(folder))]
