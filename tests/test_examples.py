@@ -1,33 +1,22 @@
 """The examples are run as their pages say; the demo is `make demo` without the installing."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
-def run(folder, *arguments):
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, *arguments]
-    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout + done.stderr
-
-
-def test_the_demo_and_the_own_loop(tmp_path):
+def test_the_demo_and_the_own_loop(tmp_path, run_python):
     """The demo reaches its accuracy on two ranks and says where everything is; the own loop trains on its store."""
-    output = run(tmp_path, str(EXAMPLES / "digits" / "demo.py"))
+    output = run_python(tmp_path, EXAMPLES / "digits" / "demo.py")
     finished = json.loads((tmp_path / "runs" / "digits" / "finished.json").read_text())
     assert finished["values"]["val_accuracy"] >= 0.95
     for said in ("accuracy", "runs/digits", "what to try next", "samples/s", "wait "):
         assert said in output
-    again = run(tmp_path, str(EXAMPLES / "digits" / "demo.py"))
+    again = run_python(tmp_path, EXAMPLES / "digits" / "demo.py")
     assert "what to try next" in again
-    script = str(EXAMPLES / "own_loop" / "train.py")
-    output = run(tmp_path, "-m", "rankwise", "run", "--nproc", "2", script, "--store", "runs/digits.zarr")
+    script = EXAMPLES / "own_loop" / "train.py"
+    output = run_python(tmp_path, "-m", "rankwise", "run", "--nproc", "2", script, "--store", "runs/digits.zarr")
     assert "after 4 epochs on 2 rank(s)" in output
     own = json.loads((tmp_path / "runs" / "own_loop" / "finished.json").read_text())
     assert own["values"]["val_accuracy"] > 0.9
