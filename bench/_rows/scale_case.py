@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import gc
 import json
-import resource
 import statistics
 import sys
 import time
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from _common.machine import resident_bytes
+from _common.machine import peak_bytes, resident_bytes, restart_peak
 
 BATCH = 4_096
 Make = Callable[[str, int], Any]
@@ -78,9 +76,9 @@ def measure(make: Make, store: str, num_rows: int, batches: int, *, rank: int, n
     from rankwise.data.rows import OrderedLoader
 
     warnings.simplefilter("ignore")  # of anndata, about coming defaults
-    before, begun = _restart_peak(), time.perf_counter()
+    before, begun = restart_peak(), time.perf_counter()
     source = make(store, num_rows)
-    taken = {"take_s": time.perf_counter() - begun, "take_peak_bytes": _peak_bytes() - before}
+    taken = {"take_s": time.perf_counter() - begun, "take_peak_bytes": peak_bytes() - before}
     gc.collect()
     taken["take_held_bytes"] = resident_bytes() - before
     order = Order(source, batch_size=BATCH)
@@ -102,7 +100,7 @@ def measure(make: Make, store: str, num_rows: int, batches: int, *, rank: int, n
         "decoded_bytes_per_batch": decoded / (batches + 1),
         "cache_bytes": source.cache.kept_bytes,
         "held_bytes": resident_bytes() - before,
-        "peak_bytes": _peak_bytes() - before,
+        "peak_bytes": peak_bytes() - before,
     }
 
 
@@ -112,19 +110,6 @@ def _take(steps: Any) -> tuple[float, float]:
         if batch["X"].shape[0] == 0:
             raise RuntimeError("an empty batch was read")
     return time.process_time() - spent, time.perf_counter() - begun
-
-
-def _restart_peak() -> int:
-    """Let the peak of this process begin anew where Linux allows it; return what it holds."""
-    gc.collect()
-    Path("/proc/self/clear_refs").write_text("5")
-    return resident_bytes()
-
-
-def _peak_bytes() -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    found = next((line for line in lines if line.startswith("VmHWM")), None)
-    return int(found.split()[1]) * 1024 if found else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 if __name__ == "__main__":
