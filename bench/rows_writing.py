@@ -46,9 +46,7 @@ def main() -> None:
         half = source.with_suffix(".half.h5ad")
         run("make", half, chosen.rows)
         half.rename(source)
-    print(
-        f"\n{chosen.rows:,} rows; load {load():.1f}\n| budget | peak beyond imports, MiB | s | rows/s |\n|---|---|---|---|"
-    )
+    print(f"\n{chosen.rows:,} rows in datasets of {DATASET_ROWS:,}; load {load():.1f}\n{_HEAD}")
     found: dict[str, Any] = {"machine": describe(), "rows": chosen.rows, "budgets": {}}
     for budget in chosen.budgets:
         out = chosen.folder / f"written-{budget}.zarr"
