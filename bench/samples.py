@@ -91,7 +91,8 @@ class Ours:
     def batches(self, epoch: int, count: int | None) -> Iterator[torch.Tensor]:
         """Yield the batches of an epoch, the first `count` samples of it."""
         with ArraySource({"x": self._case.path}, threads=self._threads) as source:
-            loader = SampleLoader(source, order=Order(source, batch_size=self._case.batch), device="cpu")
+            order = Order(source, batch_size=self._case.batch)
+            loader = SampleLoader(source, order=order, device="cpu", across_epochs=False)  # one epoch is timed
             loader.set_epoch(epoch)
             taken = 0
             for (batch,) in loader:
