@@ -178,10 +178,9 @@ class FastChunks:
 
     @property
     def _work_bytes(self) -> int:
-        """Bytes to place and to decode, reads counted as so many; of rows that become dense only their elements."""
+        """Bytes to place and to decode, reads counted as so many; dense rows are mostly zeros, which are not placed."""
         read = (self._tasks.kind != KIND_FILL) & (self._tasks.decoded == 0)
-        runs = self._plan.request.runs
-        placed = self._out.nbytes if self._dense is None or runs is None else runs.num_rows * self._out.itemsize
+        placed = self._out.nbytes if self._dense is None else 0
         return placed + int((self._chunk_bytes[read] + _READ_BYTES).sum())
 
     @property
