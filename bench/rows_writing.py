@@ -19,6 +19,7 @@ from typing import Any
 
 from _common.machine import describe, load
 from _common.printing import print_machine
+from _rows.write_case import DATASET_ROWS
 
 _MIB = 2**20
 _HEAD = "| budget | peak beyond imports, MiB | s | rows/s |\n|---|---|---|---|"
