@@ -38,7 +38,9 @@ def test_epochs_that_nobody_marks_are_one_epoch(source, caplog):
     assert "loader.mark_done(batch.resume) after each step, or loader.set_epoch(n)" in record.getMessage()
 
 
-@pytest.mark.parametrize("way", ["marked", "left early", "sequential", "another epoch", "another rank"])
+@pytest.mark.parametrize(
+    "way", ["marked", "left early", "sequential", "another epoch", "the same epoch", "another rank"]
+)
 def test_what_is_meant_is_not_said(source, caplog, way):
     """Loops that mark or choose epochs, or leave one, orders that are the same in any case, and other ranks."""
     order = Order(source, batch_size=8, kind="sequential" if way == "sequential" else "shuffle")
@@ -54,6 +56,7 @@ def test_what_is_meant_is_not_said(source, caplog, way):
             marks = {
                 "marked": lambda loader, batch, _: loader.mark_done(batch.resume),
                 "another epoch": lambda loader, _, epoch: loader.set_epoch(epoch + 1),
+                "the same epoch": lambda loader, *_: loader.set_epoch(0),  # as a trainer's validation does
             }
             shown = epochs(loader, marks.get(way, lambda *_: None))
     assert [len(ids) for ids in shown] == [{"left early": 8, "another rank": 15}.get(way, 30)] * 3

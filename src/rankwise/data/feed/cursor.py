@@ -43,6 +43,7 @@ class Cursor:
         self.world_size = world_size
         self.micro_batch = micro_batch
         self.done = self.order.start(0)
+        self._was_chosen = False
 
     def __len__(self) -> int:
         """Steps from the last one marked done to the end of its epoch."""
@@ -68,8 +69,14 @@ class Cursor:
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of an epoch, unless the state lies inside it already."""
+        self._was_chosen = True
         if epoch != self.done.epoch:
             self.done = self.order.start(epoch)
+
+    def take_choice(self) -> bool:
+        """Return whether `set_epoch` was called since this was asked last."""
+        chosen, self._was_chosen = self._was_chosen, False
+        return chosen
 
     def mark_done(self, state: OrderState) -> None:
         """Record that the step which ends at `state` has completed.

@@ -183,7 +183,7 @@ class FeedLoader(CursorLoader):
             kept = None
         reading = self._new_reading(goes_on=goes_on) if kept is None else kept
         self._before = reading.passes.start
-        self._repeats.begins(reading.passes.start)
+        self._repeats.begins(reading.passes.start, chosen=self._cursor.take_choice())
         return reading
 
     def _new_reading(self, *, goes_on: bool) -> Running:

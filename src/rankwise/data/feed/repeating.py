@@ -24,9 +24,14 @@ class Repeats:
         self._quiet = rank != 0 or _is_sequential(order)
         self._shown: OrderState | None = None
 
-    def begins(self, start: OrderState) -> None:
-        """Look at a pass that begins."""
-        if self._quiet or self._shown != start:
+    def begins(self, start: OrderState, *, chosen: bool) -> None:
+        """Look at a pass that begins.
+
+        Args:
+            start: where.
+            chosen: whether the caller named this epoch, as an evaluation does each time: then it is meant so.
+        """
+        if self._quiet or chosen or self._shown != start:
             return
         self._quiet = True
         _LOG.warning(

@@ -12,6 +12,7 @@ __all__ = ["MemoryPool"]
 
 _ALIGNMENT = 64  # a line of the caches: what shares one with its neighbours is read before it is written
 _WASTE, _LITTLE = 2.25, 4096
+_PAGE_BYTES = 4096
 _SLACK = 1.125  # the rows of the next request hold a few elements more or less
 
 
@@ -43,7 +44,10 @@ class MemoryPool:
         self._pieces.append(np.empty(int(needed * _SLACK) + _ALIGNMENT, dtype=np.uint8))
         self.num_pieces += 1
         del self._pieces[: -self._capacity]
-        return _aligned(self._pieces[-1], needed).view(dtype)
+        made = _aligned(self._pieces[-1], needed)
+        # Whoever writes here and there only would else meet fresh pages for many requests to come
+        made[::_PAGE_BYTES] = 0
+        return made.view(dtype)
 
 
 def _references(pieces: list[NDArray], place: int) -> int:

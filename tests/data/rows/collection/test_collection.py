@@ -292,6 +292,17 @@ def test_what_cannot_work_is_refused(tmp_path, options, said):
     assert not list((tmp_path / "c.zarr").glob("dataset_*"))
 
 
+@pytest.mark.parametrize("ending", [".vcf", ".vcf.gz", ".BCF"])
+def test_genotypes_as_text_are_named(tmp_path, ending):
+    """VCF is not supported, and said by name with what to do; `load_adata=` may still read it."""
+    (tmp_path / f"a{ending}").write_bytes(b"##fileformat=VCFv4.2")
+    collection = DatasetCollection(tmp_path / "c.zarr")
+    with pytest.raises(DataError, match=r"is VCF, which is not supported: .* load_adata="):
+        collection.add_adatas([tmp_path / f"a{ending}"])
+    collection.add_adatas([tmp_path / f"a{ending}"], load_adata=lambda _: small_anndata(20, 5))
+    assert len(collection.obs()) == 20
+
+
 def test_modes(tmp_path):
     """Reading never writes, h5ad collections and folders that are not there are refused."""
     with pytest.raises(DataError, match="there is no collection at"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 __all__ = ["Admission"]
 
@@ -30,6 +30,7 @@ class Admission:
         self._everything = everything
         self._capacity_bytes = capacity_bytes
         self._ghosts: OrderedDict[Hashable, None] = OrderedDict()
+        self._met: dict[int, int] = {}
         self._lock = threading.Lock()
         self.repeat_share = 0.0
 
@@ -48,6 +49,21 @@ class Admission:
             while len(self._ghosts) > limit:
                 self._ghosts.popitem(last=False)
         return answers
+
+    def outgrows(self, sizes: Mapping[int, int]) -> bool:
+        """Whether all arrays that were met so far are larger than the cache, where every chunk is kept at once.
+
+        An order that shows each row once comes back to a chunk that was used up in the next epoch only. By then it has
+        left the cache, unless all arrays fit in: keeping it costs and gains nothing.
+
+        Args:
+            sizes: decoded bytes of the arrays of a request, by their numbers.
+        """
+        if not self._everything:
+            return False
+        with self._lock:
+            self._met.update(sizes)
+            return sum(self._met.values()) > self._capacity_bytes
 
     def found(self, num_chunks: int) -> None:
         """Record that chunks were touched and found in the cache."""

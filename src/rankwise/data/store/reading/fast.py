@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import threading
 import time
@@ -13,7 +14,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from rankwise.data.contract import DType, IntArray, NDArray
+from rankwise.data.contract import BoolArray, DType, IntArray, NDArray
 from rankwise.data.store.boxes import Spread
 from rankwise.data.store.decode.dense_rows import DenseRows
 from rankwise.data.store.decode.status import BAD_FRAME, OK, OS_ERROR, OUT_OF_RANGE, describe, is_damage
@@ -32,6 +33,7 @@ from rankwise.data.store.plan import BoxPlan
 from rankwise.data.store.reading.failures import ChunkFailure
 from rankwise.data.store.reading.inputs import NO_FILE, Fetched, LocalFiles, start_fetch
 from rankwise.data.store.reading.slabs import cut_slabs
+from rankwise.data.store.reading.spent import used_up
 from rankwise.data.store.reading.stats import ReaderStats
 from rankwise.data.store.reading.tools import Tools
 
@@ -242,7 +244,7 @@ class FastChunks:
         cache, admission = self._tools.cache, self._tools.admission
         if cache.capacity_bytes == 0 or not self._plan.request.keep:
             return decoded
-        numbers, room = self._plan.chunks.number[self._chosen], cache.capacity_bytes
+        numbers, room, spent = self._plan.chunks.number[self._chosen], cache.capacity_bytes, self._spent(array)
         for which in np.unique(array).tolist():
             meta = self._plan.request.arrays[which]
             places = np.flatnonzero((offset >= 0) & (array == which))
@@ -250,10 +252,11 @@ class FastChunks:
             keys = [(serial, number) for number in numbers[places].tolist()]
             pairs = list(zip(places.tolist(), keys, cache.peek(keys), strict=True))
             self._found |= {at: found for at, _, found in pairs if found is not None}
-            absent = [(at, key) for at, key, found in pairs if found is None]
-            admission.found(len(pairs) - len(absent))
+            missing = [(at, key) for at, key, found in pairs if found is None]
+            admission.found(len(pairs) - len(missing))
+            absent = missing if spent is None else [(at, key) for at, key in missing if not spent[at]]
             wanted = admission.wants([key for _, key in absent], meta.chunk_bytes)
-            room -= meta.chunk_bytes * (len(pairs) - len(absent))
+            room -= meta.chunk_bytes * (len(pairs) - len(missing))
             # more would only push out what is used here
             most = max(0, room // max(1, meta.chunk_bytes))
             kept = list(itertools.islice(itertools.compress(absent, wanted), most))
@@ -262,6 +265,12 @@ class FastChunks:
         for at, found in self._found.items():
             decoded[at] = address_of(found)
         return decoded
+
+    def _spent(self, array: IntArray) -> BoolArray | None:
+        """Chunks that are not worth keeping, as little of them is left to be used; None = there are none."""
+        arrays = [self._plan.request.arrays[which] for which in np.unique(array).tolist()]
+        sizes = {self._tools.serial(meta): math.prod(meta.shape) * meta.dtype.itemsize for meta in arrays}
+        return used_up(self._plan)[self._chosen] if self._tools.admission.outgrows(sizes) else None
 
     def _run(self, first: int, last: int, fetched: Fetched | None) -> None:
         started = time.perf_counter()

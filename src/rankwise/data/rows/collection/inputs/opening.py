@@ -22,6 +22,7 @@ from rankwise.errors import ConfigError, DataError
 __all__ = ["Input", "open_input"]
 
 _IN_MEMORY = "in memory "
+_VCF_ENDINGS = (".vcf", ".vcf.gz", ".vcf.bgz", ".bcf")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -172,6 +173,11 @@ def _open_group(source: Any, label: str) -> Any:
     path = Path(source)
     if "://" not in str(source) and not path.exists():
         raise DataError(f"there is nothing at {label}, looked for in {Path.cwd()}")
+    if path.name.lower().endswith(_VCF_ENDINGS):
+        raise DataError(
+            f"{label} is VCF, which is not supported: put its genotypes into an AnnData and give that, or write "
+            "load_adata=, which turns the path into one"
+        )
     try:
         if path.is_file():
             import h5py
