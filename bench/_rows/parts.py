@@ -91,8 +91,8 @@ def title_of(task: Task, layout: str) -> str:
 
 
 def _readers(found: Comparison, processes: Mapping[str, ReaderProcess]) -> list[str]:
-    """Return the readers of a comparison; dense rows of CSR matrices are compared for the longest runs only."""
-    dense = found.layout == "annbatch" and found.task.run == 512
+    """Return the readers of a comparison; dense rows of CSR matrices are compared for runs of 512 rows only."""
+    dense = found.task.sparse and found.task.run == 512
     outputs = ("nothing", "rows", "dense", "genes") if dense else ("nothing", "rows")
     there = [name for name, kind in KINDS.items() if kind.program in processes and not kind.is_epoch]
     chosen = [name for name in there if KINDS[name].output in outputs]
