@@ -180,6 +180,18 @@ def test_mixed_dtypes_are_promoted(stores, caplog):
     np.testing.assert_array_equal(dense(batch["X"])[41:], stores["backed sparse f8"][1][48:])
 
 
+def test_a_pass_without_a_batch_is_said(caplog, monkeypatch):
+    """Fewer rows than one batch, of which what fills none is left out: nothing comes, and once it is said why."""
+    monkeypatch.setattr(defaults, "_said", set())
+    loader = Loader(chunk_size=4, preload_nchunks=4, batch_size=16, drop_last=True, shuffle=False)
+    loader.add_dataset(np.ones((15, 3), dtype="f4"))
+    with caplog.at_level(logging.WARNING, logger="rankwise.rows"):
+        assert [len(list(loader)) for _ in range(2)] == [0, 0]
+    [record] = [record for record in caplog.records if "had no batch" in record.getMessage()]
+    assert "a pass over 15 rows" in record.getMessage()
+    assert "batches of 16 rows" in record.getMessage()
+
+
 def test_collections(tmp_path, caplog, monkeypatch):
     """By its path: X, all columns of obs, names of var; once only; what is left out is said; own loading functions."""
     made = [small_anndata(20 + k, seed=k) for k in range(2)]

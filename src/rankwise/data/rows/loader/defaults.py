@@ -13,7 +13,7 @@ from rankwise.data.rows.samplers import RandomSampler, SequentialSampler
 from rankwise.errors import ConfigError, WorldError
 from rankwise.world.place import find_place
 
-__all__ = ["choose_sampler", "process_rank", "say_idle_workers", "say_once"]
+__all__ = ["choose_sampler", "process_rank", "say_idle_workers", "say_no_batch", "say_once"]
 
 _LOG = logging.getLogger("rankwise.rows")
 _DEFAULTS = {"chunk_size": 512, "preload_nchunks": 32, "batch_size": 1, "drop_last": False}
@@ -64,6 +64,15 @@ def say_idle_workers(sampler: Sampler) -> None:
         f"one of {worker.count} workers reads everything: {type(sampler).__name__} has no rng, so that the workers may "
         "draw differently; assign one and draw from self.rng, or take num_workers=1"
     )
+
+
+def say_no_batch(sampler: Sampler, n_obs: int) -> None:
+    """Say why a pass was over at once: what fills no batch is left out where it is asked for so."""
+    if current_worker() is None:  # one of several may have nothing to do
+        say_once(
+            f"a pass over {n_obs} rows had no batch: {type(sampler).__name__} makes batches of {sampler.batch_size} "
+            "rows and leaves out what fills none; take a smaller batch_size, or drop_last=False"
+        )
 
 
 def say_once(text: str) -> None:

@@ -13,7 +13,7 @@ from rankwise.data.rows.abc import Sampler
 from rankwise.data.rows.loader.ahead import RequestReader
 from rankwise.data.rows.loader.blocks import RowBlock
 from rankwise.data.rows.loader.converting import Library, check_library, convert
-from rankwise.data.rows.loader.defaults import choose_sampler, say_idle_workers, say_once
+from rankwise.data.rows.loader.defaults import choose_sampler, say_idle_workers, say_no_batch, say_once
 from rankwise.data.rows.loader.gpu import check_gpu
 from rankwise.data.rows.loader.holding import HeldDatasets
 from rankwise.data.rows.loader.iterable import iterable_class, rebuild
@@ -292,6 +292,8 @@ class Loader:
                 reader.begin(orders, self._datasets.obs(), self._following if goes_on else _nothing)
                 yield from self._taken(reader, under_way)
             under_way.has_ended = True
+            if not under_way.num_done:
+                say_no_batch(self._batch_sampler, n_obs)
         except BaseException:
             reader.leave()
             raise
