@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from rankwise.data.rows.chosen import ChosenRows
 from rankwise.errors import ConfigError
-
-if TYPE_CHECKING:
-    from rankwise.data.rows.source import RowSource
 
 __all__ = ["bound_rows"]
 
@@ -17,7 +15,7 @@ _MEND = (
 )
 
 
-def bound_rows(rows: RowSource, order: Any) -> RowSource:
+def bound_rows(rows: ChosenRows, order: Any) -> ChosenRows:
     """Return the samples that an order counts: these rows, drawn where the order draws.
 
     Raises:
@@ -43,7 +41,7 @@ def bound_rows(rows: RowSource, order: Any) -> RowSource:
         )
     if draw is None:
         raise ConfigError(f"the order draws rows in a way that it does not tell (fingerprint {wanted}): {_MEND}")
-    drawn = rows.drawn_as(draw)
+    drawn = rows.drawn(draw)
     if drawn.fingerprint != wanted:
         raise ConfigError(
             f"drawn as the order says these rows are not those of the order ({drawn.fingerprint}, not "

@@ -6,7 +6,6 @@ import os
 from typing import Any
 
 from rankwise.data.order.opening import add_opener
-from rankwise.data.rows.collection import DatasetCollection
 from rankwise.data.rows.datasets import Dataset
 from rankwise.data.rows.identity import first_matrix
 from rankwise.data.rows.places import find_rows
@@ -16,7 +15,6 @@ from rankwise.errors import ConfigError
 
 __all__ = ["open_rows"]
 
-_NAMED = (str, os.PathLike, DatasetCollection, RowSource)
 _OF_A_READER = ("cache", "threads")
 
 
@@ -54,7 +52,11 @@ def _opened(samples: Any) -> RowSource | None:
     if isinstance(samples, RowSource):
         return samples
     named = samples if isinstance(samples, (list, tuple)) else [samples]
-    return open_rows(samples) if named and all(isinstance(one, _NAMED) for one in named) else None
+    return open_rows(samples) if named and all(_names_rows(one) for one in named) else None
+
+
+def _names_rows(one: Any) -> bool:
+    return isinstance(one, (str, os.PathLike)) or hasattr(type(one), "stored_rows")
 
 
 add_opener(_opened)

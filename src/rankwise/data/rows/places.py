@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -13,9 +13,6 @@ from rankwise.data.contract import NDArray
 from rankwise.data.rows.blockwise import row_dtype
 from rankwise.data.rows.datasets import find_datasets
 from rankwise.errors import ConfigError
-
-if TYPE_CHECKING:
-    from rankwise.data.rows.source import RowSource
 
 __all__ = ["NamedRows", "find_rows", "stacked_rows"]
 
@@ -73,12 +70,9 @@ def stacked_rows(found: Sequence[NamedRows], sizes: Sequence[int]) -> NDArray | 
 def _found(uri: Any) -> NamedRows:
     if isinstance(uri, (str, os.PathLike)):
         return NamedRows(name=os.fspath(uri), places=find_datasets(uri))
-    if hasattr(uri, "stored_rows"):
-        source: RowSource = uri
-        return source.stored_rows
-    path = getattr(uri, "path", None)
-    if isinstance(path, os.PathLike):  # a DatasetCollection
-        return NamedRows(name=os.fspath(path), places=find_datasets(path))
+    stored = getattr(uri, "stored_rows", None)  # of a RowSource, or a DatasetCollection
+    if isinstance(stored, NamedRows):
+        return stored
     raise ConfigError(
         f"rows come from AnnData stores and collections, by place or as a DatasetCollection; got {type(uri).__name__}"
     )

@@ -3,35 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property
 from types import MappingProxyType, TracebackType
 from typing import Any, Self, overload
 
 import numpy as np
 
-from rankwise.data.contract import BatchBuffer, FieldSpec, IntArray, ReadReport, Share, choose_fields
+from rankwise.data.contract import BatchBuffer, FieldSpec, IntArray, ReadReport, Share
 from rankwise.data.rows.binding import bound_rows
-from rankwise.data.rows.blockwise import num_stretches
 from rankwise.data.rows.chosen import ChosenRows
+from rankwise.data.rows.chosen_fields import ChosenFields
 from rankwise.data.rows.datasets import Dataset
 from rankwise.data.rows.drawing import DrawOptions, settled_options
 from rankwise.data.rows.failing import RowErrors
-from rankwise.data.rows.fields import FieldChoice, open_fields
-from rankwise.data.rows.obs import ObsColumn, read_column
+from rankwise.data.rows.fields import FieldChoice
+from rankwise.data.rows.locality import RowLocality
 from rankwise.data.rows.places import NamedRows, find_rows
 from rankwise.data.rows.plans import RowPlan
-from rankwise.data.rows.reading import RowFields, Shelf
-from rankwise.data.rows.transforms import Log1pCounts
+from rankwise.data.rows.reading import Shelf
 from rankwise.data.store import DEFAULT_CACHE_BYTES, BoxReader, ChunkCache, ReaderStats
-from rankwise.errors import ConfigError
 
 __all__ = ["RowSource"]
-
-# What the chunks that an order mixes may take, decoded; the same number as the order's own.
-_WINDOW_BYTES = 128 << 20
-_LEAST_LANES, _MOST_LANES = 4, 64
-_CHOICES = ("matrices", "obs", "dense", "genes", "dtype", "rows")
 
 
 class RowSource:
@@ -82,10 +74,8 @@ class RowSource:
         self.reader = BoxReader(cache=cache, threads=threads, keep="all")
         self.datasets = tuple(Dataset(place, self.reader) for one in named for place in one.places)
         self._chosen = ChosenRows.of(named, self.datasets, rows)
-        self._columns: dict[str, ObsColumn] = {}
-        self._open(choice)
+        self._fields = ChosenFields.of(self.datasets, choice)
         self._shelf = Shelf()
-        self._change: Log1pCounts | None = None
 
     def __repr__(self) -> str:
         fields = ", ".join(f"{name}: {spec.dtype}{list(spec.shape)}" for name, spec in self.fields.items())
@@ -102,13 +92,12 @@ class RowSource:
     @property
     def fields(self) -> Mapping[str, FieldSpec]:
         """Fields of a row by name: matrices, then obs columns."""
-        return MappingProxyType(self._read_fields().specs)
+        return MappingProxyType(self._fields.read.specs)
 
     @property
     def categories(self) -> Mapping[str, tuple[Any, ...]]:
         """For each categorical obs column what its codes stand for, over all stores."""
-        found = {name: column.categories for name, column in self._columns.items()}
-        return MappingProxyType({name: table for name, table in found.items() if table is not None})
+        return MappingProxyType(self._fields.categories)
 
     @property
     def var_names(self) -> tuple[str, ...]:
@@ -140,34 +129,19 @@ class RowSource:
     @property
     def chunk_samples(self) -> int:
         """Neighbouring samples that are stored together, on average: those of the longest chunk of all matrices."""
-        return self._chunk_rows if self._chosen.draws is None else self._chosen.draws.together
-
-    @cached_property
-    def _chunk_rows(self) -> int:
-        """Rows of the subset that one chunk holds, on average."""
-        rows, chunk = self._chosen.rows, self._longest_chunk
-        if rows is None or chunk == 1:
-            return chunk
-        return max(1, round(len(rows) / num_stretches(rows, chunk)))
-
-    @property
-    def _longest_chunk(self) -> int:
-        return min(self._chosen.num_stored, max((f.stack.chunk_rows for f in self._matrices.values()), default=1))
+        return self._locality.chunk_samples
 
     @property
     def chunk_bytes(self) -> int:
         """Decoded bytes of the chunks that hold `chunk_samples` neighbours, on average."""
-        return max(1, round(self._longest_chunk * sum(field.stack.row_bytes for field in self._matrices.values())))
+        return self._locality.chunk_bytes
 
     def order_layout(self, batch_size: int) -> tuple[int | None, int | None]:
         """Return the lanes that suit an order, so that its windows decode to at most 128 MiB; the window is its own.
 
         Of a mix both are those of the mix.
         """
-        if self.draw_options is not None and self.draw_options.mix is not None:
-            return self.draw_options.lanes, 1
-        lanes = min(_WINDOW_BYTES // self.chunk_bytes, batch_size)
-        return int(np.clip(lanes, _LEAST_LANES, _MOST_LANES)), None
+        return self._locality.order_layout(batch_size)
 
     @property
     def order_kind(self) -> str | None:
@@ -191,7 +165,7 @@ class RowSource:
 
     def decoded_bytes(self, num_samples: int) -> int:
         """Return the bytes that so many neighbouring samples take in the cache, about."""
-        return -(-num_samples // self.chunk_samples) * self.chunk_bytes
+        return self._locality.decoded_bytes(num_samples)
 
     def row_numbers(self, ids: IntArray, *, seed: int = 0, epoch: int = 0) -> IntArray:
         """Return the rows over all stores, int64, that samples are; without a subset they are the same.
@@ -237,7 +211,7 @@ class RowSource:
             num_rows=self.num_samples,
             together=together,
             names=[one.name for one in self._chosen.named],
-            block_rows=self._chunk_rows,
+            block_rows=self._locality.chunk_rows,
             chunk_bytes=self.chunk_bytes,
         )
         return self.drawn_as(options)
@@ -256,7 +230,8 @@ class RowSource:
         Raises:
             ConfigError: the order was made of other rows, or draws otherwise.
         """
-        return bound_rows(self, order)
+        chosen = bound_rows(self._chosen, order)
+        return self if chosen is self._chosen else self._with(_chosen=chosen)
 
     def subset(self, rows: Any) -> RowSource:
         """Return a source of some of these samples, with the same reader and columns.
@@ -280,13 +255,8 @@ class RowSource:
             ConfigError: there are no such fields or rows.
         """
         rows = changes.pop("rows", None)
-        made = self._with() if rows is None else self.subset(rows)
-        try:
-            choice = replace(self._choice, **changes)
-        except TypeError:
-            raise ConfigError(f"a RowSource reads {', '.join(_CHOICES)}; got {', '.join(changes)}") from None
-        made._open(choice)  # noqa: SLF001  (a fresh copy of our own class)
-        return made
+        fields = self._fields.changed(**changes)
+        return self._with(_chosen=self._chosen if rows is None else self._chosen.subset(rows), _fields=fields)
 
     def select(self, fields: Sequence[str]) -> RowSource:
         """Return a source of some of the fields, with the same reader; the order stays the same.
@@ -294,7 +264,7 @@ class RowSource:
         Raises:
             ConfigError: there is no such field.
         """
-        return self._with(_names=choose_fields(self._names, fields))
+        return self._with(_fields=self._fields.select(fields))
 
     @overload
     def split(self, *, by: str, fractions: Mapping[str, float], seed: int = ...) -> dict[str, RowSource]: ...
@@ -328,16 +298,8 @@ class RowSource:
 
         It can do `Log1pCounts` of dense rows; rows of whole numbers then come as float32, as they do from it.
         """
-        name = batch_transform.field if isinstance(batch_transform, Log1pCounts) else None
-        if name not in self._matrices or name not in self._names:
-            return None
-        spec, made = self._matrices[name].spec, self
-        if spec.ragged or len(spec.shape) != 1 or spec.dtype.kind not in "biuf":
-            return None
-        if spec.dtype.kind != "f":
-            dtypes = {matrix: self._choice.dtype_of(matrix) for matrix in self._matrices}
-            made = self.reading(dtype={**dtypes, name: np.float32}).select(self._names)
-        return made._with(_change=batch_transform)  # noqa: SLF001  (our own class)
+        fields = self._fields.fused_with(batch_transform)
+        return None if fields is None else self._with(_fields=fields)
 
     def plan(self, share: Share) -> RowPlan:
         """Return how `share` is read; looks at row pointers and shard indexes.
@@ -350,7 +312,7 @@ class RowSource:
         if len(ids) and not (ids.min() >= 0 and ids.max() < self.num_samples):
             raise IndexError(f"a share asks for samples {ids.min()} to {ids.max()}: the source has {self.num_samples}")
         rows = self.row_numbers(ids, seed=share.step.resume.seed, epoch=share.step.epoch)
-        plans = {name: field.plan(rows, self.reader) for name, field in self._read_fields().matrices.items()}
+        plans = {name: field.plan(rows, self.reader) for name, field in self._fields.read.matrices.items()}
         return RowPlan.of(share, rows, plans, self.reader)
 
     def hint(self, plan: RowPlan) -> None:
@@ -360,7 +322,7 @@ class RowSource:
     def read(self, plan: RowPlan, into: BatchBuffer) -> ReadReport:
         """Read a plan into a buffer, which it reserves. Thread-safe; rows that fail are reported, not raised."""
         errors = RowErrors(plan.share.ids, plan.rows, self.datasets)
-        return self._read_fields().read(plan, into, self.reader, errors, self._shelf)
+        return self._fields.read.read(plan, into, self.reader, errors, self._shelf)
 
     def close(self) -> None:
         """Give threads, files and scratch memory back. Reading again opens them anew."""
@@ -375,22 +337,13 @@ class RowSource:
     ) -> None:
         self.close()
 
-    def _open(self, choice: FieldChoice) -> None:
-        self._choice = choice
-        self._matrices = open_fields(self.datasets, choice)
-        self._columns = {name: self._columns.get(name) or read_column(self.datasets, name) for name in choice.obs}
-        self._names = (*self._matrices, *self._columns)
+    @cached_property
+    def _locality(self) -> RowLocality:
+        stacks = tuple(field.stack for field in self._fields.opened.matrices.values())
+        return RowLocality(chosen=self._chosen, stacks=stacks)
 
     def _with(self, **changes: Any) -> RowSource:
         made = object.__new__(type(self))
         vars(made).update({**vars(self), **changes})
-        vars(made).pop("_chunk_rows", None)
+        vars(made).pop("_locality", None)
         return made
-
-    def _read_fields(self) -> RowFields:
-        names = self._names
-        return RowFields(
-            matrices={name: field for name, field in self._matrices.items() if name in names},
-            columns={name: column for name, column in self._columns.items() if name in names},
-            change=self._change,
-        )

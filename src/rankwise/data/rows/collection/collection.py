@@ -18,7 +18,10 @@ from rankwise.data.rows.collection.journal import locked, work_folder
 from rankwise.data.rows.collection.manifest import listed_names, read_manifest
 from rankwise.data.rows.collection.opening import open_folder
 from rankwise.data.rows.collection.options import WriteOptions
-from rankwise.data.rows.datasets import COLLECTION_TYPE, load_anndata
+from rankwise.data.rows.datasets import COLLECTION_TYPE, find_datasets, load_anndata
+from rankwise.data.rows.opening import open_rows
+from rankwise.data.rows.places import NamedRows
+from rankwise.data.rows.source import RowSource
 from rankwise.data.rows.writing import MatrixFormat, codecs_of
 from rankwise.data.store import load_zarr
 from rankwise.errors import ConfigError
@@ -27,7 +30,6 @@ if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
 
-    from rankwise.data.rows.source import RowSource
     from rankwise.world.place import Place
     from rankwise.world.value import World
 
@@ -113,7 +115,7 @@ class DatasetCollection:
         Raises:
             ConfigError: there is no such column, rows have no value in it, or a part is empty.
         """
-        return self._source().split(by=by, fractions=fractions, seed=seed)
+        return open_rows(self).split(by=by, fractions=fractions, seed=seed)
 
     def subset(self, rows: Any) -> RowSource:
         """Return some of the rows for `Order` and `Loader`.
@@ -124,12 +126,12 @@ class DatasetCollection:
         Raises:
             ConfigError: there are no such rows.
         """
-        return self._source().subset(rows)
+        return open_rows(self).subset(rows)
 
-    def _source(self) -> RowSource:
-        from rankwise.data.rows.opening import open_rows  # which knows collections
-
-        return open_rows(self)
+    @property
+    def stored_rows(self) -> NamedRows:
+        """All rows, to be opened: ``RowSource(collection)``."""
+        return NamedRows(name=str(self.path), places=find_datasets(self.path))
 
     def add_adatas(
         self,
