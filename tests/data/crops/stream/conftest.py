@@ -1,0 +1,42 @@
+"""A small configuration of pipelines, and how their batches are looked at."""
+
+import numpy as np
+import pytest
+
+import rankwise.data.crops as damacy
+
+SMALL = {"samples_per_batch": 4, "sample_shape": (4, 8, 8), "device": "cpu", "pop_timeout_s": 60.0}
+
+
+@pytest.fixture(scope="session")
+def config():
+    """A small configuration: ``config(dtype="f16", ...)``."""
+    return lambda **values: damacy.Config(**{**SMALL, **values})
+
+
+@pytest.fixture(scope="session")
+def check():
+    """Every voxel of a batch is that of the array: ``check(batch, volume)``."""
+
+    def compare(batch, volume, dtype=np.float32):
+        crops = np.asarray(batch["image"])
+        assert crops.dtype == dtype
+        for row, sample in zip(crops, batch.samples, strict=True):
+            np.testing.assert_array_equal(row, volume.crop(sample).astype(dtype))
+
+    return compare
+
+
+@pytest.fixture(scope="session")
+def patient_pops():
+    """So many pops, which go on after a timeout: ``patient_pops(pipeline, 2)``."""
+
+    def pops(pipeline, number):
+        while number:
+            try:
+                yield pipeline.pop()
+                number -= 1
+            except damacy.PoolStarved:
+                continue
+
+    return pops
