@@ -187,7 +187,7 @@ ACTIONS = st.lists(
         st.tuples(st.just("load"), st.integers(0, 3)),
         st.tuples(st.just("second"), st.integers(1, 5)),
         st.tuples(st.just("fail"), st.integers(0, 4)),
-        st.tuples(st.just("settle"), st.just(0)),
+        st.tuples(st.sampled_from(["settle", "start"]), st.just(0)),
     ),
     min_size=2,
     max_size=7,
@@ -206,6 +206,8 @@ def played(actions, *, settle, **options):
             mine.load_state_dict(saved[value % len(saved)])
         elif what == "settle" and settle:
             assert until(lambda: not readers())
+        elif what == "start" and options["across_epochs"]:
+            assert mine.start_prefetch()
         try:
             if what == "epoch":
                 seen.append(shown(mine, mark=value))

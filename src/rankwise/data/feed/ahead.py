@@ -22,8 +22,8 @@ _LOG = logging.getLogger(__name__)
 class ReadAhead:
     """A `StepReader` in the background, with at most `depth` steps ready.
 
-    It reads the steps that were asked for and, where there are more, `depth` steps beyond them: those of an epoch that
-    may come next. Then its thread ends; asking for more starts another that goes on where it was. It also ends when
+    It reads the steps that were asked for and, where there are more, a few beyond them: those of an epoch that may
+    come next. Then its thread ends; asking for more starts another that goes on where it was. It also ends when
     reading fails (the error reaches the consumer after the steps before it) and when `close` is called, as the garbage
     collection does, and the exit of the interpreter.
 
@@ -48,9 +48,9 @@ class ReadAhead:
         """Whether this is a process that was forked from the one that reads."""
         return self._pid != os.getpid()
 
-    def ask(self, num_steps: int, *, goes_on: bool) -> None:
-        """Let it read so many more steps and, if it goes on, those beyond."""
-        if self._work.ask(num_steps, goes_on=goes_on):
+    def ask(self, num_steps: int, *, beyond: int) -> None:
+        """Let it read so many more steps, and some beyond them that may be asked for later."""
+        if self._work.ask(num_steps, beyond=beyond):
             self._thread = threading.Thread(target=self._work.run, name="rankwise-reader", daemon=True)
             self._thread.start()
 
@@ -93,16 +93,16 @@ class _Work:
     ) -> None:
         self.conveyor: Conveyor[ReadStep] = Conveyor(depth)
         self.items = reader.read(steps, self._is_asked)
-        self._depth, self._on_thread = depth, on_thread
+        self._on_thread = on_thread
         self._num_read = self._asked = self._beyond = 0
         self._running = self._ended = False
         self._lock = threading.Lock()
 
-    def ask(self, num_steps: int, *, goes_on: bool) -> bool:
+    def ask(self, num_steps: int, *, beyond: int) -> bool:
         """Ask for more; True if a thread has to be started."""
         with self._lock:
             self._asked += num_steps
-            self._beyond = self._depth if goes_on else 0
+            self._beyond = beyond
             idle, self._running = not self._running and not self._ended, True
             return idle
 

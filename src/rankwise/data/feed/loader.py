@@ -135,6 +135,7 @@ class FeedLoader(CursorLoader):
         self._spare_stages: list[HostBuffer] = []
         wanted = getattr(self.source, "stateless", False) if across_epochs is None else across_epochs
         self._across_epochs, self._is_last = bool(wanted and depth), False
+        self._may_start = bool(depth) and (self._across_epochs or getattr(self.source, "stateless", False))
         self._before: OrderState | None = None
         self._repeats = Repeats(order, rank=rank)
         self._kept: Running | None = None
@@ -177,11 +178,12 @@ class FeedLoader(CursorLoader):
     def _begin(self) -> Running:
         """Go on with what was read ahead if it is what is asked for now, else begin anew."""
         goes_on, self._is_last = self._across_epochs and not self._is_last, False
-        kept, self._kept = self._kept, None
-        if kept is not None and not kept.ask(goes_on=goes_on):
-            self._end(kept, keep=False)
-            kept = None
-        reading = self._new_reading(goes_on=goes_on) if kept is None else kept
+        reading, self._kept = self._kept, None
+        if reading is None or not reading.ask(goes_on=goes_on):
+            if reading is not None:
+                self._end(reading, keep=False)
+            reading = self._new_reading(goes_on=goes_on)
+            reading.ask(goes_on=goes_on)
         self._before = reading.passes.start
         self._repeats.begins(reading.passes.start, chosen=self._cursor.take_choice())
         return reading
@@ -202,6 +204,28 @@ class FeedLoader(CursorLoader):
             reading.close()
             self._spare, self._spare_stages = reading.drain()
 
+    def start_prefetch(self) -> bool:
+        """Begin to read what the next iteration will ask for, in the background; returns at once.
+
+        A loader that is made before the model is then ready when the model is. It reads the first `depth` steps from
+        where the loader stands, within the memory of an iteration, which finds them there. One that begins elsewhere,
+        as another epoch was set or another position loaded, drops them; the position, a `transform` and errors wait
+        for the iteration. Calling it twice is fine.
+
+        Returns:
+            Whether anything is read: not with ``depth=0``, while an iteration is under way, after `close`, or where the
+            source is not ``stateless`` and `across_epochs` was not asked for.
+        """
+        self._check_open()
+        if not self._may_start or self._under_way:
+            return False
+        if self._kept is not None and not self._kept.is_next:
+            self._drop_kept()
+        if self._kept is None:
+            self._kept = self._new_reading(goes_on=self._across_epochs and not self._is_last)
+            self._kept.start()
+        return True
+
     def expect_last_epoch(self) -> None:
         """Say that after the next iteration none follows soon: nothing is read ahead at its end."""
         self._is_last = True
@@ -221,7 +245,10 @@ class FeedLoader(CursorLoader):
 
     def _stop_between(self) -> None:
         """Read nothing any more while nobody iterates."""
-        self._across_epochs = False
+        self._across_epochs = self._may_start = False
+        self._drop_kept()
+
+    def _drop_kept(self) -> None:
         kept, self._kept = self._kept, None
         if kept is not None:
             self._end(kept, keep=False)

@@ -15,37 +15,44 @@ __all__ = ["Passes"]
 class Passes:
     """The shares of one pass after the other. A pass goes from the last step marked done to the end of its epoch.
 
-    Who reads them gets to the end of a pass long before who uses them does: what follows is foreseen, and `ask` tells
-    whether it came so. The next epoch follows, unless no step is marked done and this pass was the same as the one
-    before it: then it comes once more, as held-out data do. Without one before it that is taken for granted where the
-    order is not shuffled.
+    Who reads them may begin before they are asked for, and gets to the end of a pass long before who uses them does:
+    what follows is foreseen, and `ask` tells whether it came so. First comes the pass that would begin now. After a
+    pass the next epoch follows, unless no step is marked done and this pass was the same as the one before it: then it
+    comes once more, as held-out data do. Without one before it that is taken for granted where the order is not
+    shuffled.
 
     Args:
         cursor: where the loader stands.
         before: where the pass before this one began, None for the first.
-        goes_on: whether anything is foreseen.
+        goes_on: whether anything is foreseen after the first pass.
     """
 
     def __init__(self, cursor: Cursor, *, before: OrderState | None, goes_on: bool) -> None:
         self._cursor, self._order = cursor, cursor.order
         self._before, self.start = before, cursor.done
         self.goes_on = goes_on
-        self._foreseen: list[OrderState] = []  # the passes after this one that were begun
+        self._foreseen = [cursor.done]  # passes that nobody asked for yet
         self._num_asked, self._failed = 0, False
         self._lock = threading.Lock()
 
     @property
     def num_steps(self) -> int:
-        """Steps of the pass that was asked for last; it begins at `start`."""
+        """Steps of the pass that was asked for last, or will be asked for first; it begins at `start`."""
         return self._order.num_steps(self.start)
+
+    @property
+    def is_next(self) -> bool:
+        """Whether what the loader would begin now is what was foreseen."""
+        return self._order is self._cursor.order and self._foreseen[:1] == [self._cursor.done]
 
     def ask(self, *, goes_on: bool) -> bool:
         """Ask for what the loader begins now. False if that is not what was foreseen: these passes are over then."""
         with self._lock:
-            wanted = [self._cursor.done] if self._order is self._cursor.order else []
-            if self._failed or wanted != self._foreseen[:1]:
+            if self._failed or not self.is_next:
                 return False
-            self._before, self.start = self.start, self._foreseen.pop(0)
+            asked = self._foreseen.pop(0)
+            if self._num_asked:
+                self._before, self.start = self.start, asked
             self._num_asked, self.goes_on = self._num_asked + 1, goes_on
             return True
 
@@ -69,7 +76,7 @@ class Passes:
 
     def _is_asked(self, number: int) -> bool:
         with self._lock:
-            self._failed = number > self._num_asked
+            self._failed = number >= self._num_asked
             return not self._failed
 
     def _foresee(self, start: OrderState, end: OrderState) -> OrderState | None:

@@ -13,7 +13,7 @@ __all__ = ["Running"]
 
 
 class Running:
-    """Reading under way.
+    """Reading under way, or about to be: nothing is read before `start` or `ask`.
 
     Args:
         passes: the steps.
@@ -33,13 +33,28 @@ class Running:
         on_thread: Callable[[], None] | None,
     ) -> None:
         self.passes, self.pool, self._stages = passes, reader.pool, stages
+        self._depth = depth
         self._items: Iterator[ReadStep | None] = iter(())
         self._ahead: ReadAhead | None = None
         if depth:
             self._ahead = ReadAhead(reader, passes, depth=depth, on_thread=on_thread)
-            self._ahead.ask(passes.num_steps, goes_on=passes.goes_on)
         else:
             self._items = reader.read(passes)
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether this is a process that was forked from the one that reads."""
+        return self._ahead is not None and self._ahead.is_elsewhere
+
+    @property
+    def is_next(self) -> bool:
+        """Whether what the loader would begin now can go on with this."""
+        return self.passes.is_next and not self.is_elsewhere
+
+    def start(self) -> None:
+        """Read as many steps of the first pass as may lie ready, though nobody asked for it yet; returns at once."""
+        if self._ahead is not None:
+            self._ahead.ask(0, beyond=min(self._depth, self.passes.num_steps))
 
     def ask(self, *, goes_on: bool) -> bool:
         """Go on with what the loader begins now; False if that is not what was foreseen.
@@ -47,9 +62,10 @@ class Running:
         Args:
             goes_on: whether to read beyond it, too.
         """
-        if self._ahead is None or self._ahead.is_elsewhere or not self.passes.ask(goes_on=goes_on):
+        if self.is_elsewhere or not self.passes.ask(goes_on=goes_on):
             return False
-        self._ahead.ask(self.passes.num_steps, goes_on=goes_on)
+        if self._ahead is not None:
+            self._ahead.ask(self.passes.num_steps, beyond=self._depth if goes_on else 0)
         return True
 
     def take(self) -> ReadStep | None:
@@ -69,6 +85,6 @@ class Running:
 
     def drain(self) -> tuple[list[HostBuffer], list[HostBuffer]]:
         """Return the memory for batches and for what is read as one, for reading that begins later; when closed."""
-        if self._ahead is not None and self._ahead.is_elsewhere:
+        if self.is_elsewhere:
             return [], []  # what the other process had
         return self.pool.drain(), self._stages.drain()

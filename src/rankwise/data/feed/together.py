@@ -35,11 +35,14 @@ class Reading(Protocol):
 
 
 def read_alone(source: Source, steps: Iterable[Shares]) -> Iterator[tuple[Step, tuple[Reading, ...]]]:
-    """Yield steps whose shares are planned each by itself; the following steps are hinted before one is yielded."""
+    """Yield steps whose shares are planned each by itself; the following steps are hinted before one is yielded.
+
+    But for the very first one, which somebody waits for: nothing is between its plan and its reading.
+    """
     ahead: deque[tuple[Step, tuple[Reading, ...]]] = deque()
-    for step, shares in steps:
+    for number, (step, shares) in enumerate(steps):
         ahead.append((step, tuple(_Alone(source, share) for share in shares)))
-        if len(ahead) > _HINTED_STEPS:
+        if number == 0 or len(ahead) > _HINTED_STEPS:
             yield ahead.popleft()
     yield from ahead
 
@@ -49,6 +52,7 @@ def read_together(
 ) -> Iterator[tuple[Step, tuple[Reading, ...]]]:
     """Yield steps of which so many are planned and read as one; the next ones are hinted before they are read.
 
+    But for the very first ones, which somebody waits for: what comes after them is planned when they are read.
     They end where a multiple of so many steps of the epoch ends, wherever the first begins: an order whose windows last
     so long then finds each of its windows in one of them.
 
@@ -58,17 +62,18 @@ def read_together(
         num_steps: how many are read as one.
         stages: where the memory for them comes from, and goes at the end.
     """
-    stage, waiting = stages.acquire(1), None
+    stage = stages.acquire(1)
     if stage is None:
         return
+    waiting: Iterator[tuple[Step, tuple[Reading, ...]]] = iter(())
     try:
-        for group in _groups(steps, num_steps):
-            planned = _Together(source, group, stage)
-            if waiting is not None:
-                yield from waiting.steps()
+        for number, group in enumerate(_groups(steps, num_steps)):
+            planned = _Together(source, group, stage).steps()
+            yield from waiting
             waiting = planned
-        if waiting is not None:
-            yield from waiting.steps()
+            if number == 0:
+                yield next(waiting)
+        yield from waiting
     finally:
         stages.give_back(stage)
 

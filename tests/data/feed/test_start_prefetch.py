@@ -1,0 +1,286 @@
+"""A loader that begins before it is iterated, and nobody can tell but by the clock."""
+
+import gc
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rankwise.data.contract import FieldSpec, ReadReport
+from rankwise.data.feed import FeedLoader, RankLoader
+from rankwise.data.order import Order
+from rankwise.errors import DataError
+from rankwise.testing.new_threads import threads_since
+from rankwise.world import World
+
+
+class Plan:
+    num_chunks = read_bytes = decode_bytes = 0
+
+    def __init__(self, share):
+        self.share, self.capacity = share, {}
+
+
+class Noted:
+    """Fifty samples that are their ids; notes which steps are read, and fails where it is told to."""
+
+    fingerprint, num_samples, chunk_samples = "noted", 50, 1
+    stateless = True
+
+    def __init__(self, *, together=False, unread=None):
+        self.gains_together, self.unread = together, unread
+        self.fields = {"x": FieldSpec(shape=(2,), dtype=np.dtype("i8"))}
+        self.read_steps = []
+        self.may_read = threading.Event()
+        self.may_read.set()
+
+    def plan(self, share):
+        return Plan(share)
+
+    def hint(self, plan):
+        pass
+
+    def read(self, plan, into):
+        assert self.may_read.wait(20)
+        share = plan.share
+        if share.step.epoch == self.unread:
+            raise DataError("no bytes")
+        into.reserve(self.fields, share.num_samples, {})
+        into.arrays("x")[0][:] = share.ids[:, None]
+        self.read_steps.append((share.step.epoch, share.step.index))
+        return ReadReport(valid=np.ones(share.num_samples, dtype=np.bool_))
+
+
+def loader(source=None, *, depth=3, **options):
+    """Seven steps of up to 8 samples."""
+    return FeedLoader(source or Noted(), Order(50, batch_size=8), depth=depth, **options)
+
+
+def shown(mine, *, stop_after=None):
+    """Epoch, number and samples of each step that an iteration brings; each is marked done."""
+    found = []
+    for (batch,) in mine:
+        np.testing.assert_array_equal(batch["x"][:, 0], batch.ids)
+        found.append((batch.share.step.epoch, batch.share.step.index, batch.ids.tolist()))
+        mine.mark_done(batch.resume)
+        if len(found) == stop_after:
+            break
+    return found
+
+
+def settled():
+    """Wait until nothing is read any more."""
+    deadline = time.monotonic() + 20
+    while threads_since("rankwise-reader") and time.monotonic() < deadline:
+        threading.Event().wait(0.002)
+    return not threads_since("rankwise-reader")
+
+
+@pytest.mark.parametrize(("together", "ready", "whole"), [(False, [0, 1, 2], [*range(7)]), (True, [0], [0, 3, 6])])
+def test_the_first_steps_are_there_when_they_are_asked_for(together, ready, whole):
+    """As many as may lie ready are read, or one window, and the thread ends; the iteration reads them no more."""
+    source = Noted(together=together)
+    mine = loader(source, across_epochs=False)
+    assert mine.start_prefetch()
+    assert settled()
+    assert source.read_steps == [(0, index) for index in ready]
+    assert mine.stats.steps == 0
+    assert shown(mine) == shown(loader())
+    assert source.read_steps == [(0, index) for index in whole]  # and nothing of another epoch
+
+
+def test_it_returns_while_nothing_is_read_yet():
+    """Who calls it does not wait for the storage."""
+    source = Noted()
+    source.may_read.clear()
+    mine = loader(source)
+    assert mine.start_prefetch()
+    assert source.read_steps == []
+    source.may_read.set()
+    assert len(shown(mine)) == 7
+
+
+def test_calling_it_again_changes_nothing():
+    """Before, between and after epochs; what is read ahead already is what it would read."""
+    source = Noted()
+    mine = loader(source)
+    for epoch in range(3):
+        for _ in range(2):
+            assert mine.start_prefetch()
+            assert settled()
+            assert source.read_steps[7 * epoch :] == [(epoch, index) for index in range(3)]
+        assert [(number, index) for number, index, _ in shown(mine)] == [(epoch, index) for index in range(7)]
+        assert settled()
+
+
+def moved(mine, how, saved):
+    """Change where the loader stands."""
+    if how == "epoch":
+        mine.set_epoch(3)
+    elif how == "done":
+        mine.mark_done(saved)
+    else:
+        mine.load_state_dict(saved.to_json())
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("how", ["epoch", "done", "load"])
+def test_what_is_not_asked_for_is_dropped(how, again):
+    """The next iteration brings what it brings without; one more call reads anew, from the new place."""
+    with_it, without = loader(), loader()
+    state = with_it.order.step(with_it.order.step(with_it.order.start(2)).resume).resume
+    assert with_it.start_prefetch()
+    assert settled()
+    for mine in (with_it, without):
+        moved(mine, how, state)
+    if again:
+        assert with_it.start_prefetch()
+        assert settled()
+        place = (3, 0) if how == "epoch" else (2, 2)
+        assert with_it.source.read_steps[3] == place
+    assert with_it.state_dict() == without.state_dict()
+    assert shown(with_it) == shown(without)
+    assert with_it.state_dict() == without.state_dict()
+    assert settled()
+    steps = with_it.source.read_steps[3:]
+    assert len(steps) == len(set(steps))  # each once, but for those that were dropped
+
+
+def test_the_middle_of_an_epoch():
+    """After an epoch that was left early it begins behind the last step that is done."""
+    mine = loader(across_epochs=False)
+    first = shown(mine, stop_after=2)
+    assert settled()
+    mine.source.read_steps.clear()
+    assert mine.start_prefetch()
+    assert settled()
+    assert mine.source.read_steps == [(0, 2), (0, 3), (0, 4)]
+    assert first + shown(mine) == shown(loader())
+    assert mine.source.read_steps == [(0, index) for index in range(2, 7)]
+
+
+def test_memory_is_that_of_an_iteration():
+    """Steps that are read early lie in the depth + 1 buffers of all others, dropped or not."""
+    mine, places = loader(across_epochs=False), set()
+    for epoch in (0, 0, 1, 2):
+        assert mine.start_prefetch()
+        assert settled()
+        mine.set_epoch(epoch)
+        places |= {batch["x"].ctypes.data for (batch,) in mine if batch.count == 8}  # the short last one grows
+    assert 2 <= len(places) <= 4
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_errors_wait_for_the_iteration(together):
+    """A first epoch that cannot be read fails when it is iterated, each time; another one does not."""
+    mine = loader(Noted(together=together, unread=0))
+    for _ in range(2):
+        assert mine.start_prefetch()
+        assert settled()
+        with pytest.raises(DataError, match="no bytes") as caught:
+            shown(mine)
+        assert "while reading step 0 of epoch 0" in caught.value.__notes__[0]
+    assert mine.start_prefetch()
+    mine.set_epoch(1)
+    assert len(shown(mine)) == 7
+
+
+def test_transforms_wait_for_the_iteration():
+    """What a transform does may be settled after the call."""
+    factor, called = 1, []
+
+    def scaled(fields, key):
+        called.append(key)
+        return {"x": fields["x"] * factor}
+
+    mine = loader(transform=scaled, across_epochs=False)
+    assert mine.start_prefetch()
+    assert settled()
+    assert (called, mine.source.read_steps) == ([], [(0, 0)])
+    factor = 5
+    for (batch,) in mine:
+        np.testing.assert_array_equal(batch["x"][:, 0], 5 * batch.ids)
+    assert len(called) == 50
+
+
+@pytest.mark.parametrize("why", ["depth", "may change", "under way", "closed"])
+def test_where_nothing_is_read_early(why):
+    """With no thread, where the source may change, beside an iteration, and when closed; the answer tells."""
+    source = Noted()
+    source.stateless = why != "may change"
+    mine = RankLoader(
+        source, order=Order(50, batch_size=8), device=None, depth=3 * (why != "depth"), world=World.single()
+    )
+    steps = iter(mine)
+    if why == "under way":
+        next(steps)
+    elif why == "closed":
+        mine.close()
+    assert not mine.start_prefetch()
+    steps.close()
+    assert settled()
+    assert source.read_steps == [(0, 0), (0, 1), (0, 2), (0, 3), (0, 4)][: len(source.read_steps)]
+    assert bool(source.read_steps) == (why == "under way")
+    source.stateless = False
+    assert loader(source, across_epochs=True).start_prefetch()  # the user says that it does not matter
+
+
+def test_stopped_loaders_refuse():
+    """As iterating does, with the same words."""
+    mine = loader()
+    assert mine.start_prefetch()
+    mine.stop(lambda: RuntimeError("closed"))
+    assert not threads_since("rankwise-reader")
+    with pytest.raises(RuntimeError, match="closed"):
+        mine.start_prefetch()
+
+
+@pytest.mark.parametrize("way", ["close", "forget", "cycle"])
+def test_ending_it_while_it_reads(way):
+    """Closing waits for the thread, and so does forgetting the loader; nothing is left."""
+    source = Noted()
+    source.may_read.clear()
+    mine = RankLoader(source, order=Order(50, batch_size=8), device=None, depth=3, world=World.single())
+    assert mine.start_prefetch()
+    threading.Timer(0.05, source.may_read.set).start()
+    if way == "cycle":
+        mine.itself = mine
+    if way == "close":
+        mine.close()
+    del mine
+    gc.collect()
+    assert not threads_since("rankwise-reader")
+
+
+SCRIPT = """
+import importlib.util, os, threading, warnings
+warnings.simplefilter("ignore")
+spec = importlib.util.spec_from_file_location("here", {file!r})
+here = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(here)
+mine = here.loader(across_epochs=False)
+mine.source.may_read.clear()
+assert mine.start_prefetch()
+{then}
+"""
+EXITS = 'threading.Timer(0.2, mine.source.may_read.set).start()\nprint("exits")'
+FORKS = """
+mine.source.may_read.set()
+assert here.settled()
+child = os.fork()
+if child == 0:
+    os._exit(len(here.shown(mine)) * 10 + len(mine.source.read_steps))
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), len(here.shown(mine)))
+"""
+
+
+@pytest.mark.parametrize(("then", "wanted"), [(EXITS, "exits\n"), (FORKS, f"{70 + 3 + 7} 7\n")])
+def test_exits_and_forks_behind_it(then, wanted):
+    """The interpreter exits while it reads; a forked process reads all steps of its epoch itself."""
+    script = SCRIPT.format(file=str(Path(__file__).resolve()), then=then)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, wanted, "")
