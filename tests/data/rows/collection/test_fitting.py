@@ -118,7 +118,8 @@ def test_names_of_variables_that_meet_nothing(tmp_path):
         DatasetCollection(tmp_path / "c.zarr").add_adatas([left], var_subset=["GENE1"])
 
 
-def test_columns_of_all_kinds_arrive_as_they_were(tmp_path):
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_columns_of_all_kinds_arrive_as_they_were(tmp_path, in_memory):
     """Numbers, truth values and texts that may be missing, ordered categories and odd names: equal after a writing."""
     made = small_anndata(40, 6)
     made.obs = pd.DataFrame(
@@ -127,6 +128,7 @@ def test_columns_of_all_kinds_arrive_as_they_were(tmp_path):
             "numbered": pd.Categorical(np.arange(40) % 4),
             "maybe_int": pd.array([None, 1, 2, 3] * 10, dtype="Int64"),
             "maybe_true": pd.array([None, True, False, True] * 10, dtype="boolean"),
+            "maybe_large": pd.array([None, 2**64 - 1, 2, 3] * 10, dtype="UInt64"),
             "some_nan": np.where(np.arange(40) % 3, np.nan, 1.5),
             "all_nan": np.full(40, np.nan),
             "two words": np.arange(40, dtype="i1"),
@@ -135,13 +137,25 @@ def test_columns_of_all_kinds_arrive_as_they_were(tmp_path):
         index=made.obs.index,
     )
     made.write_h5ad(tmp_path / "a.h5ad")
-    collection = DatasetCollection(tmp_path / "c.zarr").add_adatas(tmp_path / "a.h5ad", rng=0)
+    source = made if in_memory else tmp_path / "a.h5ad"
+    collection = DatasetCollection(tmp_path / "c.zarr").add_adatas([source], rng=0)
     found = collection.obs()
     expected = made.obs.iloc[found["src_row"]]
     pd.testing.assert_frame_equal(found[list(made.obs)], expected, check_names=False)
     loader = Loader(batch_size=8, chunk_size=4, preload_nchunks=4, shuffle=True, rng=0, return_index=True)
     for batch in loader.use_collection(collection):
         pd.testing.assert_frame_equal(batch["obs"], found.iloc[batch["index"]], check_names=False)
+
+
+@pytest.mark.parametrize("nullable", ["Int64", "boolean"])
+def test_nullable_columns_beside_fractions(tmp_path, nullable):
+    """Whole numbers or truth values that may be missing become fractions beside such, and what is missing NaN."""
+    left, right = few(0), few(1)
+    left.obs["score"] = pd.array([1, None, 0] * (left.n_obs // 3), dtype=nullable)
+    right.obs["score"] = np.arange(right.n_obs) / 4
+    found = DatasetCollection(tmp_path / "c.zarr").add_adatas([left, right], shuffle=False).obs(["score"])["score"]
+    expected = [*[1.0, np.nan, 0.0] * (left.n_obs // 3), *(np.arange(right.n_obs) / 4)]
+    np.testing.assert_array_equal(found.to_numpy(), expected)
 
 
 def test_matrices_without_rows_or_columns(tmp_path):

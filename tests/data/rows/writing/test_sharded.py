@@ -6,6 +6,8 @@ import pytest
 import scipy.sparse as sp
 import zarr
 
+from rankwise.data.order import Order
+from rankwise.data.rows import DatasetCollection, Loader
 from rankwise.data.rows.datasets import Dataset
 from rankwise.data.rows.matrices import stack_matrices
 from rankwise.data.rows.writing import parse_size, write_sharded
@@ -51,6 +53,25 @@ def test_what_was_written_is_read(tmp_path, seed):
         np.testing.assert_array_equal(found.indices, whole[rows].indices)
         np.testing.assert_array_equal(found.indptr, whole[rows].indptr)
     np.testing.assert_array_equal(read_rows(place, "obsm/pca", rows), made.obsm["pca"][rows])
+
+
+@pytest.mark.parametrize("align_rows", [False, True])
+@pytest.mark.parametrize("as_collection", [False, True])
+def test_stored_zeros_are_no_loss(tmp_path, as_collection, align_rows):
+    """Chunks of elements that are all stored zeros lie in the store, so that readers do not take them for lost."""
+    made = small_anndata(200, 30)
+    made.X.data[:], made.layers["counts"].data[100:] = 0, 0
+    place = tmp_path / "a.zarr"
+    if as_collection:
+        DatasetCollection(place).add_adatas([made], shuffle=False, n_obs_per_chunk=8, align_rows=align_rows)
+        place = place / "dataset_0"
+    else:
+        write_sharded(place, made, n_obs_per_chunk=8, align_rows=align_rows)
+    for name, whole in (("X", made.X), ("layers/counts", made.layers["counts"])):
+        loader = Loader(place, order=Order(200, batch_size=200, kind="sequential"), matrices=[name], device=None)
+        for (batch,) in loader:
+            np.testing.assert_array_equal(batch[name].indptr, whole.indptr)
+            np.testing.assert_array_equal(batch[name].toarray(), whole.toarray())
 
 
 def test_whole_chunks_are_decoded_once(tmp_path):

@@ -11,6 +11,7 @@ from rankwise.data.rows.writing.streams import ArrayStream, create_array
 LZ4 = BloscCodec(cname="lz4", clevel=3, shuffle="shuffle")
 
 
+@pytest.mark.parametrize("keep_zeros", [False, True])
 @pytest.mark.parametrize(
     ("codecs", "dtype", "inner"),
     [
@@ -21,7 +22,7 @@ LZ4 = BloscCodec(cname="lz4", clevel=3, shuffle="shuffle")
         ((LZ4,), "?", ()),
     ],
 )
-def test_files_are_those_of_zarr(tmp_path, codecs, dtype, inner):
+def test_files_are_those_of_zarr(tmp_path, codecs, dtype, inner, keep_zeros):
     """Byte for byte, whatever the codecs: chunks that are empty, the index, a last shard that is not full."""
     rng = np.random.default_rng(0)
     values = (rng.poisson(1, (500, *inner)) * 3).astype(dtype)
@@ -29,12 +30,13 @@ def test_files_are_those_of_zarr(tmp_path, codecs, dtype, inner):
     group = zarr.open_group(str(tmp_path / "g.zarr"), mode="w", zarr_format=3)
     facts = {"shape": values.shape, "dtype": values.dtype, "chunk": 10, "shard": 70, "compressors": codecs}
     theirs, ours = (create_array(group, name, **facts) for name in ("theirs", "ours"))
-    stream = ArrayStream(theirs)
+    stream = ArrayStream(theirs, keep_zeros=keep_zeros)
     stream.append(values)
     stream.close()
     digests = {}
     for start, stop in ((0, 140), (350, 500), (140, 350)):
-        part = ShardStream(ours, start, stop, tmp_path / "scratch", batch_bytes=int(rng.integers(1, 3_000)))
+        batch_bytes = int(rng.integers(1, 3_000))
+        part = ShardStream(ours, start, stop, tmp_path / "scratch", batch_bytes=batch_bytes, keep_zeros=keep_zeros)
         for first in range(start, stop, 33):
             part.append(values[first : min(first + 33, stop)])
         digests |= part.close()

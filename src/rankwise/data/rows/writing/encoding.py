@@ -20,10 +20,11 @@ class ChunkEncoder:
 
     Args:
         array: a Zarr array that is cut along its first axis only.
+        keep_zeros: see `ArrayStream`.
     """
 
-    def __init__(self, array: Any) -> None:
-        self._array, self._chunk = array, array.chunks
+    def __init__(self, array: Any, *, keep_zeros: bool = False) -> None:
+        self._array, self._chunk, self._keep_zeros = array, array.chunks, keep_zeros
         self._blosc = _plain_blosc(array)
         cores = usable_cores(len(cpu_mask()))
         self._threads = choose_threads(None, environ=os.environ, cores=min(cores, 8), sharers=1)
@@ -41,7 +42,7 @@ class ChunkEncoder:
             values: rows, chunk after chunk.
 
         Returns:
-            The bytes of each chunk; None for one that holds nothing but the fill value, which is not stored.
+            The bytes of each chunk; None for one that holds nothing but the fill value and is not stored.
         """
         size = self._chunk[0]
         chunks = [values[start : start + size] for start in range(0, len(values), size)]
@@ -55,7 +56,7 @@ class ChunkEncoder:
 
     def _by_blosc(self, chunk: NDArray) -> bytes | None:
         assert self._blosc is not None
-        if not np.any(chunk.view(f"u{chunk.itemsize}")):  # by bits, as -0.0 is none of the fill value
+        if not self._keep_zeros and not np.any(chunk.view(f"u{chunk.itemsize}")):  # by bits: -0.0 is not the fill value
             return None
         return bytes(self._blosc.encode(np.ascontiguousarray(chunk)))
 
@@ -72,6 +73,7 @@ class ChunkEncoder:
             filters=array.filters or None,
             serializer=array.serializer,
             fill_value=array.fill_value,
+            config={"write_empty_chunks": self._keep_zeros},
         )
         scratch[:] = np.concatenate(chunks)
         zeros = (0,) * (len(self._chunk) - 1)

@@ -159,7 +159,7 @@ def write_sparse(group: Any, name: str, matrix: Any, form: MatrixFormat) -> None
     if pads is not None:
         data, indices = pad_rows(data, indices, lengths, pads, matrix.shape[1])
     for part, values in (("data", data), ("indices", indices)):
-        _write_whole(group[name][part], values)
+        _write_whole(group[name][part], values, keep_zeros=True)
 
 
 def write_dense(group: Any, name: str, values: NDArray, form: MatrixFormat) -> None:
@@ -168,7 +168,7 @@ def write_dense(group: Any, name: str, values: NDArray, form: MatrixFormat) -> N
     _write_whole(create_dense(group, name, form=form, **facts), values)
 
 
-def _write_whole(array: Any, values: NDArray) -> None:
-    stream = ArrayStream(array)
+def _write_whole(array: Any, values: NDArray, *, keep_zeros: bool = False) -> None:
+    stream = ArrayStream(array, keep_zeros=keep_zeros)
     stream.append(values)
     stream.close()

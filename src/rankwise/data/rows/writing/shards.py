@@ -30,11 +30,14 @@ class ShardStream:
         stop: last row + 1, at a shard edge or the end.
         scratch: folder on the same file system; files lie there until they are whole.
         batch_bytes: decoded bytes that are encoded at once, one chunk at least.
+        keep_zeros: see `ArrayStream`.
     """
 
-    def __init__(self, array: Any, start: int, stop: int, scratch: Path, *, batch_bytes: int = 2**22) -> None:
+    def __init__(
+        self, array: Any, start: int, stop: int, scratch: Path, *, batch_bytes: int = 2**22, keep_zeros: bool = False
+    ) -> None:
         self._array, self._place, self._stop, self._scratch = array, start, stop, scratch
-        self._encoder = ChunkEncoder(array)
+        self._encoder = ChunkEncoder(array, keep_zeros=keep_zeros)
         self._chunk, self._shard = int(array.chunks[0]), int(array.shards[0])
         row_bytes = int(np.prod(array.chunks[1:])) * array.dtype.itemsize
         chunks = max(1, min(_MOST_CHUNKS, batch_bytes // (self._chunk * row_bytes)))

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from rankwise.data.contract import DType, NDArray
+from rankwise.data.store import load_zarr
 
 __all__ = ["ArrayStream", "create_array"]
 
@@ -53,10 +54,13 @@ class ArrayStream:
 
     Args:
         array: what `create_array` made.
+        keep_zeros: store chunks of nothing but zeros, too: in a CSR matrix one that is not there is taken for lost.
     """
 
-    def __init__(self, array: Any) -> None:
-        self._array = array
+    def __init__(self, array: Any, *, keep_zeros: bool = False) -> None:
+        zarr = load_zarr()
+        with zarr.config.set({"array.write_empty_chunks": keep_zeros}):
+            self._array = zarr.open_array(array.store_path, mode="r+")
         self._shard = (array.shards or array.chunks)[0]
         self._held: list[NDArray] = []
         self._num_held = 0

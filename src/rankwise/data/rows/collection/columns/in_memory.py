@@ -68,7 +68,7 @@ def _masked(name: str, series: Any) -> Column:
         part = series.iloc[start:stop]
         made = np.empty(len(part), dtype=masked(kind))
         made["missing"] = part.isna().to_numpy()
-        made["value"] = part.fillna(0).to_numpy(dtype=kind)
+        made["value"] = part.to_numpy(dtype=kind, na_value=kind.type(0))
         return made
 
     return Column(name=name, kind="masked", num_rows=len(series), read=read, dtype=kind)

@@ -57,8 +57,7 @@ class ObsColumn:
             return values if isinstance(values, Text) else as_text(values, part)
         if self.kind == "masked":
             return _as_masked(values, self.field.dtype)
-        converted: NDArray = values.astype(self.field.dtype, copy=False)
-        return converted
+        return _as_number(values, self.field.dtype)
 
     def finish(self, values: Any) -> Any:
         """Turn rows that have been moved into a column as pandas and anndata know it."""
@@ -89,8 +88,8 @@ class ObsColumn:
 def unite_columns(parts: Sequence[Column | None]) -> ObsColumn:
     """Bring the columns of one name together.
 
-    Categories are united; whole numbers that are missing somewhere become floating-point ones, truth values nullable
-    ones; what is text, or of different kinds, becomes text.
+    Categories are united; whole numbers that an input lacks become floating-point ones, truth values nullable ones, and
+    nullable ones beside floating-point ones become such, with NaN; what is text, or of different kinds, becomes text.
     """
     held = [part for part in parts if part is not None]
     kinds = {part.kind for part in held}
@@ -100,7 +99,7 @@ def unite_columns(parts: Sequence[Column | None]) -> ObsColumn:
     if kinds <= {"number", "masked"}:
         dtype = np.result_type(*(part.dtype for part in held))
         truth = dtype.kind == "b"
-        if "masked" in kinds or (truth and gaps):
+        if (gaps and truth) or ("masked" in kinds and dtype.kind not in "fc"):
             field = Field(name=name, kind="dense", dtype=masked(dtype), row_bytes=dtype.itemsize + 1)
             return ObsColumn(field=field, kind="masked", parts=tuple(parts))
         if gaps and dtype.kind in "iu":
@@ -141,6 +140,14 @@ def as_text(values: NDArray, part: Column) -> Text:
         texts[values["missing"]] = None
         return Text.of(texts)
     return Text.of(values.astype(object))
+
+
+def _as_number(values: NDArray, dtype: DType) -> NDArray:
+    if not values.dtype.names:
+        return values.astype(dtype, copy=False)
+    made = values["value"].astype(dtype)  # floating-point, as otherwise it would be masked
+    made[values["missing"]] = np.nan
+    return made
 
 
 def _as_masked(values: NDArray, dtype: DType) -> NDArray:

@@ -113,4 +113,5 @@ def _stream(job: Job, part: _Part, place: str) -> ShardStream:
     array = load_zarr().open_array(place, mode="r")
     scratch = job.work / "half" / f"{job.piece}-{place.rpartition('/')[2]}"
     batch_bytes = min(2**22, job.options.budget // 32)
-    return ShardStream(array, part.start, part.stop, scratch, batch_bytes=batch_bytes)
+    is_sparse = job.joined.matrices[part.which].kind == "csr"
+    return ShardStream(array, part.start, part.stop, scratch, batch_bytes=batch_bytes, keep_zeros=is_sparse)
