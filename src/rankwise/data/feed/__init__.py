@@ -7,6 +7,7 @@ from rankwise.data.feed.buffer import BufferPool, HostBuffer
 from rankwise.data.feed.cursor import Cursor, CursorLoader, StartableOrder, check_fits
 from rankwise.data.feed.full_length import FullLength
 from rankwise.data.feed.loader import BatchTransform, FeedLoader, LoaderStats
+from rankwise.data.feed.options import FeedOptions
 from rankwise.data.feed.rank_loader import RankLoader
 from rankwise.data.feed.skipping import OnBadSample
 from rankwise.data.feed.transform import Transform
@@ -19,6 +20,7 @@ __all__ = [
     "CursorLoader",
     "FeedBatch",
     "FeedLoader",
+    "FeedOptions",
     "FullLength",
     "HostBuffer",
     "LoaderStats",

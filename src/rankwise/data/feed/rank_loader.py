@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from rankwise.data.contract import Order
 from rankwise.data.feed.advice import warn_small_cache
 from rankwise.data.feed.depth import window_depth
-from rankwise.data.feed.loader import BatchTransform, FeedLoader, counted_samples
+from rankwise.data.feed.loader import FeedLoader, counted_samples
+from rankwise.data.feed.options import FeedOptions
 from rankwise.data.feed.rank_place import find_place
-from rankwise.data.feed.skipping import OnBadSample
-from rankwise.data.feed.transform import Transform
 
 if TYPE_CHECKING:
     import jax
@@ -35,12 +33,7 @@ class RankLoader(FeedLoader):
         world: the world; None = `World.current()`.
         depth: steps that may lie ready; 0 reads in the calling thread; None = as many as a window of the order lasts,
             as far as 128 MiB hold them, and at least 2. Sources that gain from it read so many steps as one.
-        transform: ``transform(fields, key) -> fields`` for one sample, on the reader thread; sparse rows go in as SciPy
-            CSR matrices of one row, and may come out so.
-        batch_transform: ``batch_transform(fields, keys) -> fields`` for a whole batch, on the device.
-        fields: the fields to read; None = all.
-        on_bad_sample: "raise", or how many damaged samples this rank may leave out; see `FeedLoader`.
-        across_epochs: whether reading goes on over the end of an epoch; see `FeedLoader`.
+        **options: `transform`, `batch_transform`, `fields`, `on_bad_sample` and `across_epochs`, as `FeedLoader` says.
 
     Raises:
         ConfigError: an argument is out of range, there is no such field, or the order was made for other data.
@@ -56,11 +49,7 @@ class RankLoader(FeedLoader):
         device: str | torch.device | jax.sharding.Sharding | None = "auto",
         world: World | None = None,
         depth: int | None = None,
-        transform: Transform | None = None,
-        batch_transform: BatchTransform | None = None,
-        fields: Sequence[str] | None = None,
-        on_bad_sample: OnBadSample = "raise",
-        across_epochs: bool | None = None,
+        **options: Unpack[FeedOptions],
     ) -> None:
         place = find_place(world, device)
         source = counted_samples(source, order)
@@ -72,11 +61,7 @@ class RankLoader(FeedLoader):
             micro_batch=micro_batch,
             device=place.device,
             depth=window_depth(source, order, world_size=place.world_size) if depth is None else depth,
-            transform=transform,
-            batch_transform=batch_transform,
-            fields=fields,
-            on_bad_sample=on_bad_sample,
-            across_epochs=across_epochs,
+            **options,
         )
         warn_small_cache(self.source, order, rank=place.rank, world_size=place.world_size)
 

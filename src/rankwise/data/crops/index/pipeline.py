@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 import math
 import warnings
-from collections.abc import Sequence
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, cast
+from typing import TYPE_CHECKING, Any, Self, Unpack, cast
 
 from rankwise.data.contract import Batch, Order, Source
 from rankwise.data.crops.budget import Caps
@@ -20,7 +19,7 @@ from rankwise.data.crops.index.crop_index import CropIndex, CropPlace
 from rankwise.data.crops.index.source import CropSource
 from rankwise.data.crops.numa import NumaStrategy, chosen_strategy, cores_here, pin_thread
 from rankwise.data.crops.pipeline import Pipeline
-from rankwise.data.feed import BatchTransform, FeedLoader, Transform
+from rankwise.data.feed import FeedLoader, FeedOptions
 from rankwise.data.feed.place_jax import is_jax_target
 from rankwise.data.store.cache import DEFAULT_CACHE_BYTES, ChunkCache
 from rankwise.data.store.files import say_few_handles, system_file_limit
@@ -55,21 +54,17 @@ class IndexPipeline(FeedLoader):
             ``jax.sharding.Sharding`` as `FeedLoader` says.
         world: the world; None = `World.current()`.
         depth: steps that may lie ready; 0 reads in the calling thread.
-        transform: ``transform(fields, key) -> fields`` for one crop, on the reader thread.
-        batch_transform: ``batch_transform(fields, keys) -> fields`` for a whole batch, on the device.
-        fields: the fields to read; None = all.
         cache: bytes of decoded chunks kept in memory (0 = none), or a `ChunkCache` that several sources share.
         threads: threads that read and decode; None = the cores that this rank may use.
         remote: how to talk to object stores (endpoint, credentials, timeouts); None = as the environment says. Images
             are then opened with the same options: ``open_image(uri, nodes=StoredNodes(RemoteFiles(options)))``.
-        on_bad_sample: "raise", or how many damaged crops this rank may leave out.
         max_gpu_memory_bytes: hard cap of the batches on the device (with the CPU as device: in host memory); divided
             when ranks share a GPU. None = no cap but the memory that is there.
         max_host_memory_bytes: hard cap of what the pipelines of this machine hold in host memory, divided by its
             ranks: batch buffers, scratch, decoded chunks. None = the memory that is there.
         numa_strategy: where the reader's threads run.
         numa_node: node for `NumaStrategy.PIN_TO`, else -1.
-        across_epochs: whether reading goes on over the end of an epoch; see `FeedLoader`.
+        **options: `transform`, `batch_transform`, `fields`, `on_bad_sample` and `across_epochs`, as `FeedLoader` says.
 
     Attributes:
         budget: what the batches take; ``print(pipeline.budget)`` adds it up.
@@ -90,18 +85,14 @@ class IndexPipeline(FeedLoader):
         device: str | torch.device | jax.sharding.Sharding | None = "auto",
         world: World | None = None,
         depth: int = 2,
-        transform: Transform | None = None,
-        batch_transform: BatchTransform | None = None,
-        fields: Sequence[str] | None = None,
         cache: ChunkCache | int = DEFAULT_CACHE_BYTES,
         threads: int | None = None,
         remote: RemoteOptions | None = None,
-        on_bad_sample: Literal["raise"] | int = "raise",
         max_gpu_memory_bytes: int | None = None,
         max_host_memory_bytes: int | None = None,
         numa_strategy: NumaStrategy = NumaStrategy.AUTO,
         numa_node: int = -1,
-        across_epochs: bool | None = None,
+        **options: Unpack[FeedOptions],
     ) -> None:
         if not isinstance(index, CropIndex):
             raise ConfigError(f"an ordered pipeline takes a CropIndex, got {type(index).__name__}")
@@ -119,12 +110,8 @@ class IndexPipeline(FeedLoader):
             micro_batch=micro_batch,
             device=place.device if target is None else target,
             depth=depth,
-            transform=transform,
-            batch_transform=batch_transform,
-            fields=fields,
-            on_bad_sample=on_bad_sample,
             on_thread=partial(pin_thread, cores),
-            across_epochs=across_epochs,
+            **options,
         )
         _warn_small_cache(self._crops, order, rank=place.rank, world_size=place.world_size)
         self._say_few_handles(place)
@@ -135,7 +122,7 @@ class IndexPipeline(FeedLoader):
             world_size=place.world_size,
             micro_batch=micro_batch,
             depth=depth,
-            transformed=transform is not None,
+            transformed=options.get("transform") is not None,
             cache_bytes=self._crops.cache.capacity_bytes,
             caps=caps,
         )
