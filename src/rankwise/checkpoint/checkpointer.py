@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rankwise.checkpoint.manifest import CheckpointInfo, folders, step_of, verify
+from rankwise.checkpoint.manifest import CheckpointInfo, folders, refuse_later_format, step_of, verify
 from rankwise.checkpoint.parts import as_part
 from rankwise.checkpoint.publishing import Fence, clean, prune
 from rankwise.checkpoint.restoring import RestoreReport, decide, load_part, read_part
@@ -102,10 +102,14 @@ class Checkpointer:
         """Return the newest whole checkpoint, None if there is none. Every rank must call it; all get the same answer.
 
         The main rank reads all files of the candidates and compares their checksums; a damaged candidate is skipped,
-        with a warning that gives the reason.
+        with a warning that gives the reason. One that a later rankwise saved is not skipped: that would go back behind
+        its steps.
 
         Args:
             step: only those of at most this step.
+
+        Raises:
+            CheckpointError: a candidate has a format that came later; on every rank.
         """
         found = take_together(self._world, f"looking for checkpoints in {self.folder}", lambda: self._find(step))
         answer: CheckpointInfo | None = self._world.broadcast_object(found)
@@ -170,6 +174,7 @@ class Checkpointer:
         for folder in folders(self.folder):
             if step is not None and step_of(folder) > step:
                 continue
+            refuse_later_format(folder)
             try:
                 return verify(folder)
             except CheckpointError as error:

@@ -1,4 +1,4 @@
-"""The manifest: what a checkpoint consists of, and whether all of it is still there. Format version 1."""
+"""The manifest: what a checkpoint consists of, and whether all of it is still there."""
 
 from __future__ import annotations
 
@@ -11,22 +11,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rankwise._version import __version__
 from rankwise.data.contract import JSON
 from rankwise.errors import CheckpointError
 
 __all__ = [
-    "FORMAT",
     "CheckpointInfo",
     "FileRecord",
     "PartRecord",
     "encode_manifest",
     "folders",
     "read_manifest",
+    "refuse_later_format",
     "step_of",
     "verify",
 ]
 
-FORMAT = 1
+# 1: all files are of torch. 2: parts without tensors are files of arrays. A checkpoint has the lowest that tells it, so
+# that whoever can read it does; any later format has its number and its checksum in the same places.
+_FORMATS = (1, 2)
+_ARRAYS = ".npz"
 _NAME = re.compile(r"(?:\.old-)?step-(\d{10,})")
 _BLOCK_BYTES = 1 << 20
 _NONFINITE = "__nonfinite__"
@@ -77,7 +81,7 @@ class CheckpointInfo:
 def encode_manifest(info: CheckpointInfo) -> bytes:
     """Return the manifest of a checkpoint; its own checksum stands in it, so that damage to it shows as well."""
     body = {
-        "format": FORMAT,
+        "format": _format_of(info),
         "step": info.step,
         "attempt": info.attempt,
         "world_size": info.world_size,
@@ -101,18 +105,9 @@ def read_manifest(folder: Path) -> CheckpointInfo:
     Raises:
         CheckpointError: it is missing, damaged or of another format; the message gives the reason alone.
     """
-    try:
-        body = json.loads((folder / "manifest.json").read_bytes())
-        version = body.get("format")
-        digest = body.pop("sha256", None)
-    except FileNotFoundError as error:
-        raise CheckpointError("it has no manifest.json") from error
-    except (OSError, ValueError, AttributeError) as error:
-        raise CheckpointError(f"its manifest.json cannot be read ({error})") from error
-    if version != FORMAT:
-        raise CheckpointError(f"it has format {version}; this rankwise reads format {FORMAT}")
-    if digest != _digest(body):
-        raise CheckpointError("its manifest.json is damaged (checksum)")
+    body = _read_body(folder)
+    if body.get("format") not in _FORMATS:
+        raise CheckpointError(f"it has format {body.get('format')}; this rankwise reads format {_known()}")
     parts = {
         name: PartRecord(scope=part["scope"], files=tuple(FileRecord(**file) for file in part["files"]))
         for name, part in body["parts"].items()
@@ -120,6 +115,27 @@ def read_manifest(folder: Path) -> CheckpointInfo:
     keys = ("step", "attempt", "world_size", "time", "versions", "meta")
     facts = {key: body[key] for key in keys}
     return CheckpointInfo(path=folder, parts=parts, **{**facts, "meta": _loose(facts["meta"])})
+
+
+def refuse_later_format(folder: Path) -> None:
+    """Refuse what is whole, but was written in a way that came later; all else, damage too, is let through.
+
+    Raises:
+        CheckpointError: it is of a later format; the message says of which, and what to do.
+    """
+    try:
+        body = _read_body(folder)
+    except CheckpointError:
+        return
+    found, versions = body.get("format"), body.get("versions")
+    if not isinstance(found, int) or found <= max(_FORMATS):
+        return
+    saver = versions.get("rankwise", "?") if isinstance(versions, dict) else "?"
+    raise CheckpointError(
+        f"{folder} has the checkpoint format {found}, of rankwise {saver}; this rankwise {__version__} reads format "
+        f"{_known()}: install the version that saved it or a later one, or move the folder away to go on from an "
+        "earlier checkpoint"
+    )
 
 
 def verify(folder: Path) -> CheckpointInfo:
@@ -158,6 +174,28 @@ def step_of(folder: Path) -> int:
     name = _NAME.fullmatch(folder.name)
     assert name is not None
     return int(name[1])
+
+
+def _read_body(folder: Path) -> dict[str, Any]:
+    try:
+        body: dict[str, Any] = json.loads((folder / "manifest.json").read_bytes())
+        digest = body.pop("sha256", None)
+    except FileNotFoundError as error:
+        raise CheckpointError("it has no manifest.json") from error
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        raise CheckpointError(f"its manifest.json cannot be read ({error})") from error
+    if digest != _digest(body):
+        raise CheckpointError("its manifest.json is damaged (checksum)")
+    return body
+
+
+def _format_of(info: CheckpointInfo) -> int:
+    files = (file for part in info.parts.values() for file in part.files)
+    return 2 if any(file.path.endswith(_ARRAYS) for file in files) else 1
+
+
+def _known() -> str:
+    return " and ".join(map(str, _FORMATS))
 
 
 def _attempt(folder: Path) -> int:
