@@ -29,6 +29,21 @@ def command(capsys, monkeypatch):
     return call
 
 
+@pytest.fixture
+def stopped(command, monkeypatch):
+    """Calls the command line, with Ctrl-C where it comes to a function: ``stopped("adding._advise", "rows", ...)``."""
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    def call(where, *words):
+        with monkeypatch.context() as interrupted:
+            interrupted.setattr(f"rankwise.data.rows.collection.{where}", stop)
+            return command(*words)
+
+    return call
+
+
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("inputs")
@@ -59,16 +74,10 @@ def test_write_info_verify(tmp_path, inputs, command):
     assert (code, said) == (1, "dataset_0/X/data is not what was written: its checksum differs\n")
 
 
-def test_a_call_that_was_stopped_at_its_very_end(tmp_path, inputs, command, monkeypatch):
+def test_a_call_that_was_stopped_at_its_very_end(tmp_path, inputs, command, stopped):
     """The rows are part of the collection by then: the same call says so, and writes nothing twice."""
-
-    def stop(*_):
-        raise KeyboardInterrupt
-
     words = ["rows", "write", tmp_path / "c.zarr", inputs[0], "--seed", 0]
-    with monkeypatch.context() as interrupted:
-        interrupted.setattr("rankwise.data.rows.collection.adding._advise", stop)
-        assert command(*words)[0] == 130
+    assert stopped("adding._advise", *words)[0] == 130
     code, said, _ = command(*words)
     before = "before, by a call that was stopped at its very end"
     assert (code, said) == (0, f"{tmp_path}/c.zarr: 90 rows written as dataset_0, seed 0 {before}\n")
@@ -134,16 +143,10 @@ def test_wrong_usage_is_one_message(tmp_path, inputs, command):
     assert "write it to a Zarr collection first" in said
 
 
-def test_a_stopped_writing_says_how_to_go_on(tmp_path, inputs, command, monkeypatch):
+def test_a_stopped_writing_says_how_to_go_on(tmp_path, inputs, command, stopped):
     """Ctrl-C ends with the code of a shell and one line, and the same command goes on."""
-
-    def stop(*_):
-        raise KeyboardInterrupt
-
     words = ["rows", "write", tmp_path / "c.zarr", inputs[0], "--seed", 0]
-    with monkeypatch.context() as interrupted:
-        interrupted.setattr("rankwise.data.rows.collection.moving.Buckets.add", stop)
-        code, _, said = command(*words)
+    code, _, said = stopped("moving.Buckets.add", *words)
     assert (code, said.count("\n")) == (130, 1)
     assert f"rankwise: stopped. {tmp_path}/c.zarr is as it was. The same call goes on where it was left" in said
     assert command(*words)[0] == 0
