@@ -2,9 +2,9 @@
 
 import pandas as pd
 
-from rankwise.data.rows import DatasetCollection
+from rankwise.data.rows import DatasetCollection, RowSource
 from rankwise.data.rows.inspecting import describe_rows, text_of_rows
-from rankwise.testing.small_rows import small_anndata
+from rankwise.testing.small_rows import small_anndata, write_anndata
 
 
 def test_it_fits_a_terminal(tmp_path, monkeypatch):
@@ -46,3 +46,22 @@ def test_what_little_a_conversion_would_buy(tmp_path):
     assert "decode at most 1.25 times what they hold: a conversion would buy little but" in text_of_rows(
         describe_rows(place)
     )
+
+
+def test_raw_is_told(tmp_path):
+    """Its kind and shape, that it is read by name, and how it is written; a store without one says nothing of it."""
+    made = small_anndata(20, 5)
+    made.raw = small_anndata(20, 8, seed=1)
+    place = write_anndata(made, tmp_path / "raw.zarr")
+    facts = describe_rows(place)
+    raw = facts["datasets"][0]["raw"]
+    assert (raw["kind"], raw["row_shape"], raw["dtype"]) == ("csr", [8], "float32")
+    lines = text_of_rows(facts).splitlines()
+    told = [line for line in lines if line.startswith("  raw/X: csr float32[8], with variables of its own")]
+    assert len(told) == 1
+    assert "    written: load_adata=lambda path: anndata.read_zarr(path).raw.to_adata()" in lines
+    assert RowSource(place, matrices=["raw/X"]).fields["raw/X"].shape == (8,)
+    assert "raw/X" not in facts["datasets"][0]["matrices"]
+    plain = describe_rows(write_anndata(small_anndata(20, 5), tmp_path / "plain.zarr"))
+    assert plain["datasets"][0]["raw"] is None
+    assert "raw" not in text_of_rows(plain).replace(str(tmp_path), "")

@@ -71,9 +71,11 @@ def warn_of_repeats(inputs: Sequence[Input], writes: Sequence[Mapping[str, Any]]
     before = {source["src_path"] for write in writes for source in write["sources"]}
     again = [held.label for held in inputs if not held.in_memory and held.label in before]
     if again:
+        relative = any("://" not in label and not Path(label).is_absolute() for label in again)
+        hint = " (paths are compared as they were passed: other files want absolute ones, or other names)" * relative
         warnings.warn(
-            f"{folder} has rows of {few_names(again, letters=1000)} already: they will be there twice. To begin anew, "
-            "delete the collection first",
+            f"{folder} has rows of {few_names(again, letters=1000)} already: they will be there twice{hint}. To begin "
+            "anew, delete the collection first",
             stacklevel=5,
         )
 

@@ -70,6 +70,11 @@ class Dataset:
         modalities = [f"{name}/" for name in self._inside("mod")]
         return tuple(f"{first}{name}" for first in ("", *modalities) for name in self._matrices_of(first))
 
+    @property
+    def raw(self) -> str | None:
+        """Name of the matrix of `raw`, whose variables are its own and which is not among `matrices`; None = none."""
+        return "raw/X" if STORES.node(self._at("raw/X")) is not None else None
+
     def _matrices_of(self, modality: str) -> list[str]:
         names = ["X"] if STORES.node(self._at(f"{modality}X")) is not None else []
         held = [name for table in _TABLES for name in self._inside(f"{modality}{table}")]

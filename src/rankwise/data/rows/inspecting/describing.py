@@ -46,6 +46,7 @@ def text_of_rows(facts: dict[str, Any]) -> str:
     for held in facts["datasets"]:
         lines.append(f"{held['place']}: {held['num_rows']} rows, {held['num_vars']} variables")
         kinds = [f"{name}{_kind(matrix)}" for name, matrix in held["matrices"].items()] + held["obs"]
+        kinds += [] if held["raw"] is None else [f"raw {_kind(held['raw'])}"]
         lines += ["  as the one before"] if kinds == before else _lines(held)
         before = kinds
     for write in facts["writes"]:
@@ -57,19 +58,21 @@ def text_of_rows(facts: dict[str, Any]) -> str:
 
 def _dataset(place: str, reader: BoxReader) -> dict[str, Any]:
     held = Dataset(place, reader)
-    matrices: dict[str, Any] = {}
-    for name in held.matrices:
-        try:
-            matrices[name] = _matrix(held.matrix(name))
-        except RankwiseError as error:
-            matrices[name] = {"unfit": str(error)}
     return {
         "place": place,
         "num_rows": held.num_rows,
         "num_vars": held.num_vars,
         "obs": list(held.obs_columns),
-        "matrices": matrices,
+        "matrices": {name: _described(held, name) for name in held.matrices},
+        "raw": None if held.raw is None else _described(held, held.raw),
     }
+
+
+def _described(held: Dataset, name: str) -> dict[str, Any]:
+    try:
+        return _matrix(held.matrix(name))
+    except RankwiseError as error:
+        return {"unfit": str(error)}
 
 
 def _matrix(matrix: StoredMatrix) -> dict[str, Any]:
@@ -100,6 +103,12 @@ def _lines(held: dict[str, Any]) -> list[str]:
             f"  {name}: {_kind(matrix)}, {matrix['row_bytes']:g} bytes per row",
             f"    {_chunks(matrix)}",
             f"    runs of {', '.join(factors)} rows decode {times} times what they hold",
+        ]
+    if held["raw"] is not None:
+        lines += [
+            f"  raw/X: {_kind(held['raw'])}, with variables of its own; read by this name, but not",
+            "    written: load_adata=lambda path: anndata.read_zarr(path).raw.to_adata()",
+            "    in DatasetCollection(...).add_adatas makes it X",
         ]
     columns = ", ".join(held["obs"]) or "no columns"
     return [*lines, *wrap(f"obs: {columns}", 80, initial_indent="  ", subsequent_indent="    ")]

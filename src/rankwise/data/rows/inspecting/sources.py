@@ -6,6 +6,7 @@ import contextlib
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -136,7 +137,9 @@ def _open_sources(
         try:
             opened[label] = _side(label, vars_, mine)
         except RankwiseError as error:
-            problems.append(f"{label} cannot be compared: {error}")
+            away = not Path(label).is_absolute() and not Path(label).exists() and "://" not in label
+            hint = " (src_path is what was passed: call this from the folder that it was passed in)" * away
+            problems.append(f"{label} cannot be compared: {error}{hint}")
     return opened, problems
 
 
