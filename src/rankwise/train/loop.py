@@ -12,14 +12,16 @@ from rankwise import vitals
 from rankwise.data.contract import Batch, BatchLoader
 from rankwise.errors import StepError
 from rankwise.tracking import Progress
+from rankwise.train.ahead import expect_last_epoch
 from rankwise.train.exact import ExactStep, StepReport
-from rankwise.train.last_epoch import expect_last_epoch
 from rankwise.train.options import TrainOptions
 from rankwise.train.parts import RunningMeans
 from rankwise.train.session import Session
 from rankwise.world import World
 
 __all__ = ["Loop"]
+
+_FEW_STEPS = 10  # about as many as a loader has ready
 
 
 class _Pace:
@@ -66,6 +68,7 @@ class Loop:
         progress: the line on the main rank.
         learning_rate: returns the current one, for the log.
         validate: returns an epoch's validation values, told whether it is the last; called on every rank.
+        before_validation: called when an epoch has a few steps left.
         on_step: called after each step, on every rank.
         on_log: called with each line of reduced values, on every rank.
         on_epoch: called after each epoch, on every rank.
@@ -80,6 +83,7 @@ class Loop:
     progress: Progress
     learning_rate: Callable[[], float]
     validate: Callable[[bool], Mapping[str, float]]
+    before_validation: Callable[[], None]
     on_step: Callable[[StepReport], None]
     on_log: Callable[[int, Mapping[str, float]], None]
     on_epoch: Callable[[int, Mapping[str, float]], None]
@@ -105,8 +109,11 @@ class Loop:
         return values
 
     def _epoch(self, train: BatchLoader, epoch: int) -> None:
-        for batches in self._pace.timed(train):
+        few_left = max(0, self._steps_left(train) - _FEW_STEPS)
+        for number, batches in enumerate(self._pace.timed(train)):
             vitals.beat(epoch=epoch, step=self.session.progressed.num_steps, phase="step")
+            if number == few_left:
+                self.before_validation()
             report = self.step(batches)
             train.mark_done(report.resume)
             self._record(report, epoch)
@@ -155,6 +162,11 @@ class Loop:
     def _save(self, values: Mapping[str, float]) -> None:
         vitals.beat(phase="checkpoint")
         self.session.save(values)
+
+    def _steps_left(self, train: BatchLoader) -> int:
+        """Steps until the epoch ends, or the run."""
+        limit = self.options.limit_steps
+        return len(train) if limit is None else min(len(train), limit - self.session.progressed.num_steps)
 
     def _ends_within(self, train: BatchLoader) -> bool:
         limit = self.options.limit_steps

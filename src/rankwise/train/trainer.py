@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from rankwise.data.contract import JSON, BatchLoader
 from rankwise.errors import ConfigError
 from rankwise.tracking import Progress
+from rankwise.train.ahead import expect_last_epoch, start_prefetch
 from rankwise.train.exact import ExactStep, StepFn, StepReport
 from rankwise.train.hooks import Hooks
-from rankwise.train.last_epoch import expect_last_epoch
 from rankwise.train.loop import Loop
 from rankwise.train.options import TrainOptions
 from rankwise.train.parts import RunningMeans
@@ -148,6 +148,8 @@ class Trainer:
             if session.finished is not None:
                 return self._found_finished(session, epochs)
             session.restore()
+            if int(str(train.state_dict()["epoch"])) < epochs:
+                start_prefetch(train)
             progress = stack.enter_context(self._progress(session, train, epochs))
             if session.resumed_text:
                 progress.say(session.resumed_text)
@@ -189,6 +191,7 @@ class Trainer:
             progress=progress,
             learning_rate=lambda: float(self.optimizer.param_groups[0]["lr"]),
             validate=lambda is_last: self._validate(val, is_last=is_last),
+            before_validation=lambda: None if val is None else start_prefetch(val),
             on_step=self._on_step,
             on_log=self._on_log,
             on_epoch=self._on_epoch,

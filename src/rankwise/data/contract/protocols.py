@@ -166,7 +166,11 @@ class Batch(Protocol):
 
 
 class BatchLoader(Protocol):
-    """Steps of this rank, one after the other. Iterating yields one item per step: the tuple of its micro-batches."""
+    """Steps of this rank, one after the other. Iterating yields one item per step: the tuple of its micro-batches.
+
+    One that reads ahead may also have ``start_prefetch()``, called where it stands a while before it is iterated, and
+    ``expect_last_epoch()``, called before an iteration that none follows. Neither may change what the iteration brings.
+    """
 
     def __iter__(self) -> Iterator[tuple[Batch, ...]]:
         """Iterate from the current state to the end of its epoch."""

@@ -119,7 +119,7 @@ ACTIONS = st.lists(
         st.tuples(st.just("copy"), st.just(0)),
         st.tuples(st.just("save"), st.integers(0, 10)),
         st.tuples(st.just("within"), st.integers(0, 2)),
-        st.tuples(st.just("settle"), st.just(0)),
+        st.tuples(st.sampled_from(["settle", "start"]), st.just(0)),
     ),
     min_size=2,
     max_size=8,
@@ -131,7 +131,7 @@ SAMPLERS = {
 }
 
 
-def acted(loader, rng, what, value, seen):
+def acted(loader, rng, what, value, seen, *, early):
     """Do one thing with a loader, note what it shows, and return what to go on with."""
     sampler = loader.batch_sampler
     if what == "pass":
@@ -156,6 +156,8 @@ def acted(loader, rng, what, value, seen):
         return pickle.loads(pickle.dumps(copy.copy(loader)))
     elif what == "settle":
         assert settled()
+    elif what == "start":
+        assert not early or loader.start_prefetch() or len(loader) == 0
     elif sampler.rng is not None:
         for batch in [None] if what == "seed" else loader:
             seen.append(batch and batch["index"].tolist())
@@ -170,7 +172,7 @@ def played(place, kind, actions, *, across_epochs):
     seen = []
     for what, value in actions:
         try:
-            loader = acted(loader, rng, what, value, seen)
+            loader = acted(loader, rng, what, value, seen, early=across_epochs)
         except ConfigError as error:  # a saved place that there is not in another range of rows
             seen.append(str(error))
         own = loader.batch_sampler.rng

@@ -34,9 +34,13 @@ def request(*rows):
 
 def passed(reader, numbers, *, following=None, obs=None):
     """One pass over requests of one row."""
-    reader.begin((request(number) for number in numbers), obs, lambda: following)
+    reader.begin((request(number) for number in numbers), lambda: obs, lambda: following)
     while (taken := reader.take()) is not None:
         yield taken[1].tolist(), taken[2]
+
+
+def no_table():
+    return None
 
 
 def none_left():
@@ -65,7 +69,7 @@ def test_requests_are_drawn_by_who_iterates():
             yield request(number)
 
     reader = RequestReader(rows)
-    reader.begin(orders(), None, lambda: None)
+    reader.begin(orders(), no_table, lambda: None)
     for number in range(3):
         assert reader.take()[1].tolist() == [10 * number]
         assert rows.began[number + 1].wait(20)
@@ -86,7 +90,7 @@ def test_errors_come_in_their_turn(where):
         yield request(3)
 
     reader, seen = RequestReader(Rows(failing=(3,))), []
-    reader.begin(orders(), None, lambda: None)
+    reader.begin(orders(), no_table, lambda: None)
     with pytest.raises(KeyError, match="row 3"):
         seen.extend(iter(reader.take, None))
     assert [block.tolist() for _, block, _ in seen] == [[0], [10], [20]]
@@ -98,7 +102,7 @@ def test_leaving_waits_for_what_is_read():
     """Nothing runs on behind it, and what was drawn but not begun is not read."""
     rows = Rows()
     reader = RequestReader(rows)
-    reader.begin(map(request, range(9)), None, lambda: None)
+    reader.begin(map(request, range(9)), no_table, lambda: None)
     rows.stop_at = 1
     reader.take()
     assert rows.began[1].wait(20)
@@ -128,7 +132,7 @@ def test_a_short_last_request_leaves_the_next_pass_time(last, is_early):
     """Behind one of half its rows the next pass's first is read at once; behind a longer one when that is in use."""
     rows = Rows()
     reader = RequestReader(rows)
-    reader.begin(iter([request(*range(9)), request(*range(9, 9 + last))]), None, lambda: request(*range(15, 24)))
+    reader.begin(iter([request(*range(9)), request(*range(9, 9 + last))]), no_table, lambda: request(*range(15, 24)))
     reader.take()
     assert rows.began[9].wait(20)
     if is_early:
@@ -157,3 +161,59 @@ def test_what_was_foreseen_and_fails():
     assert len(list(passed(reader, [1], following=request(5)))) == 1
     with pytest.raises(KeyError, match="row 5"):
         list(passed(reader, [5]))
+
+
+def test_a_first_request_that_is_read_before_its_pass():
+    """It is read once, however often it is asked for, and the pass that begins so gets it; then its thread ends."""
+    rows = Rows()
+    reader = RequestReader(rows)
+    for _ in range(2):
+        reader.start(request(3))
+        assert none_left()
+        assert rows.read_rows == [3]
+    assert [block for block, _ in passed(reader, [3, 4])] == [[30], [40]]
+    assert rows.read_rows == [3, 4]
+    assert none_left()
+
+
+def test_another_first_request_is_read_behind_it():
+    """One thread reads at a time; of what waits the last is read, and what was read for nothing is forgotten."""
+    rows = Rows()
+    rows.stop_at = 3
+    reader = RequestReader(rows)
+    for number in (3, 4, 5):
+        reader.start(request(number))
+        assert rows.began[3].wait(20)
+    assert rows.read_rows == []
+    rows.gate.set()
+    assert [block for block, _ in passed(reader, [5, 6])] == [[50], [60]]
+    assert [number for number in rows.read_rows if number != 4] == [3, 5, 6]
+    assert none_left()
+
+
+def test_a_first_request_that_fails():
+    """The pass that asks for it fails, and no other."""
+    reader = RequestReader(Rows(failing=(5,)))
+    reader.start(request(5))
+    assert [block for block, _ in passed(reader, [6])] == [[60]]
+    reader.start(request(5))
+    with pytest.raises(KeyError, match="row 5"):
+        next(passed(reader, [5]))
+    reader.leave()
+    assert none_left()
+
+
+def test_tables_are_made_while_the_first_request_is_read():
+    """What takes its time with many datasets, joining their tables, waits for no rows, and no rows for it."""
+    rows = Rows()
+
+    def joined():
+        assert rows.began[1].wait(20)
+        return pd.DataFrame({"n": np.arange(10)})
+
+    reader = RequestReader(rows)
+    reader.begin(iter([request(1)]), joined, lambda: None)
+    taken = reader.take()
+    assert taken is not None
+    assert taken[2]["n"].tolist() == [1]
+    assert reader.take() is None

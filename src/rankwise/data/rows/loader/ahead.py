@@ -43,7 +43,8 @@ class RequestReader(Generic[T]):
 
     One is read while another is in use. Requests are drawn in the thread that takes them, so what draws them needs no
     lock. When all of a pass are drawn, the first one of the pass that may follow is read too, while the last one is in
-    use or, if that is a short one, behind it; the pass gets it if its first request is the same.
+    use or, if that is a short one, behind it, as `start` does before any pass; the pass gets it if its first request is
+    the same.
 
     Args:
         rows: reads them.
@@ -66,12 +67,29 @@ class RequestReader(Generic[T]):
         """Whether this is a process that was forked from the one that reads."""
         return self._pid != os.getpid()
 
-    def begin(self, orders: Iterator[RowOrder], obs: Any, following: Callable[[], RowOrder | None]) -> None:
+    def start(self, order: RowOrder) -> None:
+        """Read what the next pass will ask for first; no pass is under way. Returns at once, may be called again.
+
+        Args:
+            order: what that is.
+        """
+        if self._early is not None:
+            if _same(self._early.order, order):
+                return
+            self._early.block.cancel()
+            self._behind = [self._early.block]
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="rankwise-rows")
+        self._early = self._submitted(order)
+        self._end_thread()
+
+    def begin(
+        self, orders: Iterator[RowOrder], obs: Callable[[], Any], following: Callable[[], RowOrder | None]
+    ) -> None:
         """Begin a pass.
 
         Args:
             orders: its requests, drawn up to three early.
-            obs: pandas.DataFrame about all rows, or None.
+            obs: returns the pandas.DataFrame about all rows, or None; called when reading is under way.
             following: called when all are drawn: what the next pass will ask for first, None = not known.
         """
         self._orders, self._obs, self._following = orders, obs, following
@@ -133,8 +151,8 @@ class RequestReader(Generic[T]):
             if early is not None:
                 early.block.cancel()
             early = self._submitted(order)
-        if self._obs is not None:
-            obs = self._obs
+        obs = self._obs()
+        if obs is not None:
             early.obs = self._submit(lambda: obs.iloc[order.rows])
         return early
 

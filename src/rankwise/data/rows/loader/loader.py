@@ -19,7 +19,7 @@ from rankwise.data.rows.loader.holding import HeldDatasets
 from rankwise.data.rows.loader.iterable import iterable_class, rebuild
 from rankwise.data.rows.loader.opening import iter_groups, load_group
 from rankwise.data.rows.loader.ordering import make_ordered
-from rankwise.data.rows.loader.requesting import RowOrder, order_rows
+from rankwise.data.rows.loader.requesting import RowOrder
 from rankwise.data.rows.loader.sharding import global_batch, sharded_batches
 from rankwise.data.rows.loader.standing import Standing
 from rankwise.data.rows.loader.under_way import UnderWay
@@ -183,6 +183,25 @@ class Loader:
         """
         self._standing.load_state_dict(state)
 
+    def start_prefetch(self) -> bool:
+        """Begin to read the first load request of the next pass in the background; returns at once.
+
+        A loader that is made before the model is then ready when the model is. The pass takes it over if it begins with
+        the same rows, and drops it otherwise. The sampler and its generator stay as they are, and errors wait for the
+        pass. Calling it twice is fine.
+
+        Returns:
+            Whether it is read: where the sampler is one of ours (in a `DistributedSampler` none of classes), the data
+            are stored, and no pass is under way. In workers of a `DataLoader` it is not: they read for themselves.
+        """
+        order = None if self._num_open else self._following()
+        if order is None:
+            return False
+        reader = self._datasets.rows()
+        reader.start(order)
+        self._datasets.give_back(reader)
+        return True
+
     def expect_last_epoch(self) -> None:
         """Say that after the next pass none follows soon: nothing is read ahead at its end."""
         self._is_last = True
@@ -289,7 +308,7 @@ class Loader:
         reader, under_way = self._datasets.rows(), self._standing.next_pass()
         try:
             with closing(under_way.orders(n_obs)) as orders:
-                reader.begin(orders, self._datasets.obs(), self._following if goes_on else _nothing)
+                reader.begin(orders, self._datasets.obs, self._following if goes_on else _nothing)
                 yield from self._taken(reader, under_way)
             under_way.has_ended = True
             if not under_way.num_done:
@@ -310,13 +329,12 @@ class Loader:
         """What the next pass will ask for first, where that is known and of use."""
         if not self._datasets.is_stored or current_worker() is not None:
             return None
-        sampler = foreseen(self._batch_sampler)
-        if sampler is None:
-            return None
         try:
-            with closing(sampler.sample(self.n_obs)) as requests:
-                request = next(requests, None)
-                return None if request is None else order_rows(request, self.n_obs)
+            sampler = foreseen(self._batch_sampler)
+            if sampler is None:
+                return None
+            with closing(self._standing.foreseen_pass(sampler).orders(self.n_obs)) as orders:
+                return next(orders, None)
         except Exception:  # noqa: BLE001  (who asks for that pass sees it)
             return None
 

@@ -39,6 +39,14 @@ class Standing:
         self._newest, self._loaded = UnderWay(self._sampler, self._loaded), None
         return self._newest
 
+    def foreseen_pass(self, sampler: Sampler) -> UnderWay:
+        """Return the pass that would begin now.
+
+        Args:
+            sampler: a copy that draws it.
+        """
+        return UnderWay(sampler, self._loaded)
+
     def state_dict(self) -> dict[str, JSON]:
         """Return the position behind the last batch that was handed out.
 

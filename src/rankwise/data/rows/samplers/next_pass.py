@@ -18,12 +18,13 @@ _KEYED = (RandomSampler, SequentialSampler, ClassSampler, WeightedClassSampler)
 def foreseen(sampler: Sampler) -> Sampler | None:
     """Return a copy that draws what `sampler` will draw in its next pass, if nothing about it changes until then.
 
-    Passes of our samplers are functions of a seed, which was drawn at the first pass, and of the number of the pass.
-    None before that, and for all others: they may draw from what somebody else draws from too.
+    Passes of our samplers are functions of a seed and of the number of the pass. A seed that is still to be drawn, at
+    the first pass, is drawn by the copy from a copy of the generator: who else draws from that one changes what comes.
+    None for all other samplers: they may draw from anywhere.
     """
     kind = type(sampler)
     if kind in _KEYED:
-        return copy.copy(sampler) if sampler.knows_seed else None
+        return _copied(sampler)
     if kind is not DistributedSampler:
         return None
     inner = foreseen(sampler.__dict__["_sampler"])
@@ -32,3 +33,10 @@ def foreseen(sampler: Sampler) -> Sampler | None:
     outer = copy.copy(sampler)
     outer.__dict__["_sampler"] = inner
     return outer
+
+
+def _copied(sampler: Sampler) -> Sampler:
+    made = copy.copy(sampler)
+    if not sampler.knows_seed:
+        made.__dict__["_rng"] = copy.deepcopy(sampler.rng)  # not by assigning it: that begins at epoch 0 again
+    return made
