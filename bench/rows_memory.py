@@ -51,10 +51,7 @@ def main() -> None:
     print_machine()
     store = ScaledStore.of(chosen.rows).write(chosen.folder)
     print(f"\n{chosen.rows:,} rows; batches of 4,096; {chosen.batches} of them after the first; load {load():.1f}")
-    print(
-        "| rows | taken in s | peak, held MiB | first batch after s | peak, held MiB | CPU ms per batch | decoded MB |"
-    )
-    print("|---|---|---|---|---|---|---|")
+    print(_HEAD)
     found: dict[str, Any] = {"machine": describe(), "rows": chosen.rows, "cases": {}}
     for name in chosen.cases:
         (found["cases"][name],) = run(name, store, chosen)

@@ -88,6 +88,7 @@ def measure(make: Make, store: str, num_rows: int, batches: int, *, rank: int, n
     steps = iter(loader)
     _take(steps)
     first_s = time.perf_counter() - begun
+    # the mean: steps of a window are read as one, while one of them is waited for
     seen, decoded = [_take(steps) for _ in range(batches)], source.stats.decoded_bytes
     del steps
     return {
@@ -95,8 +96,8 @@ def measure(make: Make, store: str, num_rows: int, batches: int, *, rank: int, n
         **taken,
         "samples": len(source),
         "first_batch_s": first_s,
-        "batch_cpu_s": statistics.median(cpu for cpu, _ in seen),
-        "batch_wall_s": statistics.median(wall for _, wall in seen),
+        "batch_cpu_s": statistics.fmean(cpu for cpu, _ in seen),
+        "batch_wall_s": statistics.fmean(wall for _, wall in seen),
         "decoded_bytes_per_batch": decoded / (batches + 1),
         "cache_bytes": source.cache.kept_bytes,
         "held_bytes": resident_bytes() - before,
