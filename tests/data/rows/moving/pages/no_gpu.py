@@ -1,0 +1,28 @@
+"""Where torch finds no CUDA device, the CPU plays it: `.cuda()` and `.to("cuda")` leave tensors where they are.
+
+Also a program: ``python no_gpu.py SCRIPT`` runs a script so.
+"""
+
+import runpy
+import sys
+
+
+def play_gpu():
+    """Change torch in this process, if it has no CUDA device; return whether."""
+    import torch
+
+    if torch.cuda.is_available():
+        return False
+    number, to = [0], torch.Tensor.to
+    torch.cuda.is_available = lambda: True
+    torch.cuda.current_device = lambda: number[0]
+    torch.cuda.set_device = lambda chosen: number.__setitem__(0, chosen)
+    torch.Tensor.cuda = lambda tensor: tensor
+    torch.Tensor.to = lambda tensor, *where, **how: tensor if where == ("cuda",) else to(tensor, *where, **how)
+    return True
+
+
+if __name__ == "__main__":
+    sys.argv = sys.argv[1:]
+    play_gpu()
+    runpy.run_path(sys.argv[0], run_name="__main__")
