@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -14,10 +14,9 @@ from rankwise.data.crops.index.image import CropImage
 from rankwise.data.order import part_at, place_of_group
 from rankwise.errors import ConfigError
 
-__all__ = ["By", "Fractions", "split_images"]
+__all__ = ["By", "split_images"]
 
 By: TypeAlias = Literal["plate", "well", "array"] | Callable[[CropImage], str]
-Fractions: TypeAlias = Mapping[str, float] | Sequence[float]
 _LOG = logging.getLogger("rankwise.crops")
 
 

@@ -9,13 +9,10 @@ import numpy as np
 
 from rankwise.data.store.decode.machine import elements
 
-__all__ = ["JOB", "count_pieces", "place_pieces"]
+__all__ = ["count_pieces", "place_pieces"]
 
-# What the table holds. Addresses are those of int64 tables; `lengths` may be 0: all boxes have the length `length`.
-JOB = (
-    "num", "starts", "step", "lengths", "length", "which", "chunks", "bases", "counts",
-    "places", "width", "ndim", "box", "src_start", "extent", "dst_start",
-)  # fmt: skip
+# What the table of a job holds. Addresses are those of int64 tables; `lengths` may be 0: all boxes then have the length
+# `length`.
 _NUM, _STARTS, _STEP, _LENGTHS, _LENGTH, _WHICH, _CHUNKS, _BASES, _COUNTS = range(9)
 _PLACES, _WIDTH, _NDIM, _BOX, _SRC_START, _EXTENT, _DST_START = range(9, 16)
 _word = np.int64
