@@ -15,6 +15,7 @@ from rankwise.errors import ConfigError
 __all__ = ["chosen_genes"]
 
 _SHOWN = 5
+_NO_MASK = "genes= is a list of names or numbers (of a mask take numpy.flatnonzero(mask))"
 
 
 def chosen_genes(genes: Sequence[Any], num_vars: int, names: Callable[[], Sequence[str]]) -> IntArray:
@@ -33,10 +34,12 @@ def chosen_genes(genes: Sequence[Any], num_vars: int, names: Callable[[], Sequen
     wanted = list(genes)
     if any(isinstance(gene, str) for gene in wanted):
         wanted = _numbers(wanted, names())
+    if any(isinstance(gene, bool) for gene in wanted):
+        raise ConfigError(_NO_MASK)
     try:
         columns: IntArray = np.array([operator.index(gene) for gene in wanted], dtype=np.int64)
     except TypeError:
-        raise ConfigError("genes= is a list of names or numbers (of a mask take numpy.flatnonzero(mask))") from None
+        raise ConfigError(_NO_MASK) from None
     outside = [column for column in columns.tolist() if not 0 <= column < num_vars]
     if outside or len(columns) == 0:
         raise ConfigError(f"genes= wants some of the numbers 0 to {num_vars - 1}; got {outside or 'none at all'}")

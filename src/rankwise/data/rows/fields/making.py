@@ -11,7 +11,7 @@ import numpy as np
 from rankwise.data.contract import FieldSpec, IntArray, NDArray
 from rankwise.data.rows.fields.row_field import FieldRead, Finished, RowField
 from rankwise.data.rows.fields.spreading import Target, begin_spread
-from rankwise.data.rows.matrices import MatrixPlan, MatrixStack, find_gaps
+from rankwise.data.rows.matrices import MatrixPlan, MatrixStack, find_gaps, stray_columns
 from rankwise.data.rows.memory_pool import MemoryPool
 from rankwise.data.store import BoxPlan, BoxReader, BoxReport
 
@@ -65,6 +65,7 @@ class _PlainRead:
         if not self.spec.ragged:
             return Finished(reports=reports)
         _, indices, indptr = self.out
+        reports = stray_columns(self.plan, reports)
         gaps = find_gaps(self.plan, reports, indices)
         num_cols = self.spec.shape[0]
         unsigned = indices.view(np.dtype(f"u{indices.itemsize}"))  # below 0 is then large: one pass sees both

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from rankwise.data.contract import IntArray, NDArray
 from rankwise.data.rows.dense import spread_rows
 from rankwise.data.rows.fields.row_field import FieldRead, Finished
-from rankwise.data.rows.matrices import MatrixPlan, find_gaps
+from rankwise.data.rows.matrices import MatrixPlan, find_gaps, stray_columns
 from rankwise.data.rows.memory_pool import MemoryPool
 from rankwise.data.store import BoxReader, BoxReport, Spread
 from rankwise.data.store.boxes import OUTSIDE, TWICE
@@ -86,7 +86,8 @@ class _Spread:
         again = self._again(np.flatnonzero(((states & TWICE) != 0) & valid))
         outside = (states & OUTSIDE).astype(np.bool_)
         gaps = find_gaps(self.plan, reports, columns)
-        return Finished(reports=(*reports, *again), outside=outside if outside.any() else None, gaps=gaps)
+        told = stray_columns(self.plan, reports)
+        return Finished(reports=(*told, *again), outside=outside if outside.any() else None, gaps=gaps)
 
     def _again(self, places: npt.NDArray[np.int64]) -> tuple[BoxReport, ...]:
         """Read rows that have a column twice once more, to add up its elements: no writer of ours makes such rows."""
@@ -112,6 +113,7 @@ class _Between:
 
     def finish(self, reports: tuple[BoxReport, ...]) -> Finished:
         data, columns, indptr = self._arrays
+        reports = stray_columns(self._plan, reports)
         gaps = find_gaps(self._plan, reports, columns)
         target, num_cols = self._target, self._target.num_cols[0]
         places = None if target.places is None else target.places[0]

@@ -42,7 +42,7 @@ def order_rows(request: LoadRequest, n_obs: int) -> RowOrder:
         raise ConfigError(
             f"a sampler asked for rows {rows.min()} to {rows.max()}, the loader has {n_obs}, counted from 0"
         )
-    splits = [np.asarray(split) for split in request["splits"]]
+    splits = [_places(split) for split in request["splits"]]
     places = np.concatenate([np.empty(0, dtype=np.int64), *splits]).astype(np.int64, copy=False)
     if len(places) and not (places.min() >= 0 and places.max() < len(rows)):
         raise ConfigError(
@@ -60,11 +60,28 @@ def _listed(requests: Any) -> IntArray:
             )
         return requests.astype(np.int64, copy=False)
     runs = list(requests)
-    wrong = [run for run in runs if run.start is None or run.stop is None or run.step not in (None, 1)]
+    wrong = [run for run in runs if not _is_run(run)]
     if wrong:
-        raise ConfigError(f"slices of a request want a start, a stop and the step 1; got {wrong[0]}")
+        raise ConfigError(
+            "requests are slices with a start, a stop and the step 1, or a NumPy array of whole numbers; got "
+            f"{wrong[0]!r}"
+        )
     starts = np.array([run.start for run in runs], dtype=np.int64)
     lengths = np.array([max(0, run.stop - run.start) for run in runs], dtype=np.int64)
     begin = np.cumsum(lengths) - lengths
     listed: IntArray = np.repeat(starts - begin, lengths) + np.arange(lengths.sum())
     return listed
+
+
+def _is_run(run: Any) -> bool:
+    return isinstance(run, slice) and run.start is not None and run.stop is not None and run.step in (None, 1)
+
+
+def _places(split: Any) -> IntArray:
+    found = np.asarray(split)
+    if found.ndim != 1 or (len(found) and found.dtype.kind not in "iu"):
+        raise ConfigError(
+            f"splits are lists of places in a request, whole numbers along one axis (of a mask take "
+            f"numpy.flatnonzero(mask)); got {found.dtype}{list(found.shape)}"
+        )
+    return found

@@ -20,6 +20,7 @@ from rankwise.data.rows.matrices import (
     find_gaps,
     open_matrix,
     stack_matrices,
+    stray_columns,
 )
 from rankwise.data.rows.memory_pool import MemoryPool
 from rankwise.data.store import BoxError, BoxReader
@@ -83,7 +84,7 @@ class StoredRows:
         plan = self._stack.plan(rows, self._reader)
         self._reader.hint(plan.boxes)
         arrays = self._arrays(plan)
-        reports = self._reader.read(plan.jobs(arrays))
+        reports = stray_columns(plan, self._reader.read(plan.jobs(arrays)))
         errors: dict[int, DataError] = {}
         gaps = [] if plan.lengths is None else find_gaps(plan, reports, arrays[1])
         for error in (*plan.lost, *chain.from_iterable(report.errors for report in reports), *gaps):

@@ -8,6 +8,7 @@ from rankwise.data.rows.matrices.plans import MatrixPlan
 from rankwise.data.rows.matrices.pointers import RowPointers
 from rankwise.data.rows.matrices.stacks import DenseStack, MatrixStack, SparseStack, stack_matrices
 from rankwise.data.rows.matrices.stored import StoredDense, StoredMatrix, StoredSparse
+from rankwise.data.rows.matrices.strays import stray_columns
 
 __all__ = [
     "DenseStack",
@@ -21,4 +22,5 @@ __all__ = [
     "find_gaps",
     "open_matrix",
     "stack_matrices",
+    "stray_columns",
 ]

@@ -161,12 +161,14 @@ class BoxError:
         place: array, chunk and byte range, for messages.
         error: what happened.
         damage: whether the content is damaged (such a sample may be skipped); False for trouble with the storage.
+        unfit: whether values do not fit the dtype that was asked for; no damage, as far as one can tell here.
     """
 
     box: int
     place: str
     error: DataError
     damage: bool = True
+    unfit: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

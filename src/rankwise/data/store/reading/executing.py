@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -166,7 +167,7 @@ class _OddRun:
         box, report = self._odd.box, self.run.report(self.run.stats)
         missing_boxes[box], fill_boxes[box] = report.missing_boxes[0], report.fill_boxes[0]
         out[box] = self._region[0][np.ix_(*self._odd.picks)]
-        return [BoxError(box=box, place=e.place, error=e.error, damage=e.damage) for e in report.errors]
+        return [replace(error, box=box) for error in report.errors]
 
 
 def _prefill(plan: BoxPlan, out: NDArray) -> list[BoxError]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -28,7 +29,8 @@ class ChunkFailure:
         what: what happened, in words.
         damage: whether the content is damaged; False for trouble with the storage.
         cause: the error behind it.
-        boxes: the boxes that it concerns; None = all that the chunk fills.
+        boxes: the boxes with values that do not fit the dtype that was asked for, where that is all that happened; None
+            = something else did, which concerns all boxes that the chunk fills.
     """
 
     what: str
@@ -55,9 +57,11 @@ def box_errors(plan: BoxPlan, failed: dict[int, ChunkFailure]) -> tuple[BoxError
         mend = ": copy or write the store again" if failure.damage else ""
         error = DataError(f"{place} {failure.what}{mend}")
         error.__cause__ = failure.cause
+        is_unfit = failure.boxes is not None
+        told = partial(BoxError, place=place, error=error, damage=failure.damage, unfit=is_unfit)
         boxes = _boxes(plan, chunk) if failure.boxes is None else failure.boxes
         for box in boxes.tolist():
-            found.setdefault(box, BoxError(box=box, place=place, error=error, damage=failure.damage))
+            found.setdefault(box, told(box=box))
     return tuple(found[box] for box in sorted(found))
 
 
