@@ -1,8 +1,5 @@
 """A trainer's loaders begin early, read ahead of the next epoch, and not beyond the last."""
 
-import threading
-import time
-
 import numpy as np
 import pytest
 import torch
@@ -11,6 +8,7 @@ from torch import nn
 from rankwise.data.order import Order
 from rankwise.data.samples import ArraySource, SampleLoader
 from rankwise.testing.new_threads import threads_since
+from rankwise.testing.patience import until
 from rankwise.train import Hooks, Trainer
 from rankwise.world import World
 
@@ -33,13 +31,6 @@ class Noting(ArraySource):
 
 def step(model, batch):
     return nn.functional.cross_entropy(model(batch["x"].float()), batch["y"], reduction="none")
-
-
-def until(condition):
-    deadline = time.monotonic() + 20
-    while not condition() and time.monotonic() < deadline:
-        threading.Event().wait(0.002)
-    return condition()
 
 
 def fitted(limit_steps=None, hooks=None, sources=None, run=False, epochs=3, **options):

@@ -8,6 +8,7 @@ import time
 import pytest
 
 from rankwise import vitals
+from rankwise.testing.patience import until
 
 BEATER = """
 import sys, time
@@ -69,22 +70,12 @@ def test_reads_are_never_torn(start):
     assert process.poll() is None
 
 
-def wait_for(condition):
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        value = condition()
-        if value:
-            return value
-        time.sleep(0.02)
-    return condition()
-
-
 @pytest.mark.parametrize(("program", "function"), [(SLEEPER, "stuck_here"), (GIL_HOLDER, "holds_the_lock")])
 def test_stacks_of_a_blocked_rank(start, program, function):
     """A rank that sleeps, or sits in C code with the interpreter lock held, still says where it is, repeatedly."""
     process, folder = start(program)
     (vital,) = vitals.read(folder)
-    assert wait_for(lambda: function in vitals.request_stacks(vital, 5.0))
+    assert until(lambda: function in vitals.request_stacks(vital, 5.0))
     assert function in vitals.request_stacks(vital, 5.0)
     assert process.poll() is None, "asking must not end the rank"
 

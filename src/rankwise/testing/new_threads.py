@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-__all__ = ["mark_threads", "threads_since"]
+__all__ = ["mark_threads", "threads_end", "threads_since"]
 
 _before: set[threading.Thread] = set()
 
@@ -25,3 +25,15 @@ def threads_since(name: str | None = None) -> list[threading.Thread]:
     if name is None:
         return [held for held in new if held.name.startswith("rankwise")]
     return [held for held in new if held.name == name or held.name.startswith(f"{name}_")]
+
+
+def threads_end(name: str, timeout_s: float = 20.0) -> bool:
+    """Return whether the threads of a name that a test has started end in time.
+
+    Args:
+        name: theirs, or that of their pool.
+        timeout_s: how long each of them is waited for.
+    """
+    for thread in threads_since(name):
+        thread.join(timeout_s)
+    return not threads_since(name)

@@ -4,7 +4,6 @@ import gc
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import numpy as np
@@ -16,14 +15,9 @@ from rankwise.data.contract import FieldSpec, ReadReport
 from rankwise.data.feed import FeedLoader
 from rankwise.data.order import Order
 from rankwise.errors import DataError, SampleError
+from rankwise.testing.free_plans import FreePlan
 from rankwise.testing.new_threads import threads_since
-
-
-class Plan:
-    num_chunks = read_bytes = decode_bytes = 0
-
-    def __init__(self, share):
-        self.share, self.capacity = share, {}
+from rankwise.testing.patience import until
 
 
 class Noted:
@@ -44,7 +38,7 @@ class Noted:
     def plan(self, share):
         if share.step.epoch in self.unplanned:
             raise DataError("no plan")
-        return Plan(share)
+        return FreePlan(share)
 
     def hint(self, plan):
         pass
@@ -87,13 +81,6 @@ def shown(mine, *, stop_after=None, mark=True):
 
 def readers():
     return threads_since("rankwise-reader")
-
-
-def until(condition):
-    deadline = time.monotonic() + 20
-    while not condition() and time.monotonic() < deadline:
-        threading.Event().wait(0.002)
-    return condition()
 
 
 def steps_of(source, epoch):

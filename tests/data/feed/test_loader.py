@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -16,7 +15,8 @@ from rankwise.data.contract import FieldSpec, ReadReport
 from rankwise.data.feed import FeedLoader
 from rankwise.data.order import Order
 from rankwise.errors import ConfigError, SampleError
-from rankwise.testing.new_threads import threads_since
+from rankwise.testing.new_threads import threads_end, threads_since
+from rankwise.testing.patience import until
 
 
 class PlainPlan:
@@ -71,13 +71,6 @@ def readers():
     return threads_since("rankwise-reader")
 
 
-def no_reader_within(seconds):
-    deadline = time.monotonic() + seconds
-    while readers() and time.monotonic() < deadline:
-        readers()[0].join(0.05)
-    return not readers()
-
-
 def loader(num_samples=50, *, batch_size=8, **options):
     source = options.pop("source", None) or Watched(num_samples)
     order = options.pop("order", None) or Order(source.num_samples, batch_size=batch_size)
@@ -98,7 +91,7 @@ def test_every_sample_once_and_right(device, depth, micro_batch):
             assert batch.count == len(batch) == len(batch.ids) <= (micro_batch or 8)
             seen += batch.ids.tolist()
     assert sorted(seen) == list(range(50))
-    assert no_reader_within(10)
+    assert threads_end("rankwise-reader", 10)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 11])
@@ -182,9 +175,7 @@ def test_reading_is_ahead_and_bounded():
     source = Watched(400)
     steps = iter(loader(source=source, depth=2))
     next(steps)
-    deadline = time.monotonic() + 10
-    while sum(what == "read" for what, _ in source.events) < 3 and time.monotonic() < deadline:
-        threading.Event().wait(0.005)
+    until(lambda: sum(what == "read" for what, _ in source.events) >= 3)
     threading.Event().wait(0.05)
     assert 3 <= sum(what == "read" for what, _ in source.events) <= 4
     assert source.threads == {"rankwise-reader"}
@@ -247,7 +238,7 @@ def test_a_broken_sample_reaches_the_consumer():
     with pytest.raises(SampleError, match="sample 20 is broken") as caught:
         next(steps)
     assert "while reading step 2 of epoch 0 (positions 16 to 23) for rank 0 of 1" in caught.value.__notes__[0]
-    assert no_reader_within(10)
+    assert threads_end("rankwise-reader", 10)
 
 
 @pytest.mark.parametrize("how", ["break", "raise", "forget", "cycle"])
@@ -268,7 +259,7 @@ def test_leaving_early_stops_the_thread(how):
         next(holder["steps"])
         del holder
         gc.collect()
-    assert no_reader_within(10)
+    assert threads_end("rankwise-reader", 10)
     assert len(list(mine)) == 50
 
 
@@ -362,5 +353,5 @@ def test_batches_name_their_fields():
 
 def test_no_thread_survives_this_file():
     """Whatever happened above, no reader is left, and this process may still be interrupted."""
-    assert no_reader_within(10)
+    assert threads_end("rankwise-reader", 10)
     assert os.getpid() > 0

@@ -12,6 +12,7 @@ from rankwise.data.feed.csr import csr_parts
 from rankwise.data.feed.place import make_placer
 from rankwise.data.order import Order
 from rankwise.errors import ConfigError, MissingExtraError
+from rankwise.testing.free_plans import FreePlan
 
 RAGGED = {
     "r": FieldSpec(shape=(6,), dtype=np.dtype("f4"), ragged=True),
@@ -66,8 +67,7 @@ class Large:
     fields = {"x": FieldSpec(shape=(2**18,), dtype=np.dtype("f4"))}  # noqa: RUF012
 
     def plan(self, share):
-        self.share = share
-        return type("Plan", (), {"share": share, "capacity": {}})()
+        return FreePlan(share)
 
     def hint(self, plan):
         pass

@@ -11,17 +11,11 @@ from rankwise.data.feed import FeedLoader
 from rankwise.data.feed.place_jax import is_jax_target
 from rankwise.data.order import Order
 from rankwise.errors import ConfigError
+from rankwise.testing.free_plans import FreePlan
 
 jax = pytest.importorskip("jax")
 jnp = jax.numpy
 NUM, BATCH = 53, 8
-
-
-class Plan:
-    num_chunks = read_bytes = decode_bytes = 0
-
-    def __init__(self, share, capacity):
-        self.share, self.capacity = share, capacity
 
 
 class Numbers:
@@ -36,7 +30,7 @@ class Numbers:
             self.fields["rows"] = FieldSpec(shape=(20,), dtype=np.dtype("float32"), ragged=True)
 
     def plan(self, share):
-        return Plan(share, {"rows": self.rows[share.ids].nnz} if "rows" in self.fields else {})
+        return FreePlan(share, {"rows": self.rows[share.ids].nnz} if "rows" in self.fields else {})
 
     def hint(self, plan):
         pass

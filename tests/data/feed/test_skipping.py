@@ -10,13 +10,7 @@ from rankwise.data.feed import FeedLoader
 from rankwise.data.feed.csr import csr_parts
 from rankwise.data.order import Order
 from rankwise.errors import ConfigError, SampleError
-
-
-class Plan:
-    num_chunks = read_bytes = decode_bytes = 0
-
-    def __init__(self, share, capacity):
-        self.share, self.capacity = share, capacity
+from rankwise.testing.free_plans import FreePlan
 
 
 class Damaged:
@@ -34,7 +28,7 @@ class Damaged:
             self.fields["rows"] = FieldSpec(shape=(9,), dtype=np.dtype("f4"), ragged=True)
 
     def plan(self, share):
-        return Plan(share, {"rows": int((share.ids % 4).sum())})
+        return FreePlan(share, {"rows": int((share.ids % 4).sum())})
 
     def hint(self, plan):
         pass

@@ -4,7 +4,6 @@ import gc
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import numpy as np
@@ -14,15 +13,9 @@ from rankwise.data.contract import FieldSpec, ReadReport
 from rankwise.data.feed import FeedLoader, RankLoader
 from rankwise.data.order import Order
 from rankwise.errors import DataError
-from rankwise.testing.new_threads import threads_since
+from rankwise.testing.free_plans import FreePlan
+from rankwise.testing.new_threads import threads_end, threads_since
 from rankwise.world import World
-
-
-class Plan:
-    num_chunks = read_bytes = decode_bytes = 0
-
-    def __init__(self, share):
-        self.share, self.capacity = share, {}
 
 
 class Noted:
@@ -39,7 +32,7 @@ class Noted:
         self.may_read.set()
 
     def plan(self, share):
-        return Plan(share)
+        return FreePlan(share)
 
     def hint(self, plan):
         pass
@@ -72,21 +65,13 @@ def shown(mine, *, stop_after=None):
     return found
 
 
-def settled():
-    """Wait until nothing is read any more."""
-    deadline = time.monotonic() + 20
-    while threads_since("rankwise-reader") and time.monotonic() < deadline:
-        threading.Event().wait(0.002)
-    return not threads_since("rankwise-reader")
-
-
 @pytest.mark.parametrize(("together", "ready", "whole"), [(False, [0, 1, 2], [*range(7)]), (True, [0], [0, 3, 6])])
 def test_the_first_steps_are_there_when_they_are_asked_for(together, ready, whole):
     """As many as may lie ready are read, or one window, and the thread ends; the iteration reads them no more."""
     source = Noted(together=together)
     mine = loader(source, across_epochs=False)
     assert mine.start_prefetch()
-    assert settled()
+    assert threads_end("rankwise-reader")
     assert source.read_steps == [(0, index) for index in ready]
     assert mine.stats.steps == 0
     assert shown(mine) == shown(loader())
@@ -111,10 +96,10 @@ def test_calling_it_again_changes_nothing():
     for epoch in range(3):
         for _ in range(2):
             assert mine.start_prefetch()
-            assert settled()
+            assert threads_end("rankwise-reader")
             assert source.read_steps[7 * epoch :] == [(epoch, index) for index in range(3)]
         assert [(number, index) for number, index, _ in shown(mine)] == [(epoch, index) for index in range(7)]
-        assert settled()
+        assert threads_end("rankwise-reader")
 
 
 def moved(mine, how, saved):
@@ -134,18 +119,18 @@ def test_what_is_not_asked_for_is_dropped(how, again):
     with_it, without = loader(), loader()
     state = with_it.order.step(with_it.order.step(with_it.order.start(2)).resume).resume
     assert with_it.start_prefetch()
-    assert settled()
+    assert threads_end("rankwise-reader")
     for mine in (with_it, without):
         moved(mine, how, state)
     if again:
         assert with_it.start_prefetch()
-        assert settled()
+        assert threads_end("rankwise-reader")
         place = (3, 0) if how == "epoch" else (2, 2)
         assert with_it.source.read_steps[3] == place
     assert with_it.state_dict() == without.state_dict()
     assert shown(with_it) == shown(without)
     assert with_it.state_dict() == without.state_dict()
-    assert settled()
+    assert threads_end("rankwise-reader")
     steps = with_it.source.read_steps[3:]
     assert len(steps) == len(set(steps))  # each once, but for those that were dropped
 
@@ -154,10 +139,10 @@ def test_the_middle_of_an_epoch():
     """After an epoch that was left early it begins behind the last step that is done."""
     mine = loader(across_epochs=False)
     first = shown(mine, stop_after=2)
-    assert settled()
+    assert threads_end("rankwise-reader")
     mine.source.read_steps.clear()
     assert mine.start_prefetch()
-    assert settled()
+    assert threads_end("rankwise-reader")
     assert mine.source.read_steps == [(0, 2), (0, 3), (0, 4)]
     assert first + shown(mine) == shown(loader())
     assert mine.source.read_steps == [(0, index) for index in range(2, 7)]
@@ -168,7 +153,7 @@ def test_memory_is_that_of_an_iteration():
     mine, places = loader(across_epochs=False), set()
     for epoch in (0, 0, 1, 2):
         assert mine.start_prefetch()
-        assert settled()
+        assert threads_end("rankwise-reader")
         mine.set_epoch(epoch)
         places |= {batch["x"].ctypes.data for (batch,) in mine if batch.count == 8}  # the short last one grows
     assert 2 <= len(places) <= 4
@@ -180,7 +165,7 @@ def test_errors_wait_for_the_iteration(together):
     mine = loader(Noted(together=together, unread=0))
     for _ in range(2):
         assert mine.start_prefetch()
-        assert settled()
+        assert threads_end("rankwise-reader")
         with pytest.raises(DataError, match="no bytes") as caught:
             shown(mine)
         assert "while reading step 0 of epoch 0" in caught.value.__notes__[0]
@@ -199,7 +184,7 @@ def test_transforms_wait_for_the_iteration():
 
     mine = loader(transform=scaled, across_epochs=False)
     assert mine.start_prefetch()
-    assert settled()
+    assert threads_end("rankwise-reader")
     assert (called, mine.source.read_steps) == ([], [(0, 0)])
     factor = 5
     for (batch,) in mine:
@@ -222,7 +207,7 @@ def test_where_nothing_is_read_early(why):
         mine.close()
     assert not mine.start_prefetch()
     steps.close()
-    assert settled()
+    assert threads_end("rankwise-reader")
     assert source.read_steps == [(0, 0), (0, 1), (0, 2), (0, 3), (0, 4)][: len(source.read_steps)]
     assert bool(source.read_steps) == (why == "under way")
     source.stateless = False
@@ -270,7 +255,7 @@ assert mine.start_prefetch()
 EXITS = 'threading.Timer(0.2, mine.source.may_read.set).start()\nprint("exits")'
 FORKS = """
 mine.source.may_read.set()
-assert here.settled()
+assert here.threads_end("rankwise-reader")
 child = os.fork()
 if child == 0:
     os._exit(len(here.shown(mine)) * 10 + len(mine.source.read_steps))

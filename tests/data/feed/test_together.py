@@ -8,13 +8,7 @@ from rankwise.data.feed import FeedLoader, buffer
 from rankwise.data.feed.allocating import allocate_bytes
 from rankwise.data.order import Order
 from rankwise.errors import DataError, SampleError
-
-
-class Plan:
-    def __init__(self, share):
-        self.share = share
-        self.num_chunks = self.read_bytes = self.decode_bytes = 0
-        self.capacity = {"rows": int(np.sum(share.ids % 4))}
+from rankwise.testing.free_plans import FreePlan
 
 
 class Kept:
@@ -36,7 +30,7 @@ class Kept:
         if set(self.unplanned) & set(share.ids.tolist()):
             raise DataError("no plan")
         self.events.append(("plan", share.num_samples))
-        return Plan(share)
+        return FreePlan(share, {"rows": int(np.sum(share.ids % 4))})
 
     def hint(self, plan):
         self.events.append(("hint", plan.share.num_samples))

@@ -10,14 +10,7 @@ from rankwise.data.contract import FieldSpec, ReadReport, sample_keys
 from rankwise.data.feed import FeedLoader
 from rankwise.data.order import Order
 from rankwise.errors import ConfigError
-
-
-class Plan:
-    num_chunks = read_bytes = decode_bytes = 0
-    capacity: dict = {}  # noqa: RUF012
-
-    def __init__(self, share):
-        self.share = share
+from rankwise.testing.free_plans import FreePlan
 
 
 class Squares:
@@ -29,7 +22,7 @@ class Squares:
         self.fields = {"x": FieldSpec(shape=(2,), dtype=np.dtype("i4"), ragged=ragged)}
 
     def plan(self, share):
-        return Plan(share)
+        return FreePlan(share)
 
     def hint(self, plan):
         pass
@@ -149,9 +142,7 @@ class Ragged(Squares):
         self.fields = {"x": FieldSpec(shape=(4,), dtype=np.dtype("i4"), ragged=True)}
 
     def plan(self, share):
-        plan = Plan(share)
-        plan.capacity = {"x": int((share.ids % 3).sum())}
-        return plan
+        return FreePlan(share, {"x": int((share.ids % 3).sum())})
 
     def read(self, plan, into):
         ids = plan.share.ids

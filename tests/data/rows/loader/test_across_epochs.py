@@ -17,7 +17,7 @@ from rankwise.data.rows import Loader
 from rankwise.data.rows.loader import stored
 from rankwise.data.rows.samplers import DistributedSampler, RandomSampler, SequentialSampler
 from rankwise.errors import ConfigError, SampleError
-from rankwise.testing.new_threads import threads_since
+from rankwise.testing.new_threads import threads_end
 
 OBS = pd.DataFrame({"n": np.arange(100)})
 
@@ -58,19 +58,13 @@ def rows_of(batches):
     return found
 
 
-def settled():
-    for thread in threads_since("rankwise-rows"):
-        thread.join(20)
-    return not threads_since("rankwise-rows")
-
-
 def test_one_request_more_is_read_and_used(place, reads):
     """At the end of a pass of 5 requests the next one's first is there; over 3 passes each is read once."""
     loader = make(place)
     for number in range(3):
         shown = rows_of(loader)
         assert sorted(chain.from_iterable(shown)) == list(range(100))
-        assert settled()
+        assert threads_end("rankwise-rows")
         assert len(reads) == 5 * (number + 1) + 1
         assert [row for request in reads[5 * number :][:5] for row in request] == [*chain.from_iterable(shown)]
 
@@ -82,7 +76,7 @@ def test_nothing_follows_the_last_pass(place, reads):
         if number == 1:
             loader.expect_last_epoch()
         rows_of(loader)
-        assert settled()
+        assert threads_end("rankwise-rows")
     assert len(reads) == 3 * 5 + 1
 
 
@@ -104,7 +98,7 @@ def test_where_it_could_be_seen_nothing_is_read_early(place, reads, why):
         loader = Loader(batch_sampler=RandomSampler(5, 4, 10, rng=0), return_index=True)
         loader.add_dataset(np.arange(600, dtype="f4").reshape(100, 6), obs=OBS)
     rows_of(loader)
-    assert settled()
+    assert threads_end("rankwise-rows")
     assert len(reads) == (0 if why == "memory" else 5)
 
 
@@ -155,7 +149,7 @@ def acted(loader, rng, what, value, seen, *, early):
     elif what == "copy":
         return pickle.loads(pickle.dumps(copy.copy(loader)))
     elif what == "settle":
-        assert settled()
+        assert threads_end("rankwise-rows")
     elif what == "start":
         assert not early or loader.start_prefetch() or len(loader) == 0
     elif sampler.rng is not None:
@@ -194,7 +188,7 @@ def test_data_that_are_added_later(place, reads):
     loader.add_dataset(zarr.open_array(place, mode="r"), obs=OBS)
     shown = [batch["index"].tolist() for batch in loader]
     assert [*chain.from_iterable(shown)] == list(range(200))
-    assert settled()
+    assert threads_end("rankwise-rows")
     assert [request[0] for request in reads] == [0, 20, 40, 60, 80, 0, *range(0, 200, 20), 0]
 
 
@@ -227,7 +221,7 @@ def test_damage_is_told_in_its_pass(tmp_path, reads):
                 list(loader)
         else:
             assert len(list(loader)) == 2
-            assert settled()
+            assert threads_end("rankwise-rows")
             assert set(range(10)) <= set(reads[-1])
 
 
@@ -237,5 +231,5 @@ def test_a_loader_that_is_forgotten_leaves_nothing(place, reads):
     rows_of(loader)
     del loader
     gc.collect()
-    assert settled()
+    assert threads_end("rankwise-rows")
     assert len(reads) == 6

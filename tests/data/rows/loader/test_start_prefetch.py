@@ -13,7 +13,7 @@ from rankwise.data.rows import Loader
 from rankwise.data.rows.loader import stored
 from rankwise.data.rows.samplers import DistributedSampler, RandomSampler, SequentialSampler
 from rankwise.errors import SampleError
-from rankwise.testing.new_threads import threads_since
+from rankwise.testing.new_threads import threads_end
 
 OBS = pd.DataFrame({"n": np.arange(100)})
 
@@ -55,12 +55,6 @@ def rows_of(batches):
     return found
 
 
-def settled():
-    for thread in threads_since("rankwise-rows"):
-        thread.join(20)
-    return not threads_since("rankwise-rows")
-
-
 SAMPLERS = {
     "random": lambda: RandomSampler(5, 4, 10, rng=0),
     "unseeded": lambda: RandomSampler(5, 4, 10),
@@ -75,7 +69,7 @@ def test_the_first_request_is_there_when_it_is_asked_for(place, reads, kind):
     loader = make(place, SAMPLERS[kind](), across_epochs=False)
     for _ in range(2):
         assert loader.start_prefetch()
-        assert settled()
+        assert threads_end("rankwise-rows")
         assert len(reads) == 1
     shown = rows_of(loader)
     assert [*chain.from_iterable(reads)] == [*chain.from_iterable(shown)]
@@ -86,13 +80,13 @@ def test_between_passes_it_is_read_already(place, reads):
     """Behind a pass that read on over its end the call finds what it would read."""
     loader = make(place)
     rows_of(loader)
-    assert settled()
+    assert threads_end("rankwise-rows")
     assert len(reads) == 6
     assert loader.start_prefetch()
-    assert settled()
+    assert threads_end("rankwise-rows")
     assert len(reads) == 6
     rows_of(loader)
-    assert settled()
+    assert threads_end("rankwise-rows")
     assert len(reads) == 11
 
 
@@ -110,12 +104,12 @@ def test_what_is_not_asked_for_is_dropped(place, reads, change, again):
     """The pass is what it is without, generator and all; one more call reads what it begins with now."""
     with_it, without = make(place, across_epochs=False), make(place, across_epochs=False)
     assert with_it.start_prefetch()
-    assert settled()
+    assert threads_end("rankwise-rows")
     for loader in (with_it, without):
         CHANGES[change](loader)
     if again:
         assert with_it.start_prefetch()
-        assert settled()
+        assert threads_end("rankwise-rows")
     states = [loader.batch_sampler.rng.bit_generator.state for loader in (with_it, without)]
     assert states[0] == states[1]
     num_early = len(reads)
@@ -135,7 +129,7 @@ def test_a_pass_that_goes_on_in_its_middle(place, reads):
     later.load_state_dict(state)
     reads.clear()
     assert later.start_prefetch()
-    assert settled()
+    assert threads_end("rankwise-rows")
     assert [len(rows) for rows in reads] == [10]
     assert shown + rows_of(later) == rows_of(make(place))
     assert [len(rows) for rows in reads[:4]] == [10, 20, 20, 20]
@@ -147,7 +141,7 @@ def test_data_that_are_added_later(place, reads):
     assert loader.start_prefetch()
     loader.add_dataset(zarr.open_array(place, mode="r"), obs=OBS)
     assert [*chain.from_iterable(batch["index"].tolist() for batch in loader)] == list(range(200))
-    assert settled()
+    assert threads_end("rankwise-rows")
     assert [rows[0] for rows in reads] == [0, *range(0, 200, 20)]
 
 
@@ -170,7 +164,7 @@ def test_where_nothing_is_read_early(place, reads, why):
         next(batches)
     assert not loader.start_prefetch()
     batches.close()
-    assert settled()
+    assert threads_end("rankwise-rows")
     assert len(reads) <= 3 if why == "under way" else not reads
 
 
@@ -181,7 +175,7 @@ def test_damage_waits_for_the_pass(tmp_path):
     loader = Loader(batch_sampler=SequentialSampler(5, 4, 10), across_epochs=False).add_dataset(array)
     for _ in range(2):
         assert loader.start_prefetch()
-        assert settled()
+        assert threads_end("rankwise-rows")
         with pytest.raises(SampleError, match="is damaged"):
             list(loader)
     assert loader.start_prefetch()
@@ -195,7 +189,7 @@ def test_a_loader_that_is_forgotten_leaves_nothing(place, reads):
     assert loader.start_prefetch()
     del loader
     gc.collect()
-    assert settled()
+    assert threads_end("rankwise-rows")
     assert len(reads) == 1
 
 
@@ -205,5 +199,5 @@ def test_workers_read_for_themselves(place, reads):
     assert loader.start_prefetch()
     workers = torch.utils.data.DataLoader(loader, batch_size=None, num_workers=1, multiprocessing_context="fork")
     assert sorted(chain.from_iterable(batch["index"].tolist() for batch in workers)) == list(range(100))
-    assert settled()
+    assert threads_end("rankwise-rows")
     assert len(reads) == 1

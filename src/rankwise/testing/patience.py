@@ -1,0 +1,23 @@
+"""Waiting for what comes true by itself, on a machine that may be busy."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["until"]
+
+
+def until(condition: Callable[[], Any], timeout_s: float = 20.0) -> Any:
+    """Return the first true value of a condition; after `timeout_s` seconds the last one, whatever it is.
+
+    Args:
+        condition: is asked every few milliseconds.
+        timeout_s: how long.
+    """
+    deadline = time.monotonic() + timeout_s
+    while not (value := condition()) and time.monotonic() < deadline:
+        threading.Event().wait(0.005)
+    return value
