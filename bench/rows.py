@@ -13,7 +13,8 @@ Parts: "requests" reads the same runs of neighbouring rows from anywhere, mixed,
 chunk that is touched decoded once, out of memory, on one thread) and a process of ours in which zarrs cannot be
 imported; "loaders" reads whole epochs through the public loaders, with the same arguments of samplers; "beside" reads
 epochs in a row beside a step that takes as long as a batch took to load. That step sleeps, as one that waits for its
-device. The first epoch of a row, which waits for its first batch, is told apart from those after it.
+device. The first epoch of a row, which waits for its first batch, is told apart from those after it, and read once more
+by loaders that begin to read half a second before, in the place of a model that is made meanwhile.
 """
 
 from __future__ import annotations

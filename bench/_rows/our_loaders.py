@@ -10,7 +10,19 @@ from _rows.readers import Reader
 from _rows.task import Task
 
 
-class Requests(Reader):
+class _Loading(Reader):
+    """A loader that can begin early."""
+
+    _loader: Any
+
+    def begin_early(self, number: int) -> None:
+        """Begin to read an epoch in the background."""
+        self._loader.set_epoch(number)
+        if not self._loader.start_prefetch():
+            raise RuntimeError("the loader does not begin early")
+
+
+class Requests(_Loading):
     """`Loader`, with the arguments that annbatch's gets."""
 
     def __init__(self, task: Task) -> None:
@@ -32,7 +44,7 @@ class Requests(Reader):
                 yield batch["X"]
 
 
-class Ordered(Reader):
+class Ordered(_Loading):
     """`OrderedLoader` over an `Order` with the same batch size; what was left in the cache goes beforehand."""
 
     def __init__(self, task: Task) -> None:

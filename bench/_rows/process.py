@@ -33,14 +33,26 @@ class ReaderProcess(Worker):
         super().__init__(program, "_rows.process", python=python, environment=environment)
 
     def round(
-        self, name: str, task: Task, first: int, count: int, *, digest: bool = False, step_s: float = 0.0
+        self,
+        name: str,
+        task: Task,
+        first: int,
+        count: int,
+        *,
+        digest: bool = False,
+        step_s: float = 0.0,
+        early_s: float = 0.0,
     ) -> dict[str, Any]:
         """Read requests, or epochs, ``first .. first + count - 1`` with a step of `step_s` after each batch.
+
+        With `early_s` a loader begins to read so long before the clock starts.
 
         Returns:
             What they cost, and how long the steps took together; or their digest.
         """
-        return self.ask(name=name, task=task.to_json(), first=first, count=count, digest=digest, step_s=step_s)
+        return self.ask(
+            name=name, task=task.to_json(), first=first, count=count, digest=digest, step_s=step_s, early_s=early_s
+        )
 
 
 def main() -> None:
@@ -49,12 +61,17 @@ def main() -> None:
         sys.modules[os.environ[BLOCKED]] = None  # type: ignore[assignment]  # importing it is now an ImportError
     opened = _Opened()
 
-    def answer(*, name: str, task: str, first: int, count: int, digest: bool, step_s: float) -> dict[str, Any]:
+    def answer(
+        *, name: str, task: str, first: int, count: int, digest: bool, step_s: float, early_s: float
+    ) -> dict[str, Any]:
         numbers, reader = range(first, first + count), opened.reader(name, task)
         reader.prepare(numbers)
         if digest:
             found = whole_digest if KINDS[name].is_epoch else batch_digests
             return {"digest": found(reader, numbers)}
+        if early_s:
+            reader.begin_early(first)
+            time.sleep(early_s)
         steps = _Steps(step_s)
         cost = timed(steps.beside(reader.batches(numbers)))
         return {**cost, "steps_s": steps.taken_s, "ends_s": steps.ends_s, "imported": imported(UNAIDED)}

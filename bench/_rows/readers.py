@@ -25,12 +25,14 @@ class Kind:
         output: "rows" as they are stored, "dense" rows of a CSR matrix, or "genes": dense rows of chosen columns;
             "nothing" of the floor.
         is_epoch: whether it is a loader, which reads whole epochs in an order of its own instead of given requests.
+        begins_early: whether it can begin to read before it is iterated.
     """
 
     title: str
     program: str
     output: str = "rows"
     is_epoch: bool = False
+    begins_early: bool = False
 
 
 KINDS = {
@@ -44,8 +46,8 @@ KINDS = {
     "memory-dense": Kind(title="whole matrix in memory, dense by SciPy", program="memory", output="dense"),
     "ours-genes": Kind(title="rankwise, chosen genes dense", program="ours", output="genes"),
     "memory-genes": Kind(title="whole matrix in memory, chosen genes by SciPy", program="memory", output="genes"),
-    "loader": Kind(title="rankwise Loader", program="ours", is_epoch=True),
-    "ordered": Kind(title="rankwise OrderedLoader", program="ours", is_epoch=True),
+    "loader": Kind(title="rankwise Loader", program="ours", is_epoch=True, begins_early=True),
+    "ordered": Kind(title="rankwise OrderedLoader", program="ours", is_epoch=True, begins_early=True),
     "annbatch-loader": Kind(title="annbatch Loader + zarrs", program="annbatch", is_epoch=True),
     "memory-loader": Kind(title="whole matrix in memory, shuffled rows", program="memory", is_epoch=True),
 }
@@ -56,6 +58,10 @@ class Reader(ABC):
 
     def prepare(self, numbers: Iterable[int]) -> None:  # noqa: B027  (most have nothing to do)
         """Do what does not count, before the clock starts; nothing unless a reader says otherwise."""
+
+    def begin_early(self, number: int) -> None:
+        """Begin to read an epoch that will be asked for; for loaders that can."""
+        raise NotImplementedError(number)
 
     @abstractmethod
     def batches(self, numbers: Iterable[int]) -> Iterator[Any]:

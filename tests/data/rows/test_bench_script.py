@@ -26,9 +26,11 @@ def test_it_runs(tmp_path):
             assert set(case["wall_s"]) == names
     (beside,) = facts["beside"]
     for name in ("loader", "ordered"):
-        for what in ("load_s", "steps_s", "first_s", "later_s"):
+        assert len(beside["early_waits_s"][name]) == 2
+        for what in ("load_s", "steps_s", "first_s", "later_s", "early_s", "waits_s"):
             assert len(beside[what][name]) == 2
             assert min(beside[what][name]) > 0
+    assert "begun early = start_prefetch() 0.5 s before" in done.stdout
     assert {verdict["met"] for verdict in facts["verdicts"]} == {None}
     said = " ".join(verdict["goal"] for verdict in facts["verdicts"])
     for goal in ("share of the floor", "all sparse", "without zarrs", "beside a step as long as a batch"):
@@ -63,8 +65,10 @@ def test_what_meets_a_goal():
         "beside = Beside(title='x')\n"  # four epochs of two batches: first and last do not count
         "alone = {'ends_s': [1.0, 2.0, 2.5, 3.0, 3.5, 4.0, 9.0, 9.9]}\n"
         "beside.add('loader', alone, {'ends_s': [2.0, 4.0, 5.0, 6.0, 7.0, 8.2, 9.0, 9.9], 'steps_s': 8.0})\n"
-        "print(goals.of_beside(beside, full=True)[0].met)\n"
-        "print(*[round(beside.stretch('loader', first=first).median, 2) for first in (True, False)])\n"
+        "beside.add_early('loader', {'ends_s': [1.0, 2.5, 3.0, 4.0], 'steps_s': 4.0})\n"
+        "print([each.met for each in goals.of_beside(beside, full=True)])\n"
+        "print(*[round(beside.stretch('loader', of).median, 2) for of in (beside.first_s, None, beside.early_s)])\n"
+        "print(beside.waits_s['loader'], beside.early_waits_s['loader'])\n"
         "beside.later_s['loader'] = [2.3]\n"
         "print(goals.of_beside(beside, full=True)[0].met)\n"
     )
@@ -75,8 +79,9 @@ def test_what_meets_a_goal():
         "[True, False, None, False, True]",
         "{None}",
         "False",
-        "True",
-        "2.0 1.05",
+        "[True, False]",
+        "2.0 1.05 1.25",
+        "[1.0] [0.0]",
         "False",
     ]
 
