@@ -14,53 +14,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rankwise.data.rows import Loader
-from rankwise.data.rows.loader import stored
 from rankwise.data.rows.samplers import DistributedSampler, RandomSampler, SequentialSampler
 from rankwise.errors import ConfigError, SampleError
+from rankwise.testing.hundred_rows import hundred_obs, loader_of_hundred, rows_of
 from rankwise.testing.new_threads import threads_end
 
-OBS = pd.DataFrame({"n": np.arange(100)})
 
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("across") / "X"
-    zarr.create_array(str(folder), data=np.arange(600, dtype="f4").reshape(100, 6), chunks=(10, 6))
-    return str(folder)
-
-
-@pytest.fixture
-def reads(monkeypatch):
-    """The rows of each request that was read."""
-    found = []
-
-    class Noted(stored.StoredRows):
-        def read(self, rows):
-            found.append(rows.tolist())
-            return super().read(rows)
-
-    monkeypatch.setattr("rankwise.data.rows.loader.holding.StoredRows", Noted)
-    return found
-
-
-def make(place, sampler=None, **options):
-    sampler = RandomSampler(5, 4, 10, rng=0) if sampler is None else sampler
-    loader = Loader(batch_sampler=sampler, return_index=True, **options)
-    return loader.add_dataset(zarr.open_array(place, mode="r"), obs=OBS)
-
-
-def rows_of(batches):
-    found = []
-    for batch in batches:
-        np.testing.assert_array_equal(batch["X"][:, 0], 6 * batch["index"])
-        np.testing.assert_array_equal(batch["obs"]["n"], batch["index"])
-        found.append(batch["index"].tolist())
-    return found
-
-
-def test_one_request_more_is_read_and_used(place, reads):
+def test_one_request_more_is_read_and_used(hundred, reads):
     """At the end of a pass of 5 requests the next one's first is there; over 3 passes each is read once."""
-    loader = make(place)
+    loader = loader_of_hundred(hundred)
     for number in range(3):
         shown = rows_of(loader)
         assert sorted(chain.from_iterable(shown)) == list(range(100))
@@ -69,9 +31,9 @@ def test_one_request_more_is_read_and_used(place, reads):
         assert [row for request in reads[5 * number :][:5] for row in request] == [*chain.from_iterable(shown)]
 
 
-def test_nothing_follows_the_last_pass(place, reads):
+def test_nothing_follows_the_last_pass(hundred, reads):
     """Who says that it is the last one is believed, for one pass."""
-    loader = make(place)
+    loader = loader_of_hundred(hundred)
     for number in range(3):
         if number == 1:
             loader.expect_last_epoch()
@@ -81,7 +43,7 @@ def test_nothing_follows_the_last_pass(place, reads):
 
 
 @pytest.mark.parametrize("why", ["off", "own", "memory", "worker"])
-def test_where_it_could_be_seen_nothing_is_read_early(place, reads, why):
+def test_where_it_could_be_seen_nothing_is_read_early(hundred, reads, why):
     """Switched off, with a sampler that others wrote, with data in memory, and in the worker of a DataLoader."""
 
     class Own(RandomSampler):
@@ -89,14 +51,14 @@ def test_where_it_could_be_seen_nothing_is_read_early(place, reads, why):
 
     if why == "worker":
         loader = torch.utils.data.DataLoader(
-            make(place), batch_size=None, num_workers=1, multiprocessing_context="fork"
+            loader_of_hundred(hundred), batch_size=None, num_workers=1, multiprocessing_context="fork"
         )
         assert sorted(chain.from_iterable(batch["index"].tolist() for batch in loader)) == list(range(100))
         return
-    loader = make(place, Own(5, 4, 10, rng=0) if why == "own" else None, across_epochs=why != "off")
+    loader = loader_of_hundred(hundred, Own(5, 4, 10, rng=0) if why == "own" else None, across_epochs=why != "off")
     if why == "memory":
         loader = Loader(batch_sampler=RandomSampler(5, 4, 10, rng=0), return_index=True)
-        loader.add_dataset(np.arange(600, dtype="f4").reshape(100, 6), obs=OBS)
+        loader.add_dataset(np.arange(600, dtype="f4").reshape(100, 6), obs=hundred_obs())
     rows_of(loader)
     assert threads_end("rankwise-rows")
     assert len(reads) == (0 if why == "memory" else 5)
@@ -159,10 +121,10 @@ def acted(loader, rng, what, value, seen, *, early):
     return loader
 
 
-def played(place, kind, actions, *, across_epochs):
+def played(hundred, kind, actions, *, across_epochs):
     """All that a user sees of a loader that is used so, and the state in which his generator is left."""
     rng = np.random.default_rng(5)
-    loader = make(place, SAMPLERS[kind](rng), across_epochs=across_epochs)
+    loader = loader_of_hundred(hundred, SAMPLERS[kind](rng), across_epochs=across_epochs)
     seen = []
     for what, value in actions:
         try:
@@ -176,26 +138,26 @@ def played(place, kind, actions, *, across_epochs):
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(kind=st.sampled_from(sorted(SAMPLERS)), actions=ACTIONS)
-def test_all_that_users_see_is_as_without(place, kind, actions):
+def test_all_that_users_see_is_as_without(hundred, kind, actions):
     """Rows, tables, lengths and generators, whatever is done with a loader between its passes."""
-    assert played(place, kind, actions, across_epochs=True) == played(place, kind, actions, across_epochs=False)
+    assert played(hundred, kind, actions, across_epochs=True) == played(hundred, kind, actions, across_epochs=False)
 
 
-def test_data_that_are_added_later(place, reads):
+def test_data_that_are_added_later(hundred, reads):
     """What was read before is forgotten, even where the next pass begins with the same rows."""
-    loader = make(place, SequentialSampler(5, 4, 10))
+    loader = loader_of_hundred(hundred, SequentialSampler(5, 4, 10))
     rows_of(loader)
-    loader.add_dataset(zarr.open_array(place, mode="r"), obs=OBS)
+    loader.add_dataset(zarr.open_array(hundred, mode="r"), obs=hundred_obs())
     shown = [batch["index"].tolist() for batch in loader]
     assert [*chain.from_iterable(shown)] == list(range(200))
     assert threads_end("rankwise-rows")
     assert [request[0] for request in reads] == [0, 20, 40, 60, 80, 0, *range(0, 200, 20), 0]
 
 
-def test_tables_may_change_between_passes(place):
+def test_tables_may_change_between_passes(hundred):
     """What obs says is looked up when its pass is asked for."""
     obs = pd.DataFrame({"n": np.zeros(100)})
-    loader = Loader(batch_sampler=SequentialSampler(5, 4, 10)).add_dataset(zarr.open_array(place, mode="r"), obs=obs)
+    loader = Loader(batch_sampler=SequentialSampler(5, 4, 10)).add_dataset(zarr.open_array(hundred, mode="r"), obs=obs)
     for number in range(3):
         obs["n"] = float(number)
         assert all((batch["obs"]["n"] == number).all() for batch in loader)
@@ -225,9 +187,9 @@ def test_damage_is_told_in_its_pass(tmp_path, reads):
             assert set(range(10)) <= set(reads[-1])
 
 
-def test_a_loader_that_is_forgotten_leaves_nothing(place, reads):
+def test_a_loader_that_is_forgotten_leaves_nothing(hundred, reads):
     """Between two passes nothing holds it but who made it; its thread ends by itself."""
-    loader = make(place)
+    loader = loader_of_hundred(hundred)
     rows_of(loader)
     del loader
     gc.collect()

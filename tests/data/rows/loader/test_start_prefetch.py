@@ -4,56 +4,15 @@ import gc
 from itertools import chain
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 import zarr
 
 from rankwise.data.rows import Loader
-from rankwise.data.rows.loader import stored
 from rankwise.data.rows.samplers import DistributedSampler, RandomSampler, SequentialSampler
 from rankwise.errors import SampleError
+from rankwise.testing.hundred_rows import hundred_obs, loader_of_hundred, rows_of
 from rankwise.testing.new_threads import threads_end
-
-OBS = pd.DataFrame({"n": np.arange(100)})
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("start") / "X"
-    zarr.create_array(str(folder), data=np.arange(600, dtype="f4").reshape(100, 6), chunks=(10, 6))
-    return str(folder)
-
-
-@pytest.fixture
-def reads(monkeypatch):
-    """The rows of each request that was read."""
-    found = []
-
-    class Noted(stored.StoredRows):
-        def read(self, rows):
-            found.append(rows.tolist())
-            return super().read(rows)
-
-    monkeypatch.setattr("rankwise.data.rows.loader.holding.StoredRows", Noted)
-    return found
-
-
-def make(place, sampler=None, **options):
-    """Five requests of 20 rows, two batches each."""
-    sampler = RandomSampler(5, 4, 10, rng=0) if sampler is None else sampler
-    loader = Loader(batch_sampler=sampler, return_index=True, **options)
-    return loader.add_dataset(zarr.open_array(place, mode="r"), obs=OBS)
-
-
-def rows_of(batches):
-    found = []
-    for batch in batches:
-        np.testing.assert_array_equal(batch["X"][:, 0], 6 * batch["index"])
-        np.testing.assert_array_equal(batch["obs"]["n"], batch["index"])
-        found.append(batch["index"].tolist())
-    return found
-
 
 SAMPLERS = {
     "random": lambda: RandomSampler(5, 4, 10, rng=0),
@@ -64,9 +23,9 @@ SAMPLERS = {
 
 
 @pytest.mark.parametrize("kind", SAMPLERS)
-def test_the_first_request_is_there_when_it_is_asked_for(place, reads, kind):
+def test_the_first_request_is_there_when_it_is_asked_for(hundred, reads, kind):
     """Read before the first pass, once however often it is called; the pass takes it over, and reads the others."""
-    loader = make(place, SAMPLERS[kind](), across_epochs=False)
+    loader = loader_of_hundred(hundred, SAMPLERS[kind](), across_epochs=False)
     for _ in range(2):
         assert loader.start_prefetch()
         assert threads_end("rankwise-rows")
@@ -76,9 +35,9 @@ def test_the_first_request_is_there_when_it_is_asked_for(place, reads, kind):
     assert len(reads) == -(-len(shown) // 2)  # batches of half a request
 
 
-def test_between_passes_it_is_read_already(place, reads):
+def test_between_passes_it_is_read_already(hundred, reads):
     """Behind a pass that read on over its end the call finds what it would read."""
-    loader = make(place)
+    loader = loader_of_hundred(hundred)
     rows_of(loader)
     assert threads_end("rankwise-rows")
     assert len(reads) == 6
@@ -100,9 +59,9 @@ CHANGES = {
 
 @pytest.mark.parametrize("again", [False, True])
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_is_not_asked_for_is_dropped(place, reads, change, again):
+def test_what_is_not_asked_for_is_dropped(hundred, reads, change, again):
     """The pass is what it is without, generator and all; one more call reads what it begins with now."""
-    with_it, without = make(place, across_epochs=False), make(place, across_epochs=False)
+    with_it, without = loader_of_hundred(hundred, across_epochs=False), loader_of_hundred(hundred, across_epochs=False)
     assert with_it.start_prefetch()
     assert threads_end("rankwise-rows")
     for loader in (with_it, without):
@@ -120,33 +79,33 @@ def test_what_is_not_asked_for_is_dropped(place, reads, change, again):
     assert num_read + again == len(reads) - num_early - num_read
 
 
-def test_a_pass_that_goes_on_in_its_middle(place, reads):
+def test_a_pass_that_goes_on_in_its_middle(hundred, reads):
     """After a position was loaded the first request is the one that holds it, without the batches before it."""
-    first = make(place, across_epochs=False)
+    first = loader_of_hundred(hundred, across_epochs=False)
     shown = rows_of(batch for _, batch in zip(range(3), first, strict=False))
     state = first.state_dict()
-    later = make(place, across_epochs=False)
+    later = loader_of_hundred(hundred, across_epochs=False)
     later.load_state_dict(state)
     reads.clear()
     assert later.start_prefetch()
     assert threads_end("rankwise-rows")
     assert [len(rows) for rows in reads] == [10]
-    assert shown + rows_of(later) == rows_of(make(place))
+    assert shown + rows_of(later) == rows_of(loader_of_hundred(hundred))
     assert [len(rows) for rows in reads[:4]] == [10, 20, 20, 20]
 
 
-def test_data_that_are_added_later(place, reads):
+def test_data_that_are_added_later(hundred, reads):
     """What was read of the others is forgotten, even where the pass begins with the same rows."""
-    loader = make(place, SequentialSampler(5, 4, 10), across_epochs=False)
+    loader = loader_of_hundred(hundred, SequentialSampler(5, 4, 10), across_epochs=False)
     assert loader.start_prefetch()
-    loader.add_dataset(zarr.open_array(place, mode="r"), obs=OBS)
+    loader.add_dataset(zarr.open_array(hundred, mode="r"), obs=hundred_obs())
     assert [*chain.from_iterable(batch["index"].tolist() for batch in loader)] == list(range(200))
     assert threads_end("rankwise-rows")
     assert [rows[0] for rows in reads] == [0, *range(0, 200, 20)]
 
 
 @pytest.mark.parametrize("why", ["own", "memory", "under way", "empty", "impossible"])
-def test_where_nothing_is_read_early(place, reads, why):
+def test_where_nothing_is_read_early(hundred, reads, why):
     """Samplers that others wrote, data in memory or none, beside a pass, and before one that fails; it answers so."""
 
     class Own(RandomSampler):
@@ -158,7 +117,7 @@ def test_where_nothing_is_read_early(place, reads, why):
         loader = Loader(batch_sampler=RandomSampler(5, 4, 10))
     else:
         samplers = {"own": Own(5, 4, 10), "impossible": RandomSampler(5, 4, 10, num_samples=101)}
-        loader = make(place, samplers.get(why))
+        loader = loader_of_hundred(hundred, samplers.get(why))
     batches = iter(loader)
     if why == "under way":
         next(batches)
@@ -183,9 +142,9 @@ def test_damage_waits_for_the_pass(tmp_path):
     assert len(list(loader)) == 8
 
 
-def test_a_loader_that_is_forgotten_leaves_nothing(place, reads):
+def test_a_loader_that_is_forgotten_leaves_nothing(hundred, reads):
     """Its thread ends by itself when the request is read."""
-    loader = make(place)
+    loader = loader_of_hundred(hundred)
     assert loader.start_prefetch()
     del loader
     gc.collect()
@@ -193,9 +152,9 @@ def test_a_loader_that_is_forgotten_leaves_nothing(place, reads):
     assert len(reads) == 1
 
 
-def test_workers_read_for_themselves(place, reads):
+def test_workers_read_for_themselves(hundred, reads):
     """What the parent began is no matter to workers that are forked behind it; their rows are those of an epoch."""
-    loader = make(place)
+    loader = loader_of_hundred(hundred)
     assert loader.start_prefetch()
     workers = torch.utils.data.DataLoader(loader, batch_size=None, num_workers=1, multiprocessing_context="fork")
     assert sorted(chain.from_iterable(batch["index"].tolist() for batch in workers)) == list(range(100))

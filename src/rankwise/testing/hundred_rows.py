@@ -1,0 +1,62 @@
+"""A hundred rows that say who they are, and a loader of them with a sampler."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from rankwise.data.rows import Loader
+
+__all__ = ["hundred_obs", "loader_of_hundred", "rows_of", "write_hundred"]
+
+_NUM_COLS = 6
+
+
+def hundred_obs() -> pd.DataFrame:
+    """Return the table of their observations: the number of each."""
+    import pandas as pd
+
+    return pd.DataFrame({"n": np.arange(100)})
+
+
+def write_hundred(folder: Path) -> str:
+    """Write them as a Zarr array, float32[100, 6], and return its place; the first element of row i is 6 i."""
+    import zarr
+
+    data = np.arange(100 * _NUM_COLS, dtype="f4").reshape(100, _NUM_COLS)
+    zarr.create_array(str(folder), data=data, chunks=(10, _NUM_COLS))
+    return str(folder)
+
+
+def loader_of_hundred(place: str, sampler: Any = None, **options: Any) -> Loader:
+    """Return a loader of what `write_hundred` wrote.
+
+    Args:
+        place: where.
+        sampler: None = five requests of 20 rows a pass, two batches each, seeded.
+        **options: of `Loader`.
+    """
+    import zarr
+
+    from rankwise.data.rows import Loader
+    from rankwise.data.rows.samplers import RandomSampler
+
+    sampler = RandomSampler(5, 4, 10, rng=0) if sampler is None else sampler
+    loader = Loader(batch_sampler=sampler, return_index=True, **options)
+    return loader.add_dataset(zarr.open_array(place, mode="r"), obs=hundred_obs())
+
+
+def rows_of(batches: Iterable[Any]) -> list[list[int]]:
+    """Return the numbers of the rows of each batch, which must be those that their elements and observations say."""
+    found = []
+    for batch in batches:
+        np.testing.assert_array_equal(batch["X"][:, 0], _NUM_COLS * batch["index"])
+        np.testing.assert_array_equal(batch["obs"]["n"], batch["index"])
+        found.append(batch["index"].tolist())
+    return found
