@@ -90,7 +90,7 @@ def is_run(block):
 def test_a_page_runs(written, reports, page):
     """Each block, one after the other; then the rows that they made are looked at (`pages/checks.py`)."""
     report = reports[page]
-    assert report["error"] is None, report["error"]
+    assert report["error"] is None, report["error"] + report["log"]
     assert [int(number) for number in report["blocks"]] == [block.number for block in written[page] if is_run(block)]
 
 

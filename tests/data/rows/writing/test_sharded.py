@@ -1,5 +1,9 @@
 """`write_sharded`."""
 
+import contextlib
+import warnings
+from types import SimpleNamespace
+
 import anndata
 import numpy as np
 import pytest
@@ -10,7 +14,7 @@ from rankwise.data.order import Order
 from rankwise.data.rows import DatasetCollection, Loader
 from rankwise.data.rows.datasets import Dataset
 from rankwise.data.rows.matrices import stack_matrices
-from rankwise.data.rows.writing import parse_size, write_sharded
+from rankwise.data.rows.writing import parse_size, quiet_anndata, sharded, write_sharded
 from rankwise.data.store import BoxReader
 from rankwise.errors import ConfigError
 from rankwise.testing.small_rows import small_anndata
@@ -131,6 +135,37 @@ def test_rows_that_are_full_are_stored_as_they_are(tmp_path):
     made.X = sp.csr_matrix(full)
     write_sharded(tmp_path / "a.zarr", made, n_obs_per_chunk=3)
     np.testing.assert_array_equal(read_rows(tmp_path / "a.zarr", "X", range(40)).toarray(), full)
+
+
+class ComingSettings:
+    """Of an anndata that writes Zarr v3 anyway, warns of the setting that says so, and has given up another."""
+
+    write_csr_csc_indices_with_min_possible_dtype = False
+    auto_shard_zarr_v3 = True
+
+    def __init__(self):
+        self.changed = {}
+
+    @property
+    def zarr_write_format(self):
+        warnings.warn("this setting will be removed", DeprecationWarning, stacklevel=2)
+        return 3
+
+    @contextlib.contextmanager
+    def override(self, **changed):
+        self.changed = changed
+        yield
+        warnings.warn("these settings will be removed", DeprecationWarning, stacklevel=2)
+
+
+def test_settings_of_other_versions_of_anndata(monkeypatch):
+    """Only what differs is set, only where it exists, and no warning about settings reaches the user."""
+    settings = ComingSettings()
+    monkeypatch.setattr(sharded, "load_anndata", lambda: SimpleNamespace(settings=settings))
+    with quiet_anndata():
+        assert settings.changed == {"write_csr_csc_indices_with_min_possible_dtype": True, "auto_shard_zarr_v3": False}
+    with pytest.warns(DeprecationWarning, match="will be removed"):
+        assert settings.zarr_write_format == 3
 
 
 def test_a_store_is_written_over(tmp_path):

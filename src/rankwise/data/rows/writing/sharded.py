@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterable
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -76,24 +77,27 @@ def write_sharded(
         zarr.consolidate_metadata(group.store)
 
 
+_SETTINGS = {  # of which each version of anndata has some
+    "write_csr_csc_indices_with_min_possible_dtype": True,
+    "zarr_write_format": 3,
+    "auto_shard_zarr_v3": False,
+    "allow_write_nullable_strings": True,
+}
+
+
 class quiet_anndata:  # noqa: N801  (a context, used as a function)
     """anndata set to Zarr v3 with narrow columns, and silent about coming defaults."""
 
     def __enter__(self) -> None:
         settings = load_anndata().settings
-        chosen = {"write_csr_csc_indices_with_min_possible_dtype": True, "zarr_write_format": 3}
-        if hasattr(settings, "auto_shard_zarr_v3"):
-            chosen["auto_shard_zarr_v3"] = False
-        if hasattr(settings, "allow_write_nullable_strings"):
-            chosen["allow_write_nullable_strings"] = True
-        self._stack = (settings.override(**chosen), warnings.catch_warnings())
-        for context in self._stack:
-            context.__enter__()
+        self._stack = ExitStack()
+        self._stack.enter_context(warnings.catch_warnings())  # it also warns of settings that it will give up
         warnings.simplefilter("ignore")
+        differing = {name: value for name, value in _SETTINGS.items() if getattr(settings, name, value) != value}
+        self._stack.enter_context(settings.override(**differing))
 
     def __exit__(self, *error: object) -> None:
-        for context in reversed(self._stack):
-            context.__exit__(*error)
+        self._stack.close()
 
 
 class _Callback:

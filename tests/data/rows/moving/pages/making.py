@@ -1,6 +1,7 @@
 """The files and names that annbatch's pages take for granted: small, made here, with rows that say who they are."""
 
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
@@ -71,10 +72,11 @@ def faq():
 
 
 def preshuffling():
-    """A package that lets HDF5 files be read as Zarr ones: here the matrix is copied into a Zarr store beside them."""
+    """Where the package is not installed that reads HDF5 files as Zarr stores, matrices are copied into such."""
     write_cells("path_to_anndatas/file1.h5ad", "path_to_anndatas/file2.h5ad")
-    add_module("virtualizarr.parsers", HDFParser=CopyingParser)
-    add_module("obspec_utils.registry", ObjectStoreRegistry=dict)
+    if find_spec("virtualizarr") is None:
+        add_module("virtualizarr.parsers", HDFParser=CopyingParser)
+        add_module("obspec_utils.registry", ObjectStoreRegistry=dict)
     return {"annbatch": rows}
 
 

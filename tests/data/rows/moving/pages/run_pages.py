@@ -78,7 +78,7 @@ def in_a_fork(work, folder):
 
 def run_page(page, its):
     """Prepare, run each block until one fails, then look at what they have made."""
-    told = {"page": page, "gpu_played": no_gpu.play_gpu(), "blocks": {}, "error": None, "warnings": [], "log": ""}
+    told = {"page": page, "gpu_played": no_gpu.play_gpu(), "blocks": {}, "error": None, "warnings": []}
     module = sys.modules["__main__"] = types.ModuleType("__main__")  # functions of the page can be pickled
     namespace = vars(module)
     namespace.update({"write_file": write_file, "run_shell": run_shell})
@@ -88,10 +88,10 @@ def run_page(page, its):
             for block in its:
                 told["blocks"][block.number] = run_block(block, namespace)
         told["warnings"] = sorted({f"{one.category.__name__}: {one.message}" for one in said})
-        told["log"] = "".join(path.read_text() for path in Path().glob("*.log"))
         checks.check(page, namespace)
     except Exception:  # noqa: BLE001  (whatever a page raises is told)
         told["error"] = traceback.format_exc()
+    told["log"] = "".join(path.read_text() for path in Path().glob("*.log"))
     return told
 
 
@@ -123,8 +123,8 @@ def write_file(name, text):
 
 
 def run_shell(command):
-    """!command: what it prints is printed by the cell."""
-    done = subprocess.run(["/bin/sh", "-c", command], stdout=subprocess.PIPE, text=True, check=False)
+    """!command: what it prints is printed by the cell; it has to end well, which a notebook would not ask for."""
+    done = subprocess.run(["/bin/sh", "-c", command], stdout=subprocess.PIPE, text=True, check=True)
     print(done.stdout, end="")
 
 
