@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["Log1pCounts", "log1p_cpm", "log1p_normalized"]
 
 _PIECE = 1 << 16  # elements at a time: what a core keeps near
+_SINGLE_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,11 +73,11 @@ def log1p_normalized(counts: Any, *, total: float) -> Any:
     """Return ``log1p(counts * total / sum of the row)``; rows without counts stay zero.
 
     Each row depends on itself alone, so the result does not depend on how batches are cut. With chosen genes the sum
-    is that of these genes.
+    is that of these genes. Half precision, which cannot hold such sums, is computed in single precision.
 
     Args:
-        counts: [B, genes], a matrix of torch, NumPy, SciPy (CSR) or JAX (BCSR); floats stay what they are, others
-            become float32.
+        counts: [B, genes], a matrix of torch, NumPy, SciPy (CSR) or JAX (BCSR); floats come back as what they were,
+            others become float32.
         total: what rows add up to before the logarithm.
 
     Returns:
@@ -93,27 +94,36 @@ def log1p_normalized(counts: Any, *, total: float) -> Any:
 def _torch_dense(counts: torch.Tensor, total: float) -> torch.Tensor:
     import torch
 
-    values = counts if counts.is_floating_point() else counts.to(torch.float32)
+    values = _torch_floats(counts)
     sums = values.sum(dim=1, keepdim=True)
-    return torch.log1p(values * torch.where(sums > 0, total / sums, 0))
+    return _as_before(torch.log1p(values * torch.where(sums > 0, total / sums, 0)), counts)
 
 
 def _torch_sparse(parts: tuple[torch.Tensor, ...], num_cols: int, total: float) -> torch.Tensor:
     import torch
 
     data, indices, indptr = parts
-    values = data if data.is_floating_point() else data.to(torch.float32)
+    values = _torch_floats(data)
     lengths = indptr.diff().to(torch.int64)
     sums = torch.segment_reduce(values, "sum", lengths=lengths, initial=0, unsafe=True)
     scale = torch.where(sums > 0, total / sums, 0).repeat_interleave(lengths)
-    return torch_csr((torch.log1p(values * scale), indices, indptr), num_cols)
+    return torch_csr((_as_before(torch.log1p(values * scale), data), indices, indptr), num_cols)
+
+
+def _torch_floats(values: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    return values if values.dtype in (torch.float32, torch.float64) else values.to(torch.float32)
+
+
+def _as_before(made: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    return made.to(counts.dtype) if counts.is_floating_point() else made
 
 
 def _numpy_dense(counts: NDArray, total: float) -> NDArray:
     values = _as_floats(counts)
     sums = values.sum(axis=1, keepdims=True)
-    scaled: NDArray = np.log1p(values * _scale(sums, total))
-    return scaled
+    return _of_kind(np.log1p(values * _scale(sums, total)), counts)
 
 
 def _scipy_sparse(parts: tuple[NDArray, ...], num_cols: int, total: float) -> Any:
@@ -125,6 +135,9 @@ def _scipy_sparse(parts: tuple[NDArray, ...], num_cols: int, total: float) -> An
 
 
 def _change(rows: NDArray, total: float) -> None:
+    if rows.itemsize < _SINGLE_BYTES:
+        rows[...] = _numpy_dense(rows, total)
+        return
     scale = _scale(rows.sum(axis=1), total).astype(rows.dtype, copy=False)
     held = rows != 0
     counts = np.count_nonzero(held, axis=1)
@@ -139,7 +152,12 @@ def _change(rows: NDArray, total: float) -> None:
 
 
 def _as_floats(values: NDArray) -> NDArray:
-    return values if values.dtype.kind == "f" else values.astype(np.float32)
+    enough = values.dtype.kind == "f" and values.itemsize >= _SINGLE_BYTES
+    return values if enough else values.astype(np.float32)
+
+
+def _of_kind(made: NDArray, counts: NDArray) -> NDArray:
+    return made.astype(counts.dtype, copy=False) if counts.dtype.kind == "f" else made
 
 
 def _scale(sums: NDArray, total: float) -> NDArray:

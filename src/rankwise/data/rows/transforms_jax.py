@@ -22,20 +22,23 @@ def _compiled() -> tuple[Any, Any]:
     import jax.numpy as jnp
 
     def floats(values: Any) -> Any:
-        return values if jnp.issubdtype(values.dtype, jnp.floating) else values.astype(jnp.float32)
+        return values if values.dtype in (jnp.float32, jnp.float64) else values.astype(jnp.float32)
+
+    def as_before(made: Any, counts: Any) -> Any:
+        return made.astype(counts.dtype) if jnp.issubdtype(counts.dtype, jnp.floating) else made
 
     def scale(sums: Any, total: Any) -> Any:
         return jnp.where(sums > 0, total / sums, 0).astype(sums.dtype)
 
     def dense(counts: Any, total: Any) -> Any:
         values = floats(counts)
-        return jnp.log1p(values * scale(values.sum(axis=1, keepdims=True), total))
+        return as_before(jnp.log1p(values * scale(values.sum(axis=1, keepdims=True), total)), counts)
 
     def sparse(data: Any, indptr: Any, total: Any) -> Any:
         values, num_rows = floats(data), len(indptr) - 1
         # what is stored beyond the last row is padding: zeros, which stay zeros whichever row they are counted to
         row = jnp.repeat(jnp.arange(num_rows), jnp.diff(indptr), total_repeat_length=len(data))
         sums = jax.ops.segment_sum(values, row, num_segments=num_rows)
-        return jnp.log1p(values * scale(sums, total)[row])
+        return as_before(jnp.log1p(values * scale(sums, total)[row]), data)
 
     return jax.jit(dense), jax.jit(sparse)
