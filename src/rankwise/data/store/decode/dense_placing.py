@@ -8,6 +8,7 @@ from __future__ import annotations
 from rankwise.data.store.decode import status as codes
 from rankwise.data.store.decode.fetching import fetch
 from rankwise.data.store.decode.job import SLOTS
+from rankwise.data.store.decode.joining import OTHER_PIECE, PARKED, PIECE, WHOLE
 from rankwise.data.store.decode.machine import call_plane, entry, get, inlined, prefetch, put, put8, put32
 from rankwise.data.store.decode.streaming import memcpy
 
@@ -22,6 +23,7 @@ _SPREAD, _COLUMNS, _COLUMN_BYTES, _WIDTH = SLOTS["spread"], SLOTS["columns"], SL
 _TABLES, _PLACES, _NUM_COLS = SLOTS["tables"], SLOTS["places"], SLOTS["num_cols"]
 _ITS_PLACES, _ITS_NUM_COLS = SLOTS["its_places"], SLOTS["its_num_cols"]
 _ROWS, _ROW_LENGTHS, _MARKS, _NAMED = SLOTS["rows"], SLOTS["row_lengths"], SLOTS["marks"], SLOTS["named"]
+_SPARE, _WAITING, _PARK = SLOTS["spare"], SLOTS["waiting"], SLOTS["parked"]
 _PAGE_BYTES, _ROWS_AHEAD = 4096, 8
 
 
@@ -76,26 +78,44 @@ def _columns(job: int, chunk: int, target: int, count: int) -> int:
 
 
 @inlined
-def spread(job: int, chunk: int, target: int) -> int:
-    """Spread elements over their dense row, cast first if need be; returns whether a value does not fit."""
-    row, count, table = entry(job, _ROWS, target), entry(job, _EXTENTS, target), entry(job, _TABLES, target)
-    is_whole = 1 if count == entry(job, _ROW_LENGTHS, target) else 0
-    _announce(job, target)
-    put(job, _ITS_PLACES, entry(job, _PLACES, table))
-    put(job, _ITS_NUM_COLS, entry(job, _NUM_COLS, table))
-    unfit, columns, named = _cast(job, target, count), _columns(job, chunk, target, count), get(job, _NAMED)
-    dst = get(job, _OUT) + row * get(job, _WIDTH) * get(job, _DST_UNIT)
-    mark = call_plane(get(job, _SPREAD), get(job, _ELEMENTS), dst, columns, count, is_whole, job, 0.0, 0.0)
-    if named != 0 and (mark != 0 or is_whole == 0 or get(named, _STRIDED) == 0):  # these are looked at afterwards
-        size = get(job, _COLUMN_BYTES)
-        memcpy(get(job, _COLUMNS) + entry(job, _DST_START, target) * size, columns, count * size)
-    put8(job, _MARKS, target, mark)
-    return unfit
-
-
-@inlined
 def finish_rows(job: int) -> int:
     """Write the row that still waits; returns 0."""
     if get(job, _SPREAD) != 0:
         call_plane(get(job, _SPREAD), 0, 0, 0, 0, 1, job, 0.0, 0.0)
     return 0
+
+
+@inlined
+def _leave(job: int, park: int, row: int) -> int:
+    """Have a row that was parked wait to be written, as whole ones do; the memory of the one before it is free then."""
+    finish_rows(job)
+    spare = get(job, _SPARE)
+    put(job, _SPARE, get(job, park))
+    put(job, park, spare)
+    put(job, _WAITING, row)
+    return 0
+
+
+@inlined
+def spread(job: int, chunk: int, target: int) -> int:
+    """Spread elements over their dense row, cast first if need be; returns whether a value does not fit."""
+    row, count, table = entry(job, _ROWS, target), entry(job, _EXTENTS, target), entry(job, _TABLES, target)
+    length, kind, park = entry(job, _ROW_LENGTHS, target), PIECE, 0
+    _announce(job, target)
+    put(job, _ITS_PLACES, entry(job, _PLACES, table))
+    put(job, _ITS_NUM_COLS, entry(job, _NUM_COLS, table))
+    unfit, columns, named = _cast(job, target, count), _columns(job, chunk, target, count), get(job, _NAMED)
+    row = get(job, _OUT) + row * get(job, _WIDTH) * get(job, _DST_UNIT)
+    if length == count:
+        kind = WHOLE
+    elif length < 0:  # a chunk has one row at most that goes on in the next one
+        kind, park = PARKED, _PARK + 8 * ((chunk + length) & 1)
+    dst = row if park == 0 else get(job, park)
+    mark = call_plane(get(job, _SPREAD), get(job, _ELEMENTS), dst, columns, count, kind, job, 0.0, 0.0)
+    if length == OTHER_PIECE:
+        _leave(job, park, row)
+    if named != 0 and (mark != 0 or kind != WHOLE or get(named, _STRIDED) == 0):  # these are looked at afterwards
+        size = get(job, _COLUMN_BYTES)
+        memcpy(get(job, _COLUMNS) + entry(job, _DST_START, target) * size, columns, count * size)
+    put8(job, _MARKS, target, mark)
+    return unfit

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy.typing as npt
 from rankwise.data.contract import DType, IntArray, NDArray
 from rankwise.data.store.boxes.spread import OUTSIDE, TWICE, Spread
 from rankwise.data.store.decode.job import SLOTS
+from rankwise.data.store.decode.joining import ONE_PIECE, OTHER_PIECE, cut_in_two
 from rankwise.data.store.decode.pairs import is_castable
 from rankwise.data.store.decode.tasks import ChunkTasks, address_of
 
@@ -104,6 +106,25 @@ class DenseRows:
         alike = alike and np.array_equal(tasks.extent[targets], named.extent[targets])
         if not alike or not is_castable(named.fill.dtype, self.spread.columns.dtype, scaled=named.scaled):
             raise ValueError("columns want the targets of their elements, and whole numbers that are not scaled")
+
+    def join(self, tasks: ChunkTasks, pieces: IntArray, slabs: Sequence[tuple[int, int]]) -> IntArray:
+        """Have rows of two pieces that are decoded one after the other come out as a whole; return which, int64[n].
+
+        Args:
+            tasks: the tasks.
+            pieces: int64[B], targets of each row.
+            slabs: which chunks will be done together, as ``first:last``.
+        """
+        one, other = cut_in_two(tasks.bounds, self.rows, pieces, slabs)
+        self._row_lengths[one], self._row_lengths[other] = ONE_PIECE, OTHER_PIECE
+        return self.rows[one]
+
+    def part(self, tasks: ChunkTasks, first: int, last: int) -> IntArray:
+        """Take back `join` for the chunks from `first` to `last`; return the rows, which must be zero now, int64[n]."""
+        targets = slice(int(tasks.bounds[first]), int(tasks.bounds[last]))
+        joined = np.flatnonzero(self._row_lengths[targets] < 0) + targets.start
+        self._row_lengths[joined] = self.lengths[self.rows[joined]]
+        return self.rows[joined]
 
     def write(self, job: IntArray) -> None:
         """Write what compiled code needs to know into its job."""

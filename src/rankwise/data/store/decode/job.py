@@ -17,7 +17,7 @@ _NAMES = (
     "spread", "weave", "columns", "column_bytes", "rows", "row_lengths", "tables", "places", "num_cols", "width",
     "marks", "named",
     # written and read by the loop, target by target
-    "its_places", "its_num_cols", "elements", "blank", "spare", "waiting",
+    "its_places", "its_num_cols", "elements", "blank", "spare", "waiting", "parked", "parked_too",
     # written and read by the loop, chunk by chunk
     "source", "strided", "blosc_bytes",
 )  # fmt: skip

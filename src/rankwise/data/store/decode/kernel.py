@@ -108,11 +108,11 @@ class KernelDecoder:
             beside = address_of(named[1].job)
         dense.write(scratch.job)
         row_bytes = -(-(dense.spread.width + 1) * out.itemsize // _LINE_BYTES) * _LINE_BYTES
-        scratch.reserve_blank(2 * row_bytes)
+        scratch.reserve_blank(4 * row_bytes)
         blank = address_of(scratch.blank)
         spread, weave = self._spread_loops(out.dtype, dense)
-        rows = {"blank": blank, "spare": blank + row_bytes, "waiting": 0}
-        _write(scratch.job, spread=spread, weave=weave, named=beside, **rows)
+        rows = {name: blank + at * row_bytes for at, name in enumerate(("blank", "spare", "parked", "parked_too"))}
+        _write(scratch.job, spread=spread, weave=weave, named=beside, waiting=0, **rows)
         self._run(address_of(scratch.job))
 
     def _write_cast(self, tasks: ChunkTasks, first: int, last: int, out: NDArray, scratch: Scratch) -> None:

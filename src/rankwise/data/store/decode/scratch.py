@@ -28,7 +28,7 @@ class Scratch:
         decode: uint8 buffer for one decoded chunk, small enough for the second-level cache if chunks are.
         job: int64 table through which Python and the compiled loop talk.
         stage: uint8 buffer for a row of the output.
-        blank: uint8 buffer for a dense row, zero whenever no chunk is at work.
+        blank: uint8 buffer for dense rows, zero whenever no chunk is at work.
         rows: rows of fill values, of any dtype.
         context: address of a decoder's own memory (of zstd), 0 until one is needed.
     """
@@ -58,10 +58,14 @@ class Scratch:
             self.stage = _aligned(num_bytes)
 
     def reserve_blank(self, num_bytes: int) -> None:
-        """Make room for a dense row."""
+        """Make room for dense rows."""
         if len(self.blank) < num_bytes:
             self.blank = _aligned(num_bytes)
             self.blank[:] = 0
+
+    def wipe(self) -> None:
+        """Make the memory for dense rows blank again, after chunks failed that rows were waiting for."""
+        self.blank[:] = 0
 
     def ensure_context(self, make: Callable[[], int], free: Callable[[int], object]) -> None:
         """Create the decoder's context if there is none yet.

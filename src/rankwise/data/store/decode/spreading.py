@@ -12,6 +12,7 @@ import numpy as np
 
 from rankwise.data.store.decode.dense_rows import OUTSIDE, UNSURE
 from rankwise.data.store.decode.job import SLOTS
+from rankwise.data.store.decode.joining import PIECE, WHOLE
 from rankwise.data.store.decode.machine import (
     blank64,
     call_plane,
@@ -123,35 +124,37 @@ def spread_loop(element: Any, column: Any, place: Any) -> PlaneLoop:
     """Return the loop for elements, columns and places of types such as `numpy.uint32`.
 
     Its arguments are those of a plane with other meanings: address of the elements, of the dense row, of the columns;
-    how many there are; whether they are all of their row; the job. It returns `OUTSIDE` and `UNSURE`.
+    how many there are; 1 if they are all of their row, 2 if they are a piece that is parked, 0 for other pieces; the
+    job. It returns `OUTSIDE` and `UNSURE`.
 
     A whole row is put together in memory that stays in the caches and is blank otherwise, and that has one place more,
     for columns that are left out; it is written while the next one is put together, or when the loop is called without
-    elements. A piece of a row goes to its place at once: its row is zero already.
+    elements. A piece goes to its row at once, which is zero already; that of a parked one has one place more too.
     """
     itemsize = np.dtype(element).itemsize
 
     def spread(  # noqa: PLR0917
-        values: int, row: int, columns: int, count: int, is_whole: int, job: int, _scale: float, _offset: float
+        values: int, row: int, columns: int, count: int, kind: int, job: int, _scale: float, _offset: float
     ) -> int:
         width, places, mark, done = get(job, _WIDTH), get(job, _PLACES), 0, 0
         taken, named, moved = elements(values, element), elements(columns, column), elements(places, place)
         rises = _rises(named, count, get(job, _NUM_COLS)) if count != 0 else 0
-        if is_whole != 0:
+        if kind == WHOLE:
             done = _woven(values, columns, count if rises != 0 else 0, width * itemsize, job)
-        given = elements(get(job, _BLANK) if is_whole != 0 else row, element)
+        given = elements(get(job, _BLANK) if kind == WHOLE else row, element)
         if rises == 0:
-            mark = _searched_elements(taken, given, named, moved, count, job) | (0 if is_whole != 0 else UNSURE)
+            mark = _searched_elements(taken, given, named, moved, count, job) | (0 if kind == WHOLE else UNSURE)
         elif places == 0:
             for at in range(done, count):
                 given[named[at]] = taken[at]
-        elif is_whole != 0:  # what is left out goes to the one place more: cheaper than asking
+        elif kind != PIECE:  # what is left out goes to the one place more: cheaper than asking
             for at in range(done, count):
                 given[moved[named[at]]] = taken[at]
+            if count != 0:
+                given[width] = 0
         else:
             _moved_elements(taken, named, moved, count, row, job, element, itemsize)
-        if is_whole != 0 and count != 0:
-            given[width] = 0
+        if kind == WHOLE and count != 0:
             _wait(row, job)
         return mark
 

@@ -5,32 +5,47 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 
+from rankwise.data.contract import IntArray
 from rankwise.data.store.reading.fast import FastChunks
 
-__all__ = ["spread_tasks"]
+__all__ = ["Beside"]
 
 
-def spread_tasks(elements: FastChunks, columns: FastChunks, num_threads: int) -> Iterator[Callable[[], None]]:
-    """Yield pieces of work that spread elements over dense rows, in the order in which they should start.
+class Beside:
+    """Spreads elements over dense rows, chunks of elements and of their columns in turn.
 
     Args:
         elements: chunks of elements, to be spread.
         columns: as many chunks of columns, each with the targets of the one of elements in its place.
         num_threads: threads that will do them.
     """
-    for first, last in elements.slabs(num_threads):
-        tasks = columns.task(first, last), elements.task(first, last)
-        if elements.is_near and columns.is_near:
-            yield partial(_beside, elements, columns, first, last, tasks)
-        else:
-            yield partial(_in_turn, tasks)
 
+    def __init__(self, elements: FastChunks, columns: FastChunks, num_threads: int) -> None:
+        self._elements, self._columns = elements, columns
+        self._slabs = elements.slabs(num_threads)
+        self._is_near = elements.is_near and columns.is_near
 
-def _beside(
-    elements: FastChunks, columns: FastChunks, first: int, last: int, tasks: tuple[Callable[[], None], ...]
-) -> None:
-    if not elements.spread_beside(columns, first, last):
-        _in_turn(tasks)
+    def join(self, pieces: IntArray) -> IntArray:
+        """Return which rows of several pieces come out whole nevertheless, int64[n]; the others must be zero before.
+
+        Args:
+            pieces: int64[B], pieces of each row.
+        """
+        return self._elements.join(pieces, self._slabs if self._is_near else [])
+
+    def tasks(self) -> Iterator[Callable[[], None]]:
+        """Yield pieces of work, in the order in which they should start."""
+        for first, last in self._slabs:
+            tasks = self._columns.task(first, last), self._elements.task(first, last)
+            if self._is_near:
+                yield partial(self._beside, first, last, tasks)
+            else:
+                yield partial(_in_turn, tasks)
+
+    def _beside(self, first: int, last: int, tasks: tuple[Callable[[], None], ...]) -> None:
+        if not self._elements.spread_beside(self._columns, first, last):
+            self._elements.part(first, last)
+            _in_turn(tasks)
 
 
 def _in_turn(tasks: tuple[Callable[[], None], ...]) -> None:

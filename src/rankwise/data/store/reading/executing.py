@@ -13,7 +13,7 @@ from rankwise.data.contract import BoolArray, DType, IntArray, NDArray
 from rankwise.data.store.boxes import BoxError, BoxReport, Spread, converted
 from rankwise.data.store.meta import ArrayMeta
 from rankwise.data.store.plan import BoxPlan, OddBox
-from rankwise.data.store.reading.beside import spread_tasks
+from rankwise.data.store.reading.beside import Beside
 from rankwise.data.store.reading.failures import ChunkFailure, box_errors, changed_files, unwritten
 from rankwise.data.store.reading.fast import FastChunks, States
 from rankwise.data.store.reading.slow_chunks import SlowChunks
@@ -65,17 +65,20 @@ class Executor:
         """
         plan = plans[0]
         pieces = np.bincount(plan.targets.box, minlength=len(plan.request))
-        out[pieces != 1] = 0
         elements, columns = _Run(plan, out, self._tools, spread), _Run(plans[1], spread.columns, self._tools)
-        beside = columns.beside(elements)
+        beside = columns.beside(elements, self._crew.num_threads)
+        unfilled = pieces != 1
         if beside is not None:
-            self._crew.run(spread_tasks(*beside, self._crew.num_threads))
+            unfilled[beside.join(pieces)] = False
+        out[unfilled] = 0
+        if beside is not None:
+            self._crew.run(beside.tasks())
         else:
             self._crew.run(columns.tasks(self._crew.num_threads))
             self._crew.run(elements.tasks(self._crew.num_threads))
         states = settled(elements.states(), plan, pieces, spread)
-        reports = elements.report(elements.stats), columns.report(columns.stats)
-        return reports, states, elements.stats + columns.stats
+        done = elements.stats, columns.stats
+        return (elements.report(done[0]), columns.report(done[1])), states, done[0] + done[1]
 
     def _run(self, runs: Sequence[_Run]) -> tuple[tuple[BoxReport, ...], ReaderStats]:
         self._crew.run(task for run in runs for task in run.tasks(self._crew.num_threads))
@@ -108,12 +111,12 @@ class _Run:
         part = self._parts[0]
         return part if len(self._parts) == _ONE_KIND and isinstance(part, FastChunks) else None
 
-    def beside(self, elements: _Run) -> tuple[FastChunks, FastChunks] | None:
-        """Return the chunks of elements and these, of their columns, if chunk k of both always has the same targets."""
+    def beside(self, elements: _Run, num_threads: int) -> Beside | None:
+        """Return how elements are done beside these, their columns, if chunk k of both always has the same targets."""
         if self._plan.targets is not elements._plan.targets or self.only is None or elements.only is None:
             return None
         fits = self.only.num_chunks == elements.only.num_chunks == len(self._plan.chunks)
-        return (elements.only, self.only) if fits else None
+        return Beside(elements.only, self.only, num_threads) if fits else None
 
     def states(self) -> States:
         """What the decoder noticed about the columns of each row of a spread, uint8[B]."""

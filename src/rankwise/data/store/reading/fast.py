@@ -141,6 +141,21 @@ class FastChunks:
         fetched = start_fetch(self._plan, self._chosen, self._tasks, self._tools, first=first, last=last)
         return partial(self._run, first, last, fetched)
 
+    def join(self, pieces: IntArray, slabs: Sequence[tuple[int, int]]) -> IntArray:
+        """Have `spread_beside` put rows of two pieces together where it meets both; return which rows, int64[n].
+
+        Args:
+            pieces: int64[B], pieces of each row.
+            slabs: which chunks are done together.
+        """
+        assert self._dense is not None
+        return self._dense.join(self._tasks, pieces, slabs)
+
+    def part(self, first: int, last: int) -> None:
+        """Take that back, for chunks that are done one after the other."""
+        assert self._dense is not None
+        self._out[self._dense.part(self._tasks, first, last)] = 0
+
     def spread_beside(self, columns: FastChunks, first: int, last: int) -> bool:
         """Decode chunks and those of their columns one beside the other, which spares a way through memory.
 
@@ -150,7 +165,8 @@ class FastChunks:
             last: end of the chunks.
 
         Returns:
-            Whether all went well; if not, they are still to be done one after the other, which does what can be done.
+            Whether all went well; if not, they are still to be done one after the other, which does what can be done:
+            see `part`.
         """
         started = time.perf_counter()
         assert self._dense is not None
@@ -164,8 +180,9 @@ class FastChunks:
                 self._tools.spreader.spread(self._tasks, self._dense, first, last, self._out, own, named=named)
             except MemoryError:
                 return False
-        if self._tasks.status[first:last].any() or columns._tasks.status[first:last].any():
-            return False
+            if self._tasks.status[first:last].any() or columns._tasks.status[first:last].any():
+                own.wipe()
+                return False
         self._keep(mine[0])
         columns._keep(theirs[0])
         with self._lock:
