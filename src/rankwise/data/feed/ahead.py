@@ -38,7 +38,7 @@ class ReadAhead:
         self, reader: StepReader, steps: Iterable[Shares], *, depth: int, on_thread: Callable[[], None] | None = None
     ) -> None:
         self._pid = os.getpid()
-        self._pool = reader.pool
+        self._reader = reader
         self._work = _Work(reader, steps, depth=depth, on_thread=on_thread)
         self._thread: threading.Thread | None = None
         _close_at_exit(self)
@@ -66,10 +66,10 @@ class ReadAhead:
         """Stop the thread and wait for it; it ends after the chunk that it is reading. May be called twice."""
         if self.is_elsewhere:
             return  # in a forked process there is no such thread, and its locks may be held for ever
-        self._pool.close()
+        self._reader.close()
         for step in self._work.conveyor.close():
             for batch in step.batches:
-                self._pool.give_back(batch.buffer)
+                batch.lent.give_back()
         # a garbage collection may close a reader from within its own thread, which then cannot wait for itself
         if self._thread is threading.current_thread():
             return

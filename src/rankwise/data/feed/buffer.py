@@ -14,7 +14,7 @@ from rankwise.data.feed.allocating import allocate_bytes
 from rankwise.data.feed.done import Done
 from rankwise.errors import ConfigError
 
-__all__ = ["BufferPool", "HostBuffer"]
+__all__ = ["BufferPool", "HostBuffer", "check_limit", "kept_rows"]
 
 
 class HostBuffer:
@@ -69,7 +69,7 @@ class HostBuffer:
         Args:
             kept: bool[B], which rows stay.
         """
-        self._views = {name: _kept_rows(arrays, kept) for name, arrays in self._views.items()}
+        self._views = {name: kept_rows(arrays, kept) for name, arrays in self._views.items()}
 
     def _field(self, name: str, spec: FieldSpec, num_samples: int, capacity: Mapping[str, int]) -> tuple[NDArray, ...]:
         if not spec.ragged:
@@ -93,20 +93,35 @@ class HostBuffer:
         wanted = math.prod(shape) * dtype.itemsize
         if name not in self._memory or self._memory[name].nbytes < wanted:
             self._memory.pop(name, None)
-            self._check_limit(wanted)
+            check_limit(self.num_bytes + wanted, self._limit_bytes)
             self._memory[name] = allocate_bytes(wanted, pinned=self._pinned)
         return self._memory[name][:wanted].view(dtype).reshape(shape)
 
-    def _check_limit(self, more_bytes: int) -> None:
-        if self._limit_bytes is not None and self.num_bytes + more_bytes > self._limit_bytes:
-            raise ConfigError(
-                f"a batch takes at least {self.num_bytes + more_bytes} bytes, a batch buffer may take "
-                f"{self._limit_bytes}: allow more memory, or take a smaller batch size or depth; transform= or a "
-                "stage of a curriculum may have made the samples larger"
-            )
+
+def check_limit(num_bytes: int, limit_bytes: int | None) -> None:
+    """Refuse a batch that is too large.
+
+    Args:
+        num_bytes: what it takes.
+        limit_bytes: what it may take; None = anything.
+
+    Raises:
+        ConfigError: it takes more.
+    """
+    if limit_bytes is not None and num_bytes > limit_bytes:
+        raise ConfigError(
+            f"a batch takes at least {num_bytes} bytes, a batch buffer may take {limit_bytes}: allow more memory, or "
+            "take a smaller batch size or depth; transform= or a stage of a curriculum may have made the samples larger"
+        )
 
 
-def _kept_rows(arrays: tuple[NDArray, ...], kept: BoolArray) -> tuple[NDArray, ...]:
+def kept_rows(arrays: tuple[NDArray, ...], kept: BoolArray) -> tuple[NDArray, ...]:
+    """Return the arrays of a field with some of its rows, at the beginning of the same memory.
+
+    Args:
+        arrays: one if dense; data, indices and row pointers, which begin at 0, if ragged.
+        kept: bool[B], which rows stay.
+    """
     if len(arrays) == 1:
         return (_moved_up(arrays[0], kept),)
     data, indices, indptr = arrays
@@ -144,7 +159,7 @@ class BufferPool:
         self, *, pinned: bool = False, limit_bytes: int | None = None, spare: Sequence[HostBuffer] = ()
     ) -> None:
         self._pinned = pinned
-        self._limit_bytes = limit_bytes
+        self.limit_bytes = limit_bytes
         self._free = list(spare)
         self._num_out = 0
         self._closed = False
@@ -162,7 +177,7 @@ class BufferPool:
             if self._closed:
                 return None
             self._num_out += 1
-            return self._free.pop() if self._free else HostBuffer(pinned=self._pinned, limit_bytes=self._limit_bytes)
+            return self._free.pop() if self._free else HostBuffer(pinned=self._pinned, limit_bytes=self.limit_bytes)
 
     def give_back(self, buffer: HostBuffer) -> None:
         """Take a buffer back; its memory is used again."""

@@ -164,7 +164,7 @@ class FeedLoader(CursorLoader):
         try:
             self._check_open()  # it may have been stopped in between
             while num_left and (item := self._next(reading)) is not None:
-                held = self._hand_over(item, reading.pool)
+                held = self._hand_over(item)
                 num_left -= 1
                 yield held
                 _release(held)
@@ -190,7 +190,7 @@ class FeedLoader(CursorLoader):
 
     def _new_reading(self, *, goes_on: bool) -> Running:
         pool = BufferPool(pinned=self._placer.pinned, limit_bytes=self._buffer_limit_bytes, spare=self._spare)
-        stages = BufferPool(spare=self._spare_stages)
+        stages = BufferPool(pinned=self._placer.pinned, spare=self._spare_stages)
         self._spare, self._spare_stages = [], []
         passes = Passes(self._cursor, before=self._before, goes_on=goes_on)
         reader = self._reader(pool, stages)
@@ -293,19 +293,19 @@ class FeedLoader(CursorLoader):
             )
         return item
 
-    def _hand_over(self, step: ReadStep, pool: BufferPool) -> tuple[FeedBatch, ...]:
-        return tuple(self._batch(read, pool) for read in step.batches)
+    def _hand_over(self, step: ReadStep) -> tuple[FeedBatch, ...]:
+        return tuple(self._batch(read) for read in step.batches)
 
-    def _batch(self, read: ReadBatch, pool: BufferPool) -> FeedBatch:
+    def _batch(self, read: ReadBatch) -> FeedBatch:
         fields = self._placer.receive(read.placed)
 
         def give_back(event: Any) -> None:
             try:
                 done = done_of(event)
                 if self._placer.shares_memory:
-                    read.buffer.busy = done
+                    read.lent.busy = done
             finally:
-                pool.give_back(read.buffer)
+                read.lent.give_back()
 
         batch = FeedBatch(
             read.share,

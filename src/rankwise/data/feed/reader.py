@@ -11,6 +11,7 @@ import numpy as np
 from rankwise.data.contract import BoolArray, IntArray, ReadReport, Share, Source, Step, sample_keys
 from rankwise.data.feed.buffer import BufferPool, HostBuffer
 from rankwise.data.feed.csr_rows import num_cols_of
+from rankwise.data.feed.lending import Lent, LentBuffer
 from rankwise.data.feed.place import Placed, Placer
 from rankwise.data.feed.skipping import SkipBudget
 from rankwise.data.feed.together import Reading, Shares, read_alone, read_together
@@ -25,14 +26,14 @@ class ReadBatch:
 
     Attributes:
         share: the samples that arrived.
-        buffer: where they are.
+        lent: where they are, until it is given back.
         placed: their fields.
         report: how it went.
         num_lost: real samples that were left out.
     """
 
     share: Share
-    buffer: HostBuffer
+    lent: Lent
     placed: Placed
     report: ReadReport
     num_lost: int = 0
@@ -88,6 +89,11 @@ class StepReader:
         self._most_batches = 1
         self._paused_s = 0.0
 
+    def close(self) -> None:
+        """Let nobody wait for memory any more: reading ends."""
+        self.pool.close()
+        self._stages.close()
+
     def read(
         self, steps: Iterable[Shares], is_asked: Callable[[], bool] = lambda: True
     ) -> Generator[ReadStep | None, None, None]:
@@ -125,49 +131,71 @@ class StepReader:
 
     def _planned(self, steps: Iterable[Shares]) -> Iterator[tuple[Step, tuple[Reading, ...]]]:
         if self._together > 1:
-            return read_together(self._source, steps, self._together, self._stages)
+            limit_bytes = self.pool.limit_bytes
+            return read_together(self._source, steps, self._together, self._stages, limit_bytes=limit_bytes)
         return read_alone(self._source, steps)
 
     def _batch(
         self, step: Step, reading: Reading, is_asked: Callable[[], bool]
     ) -> Generator[None, None, ReadBatch | None]:
-        buffer = self.pool.acquire((self._depth + 1) * self._most_batches)
-        if buffer is None:
+        found = reading.read(self._acquire if self._transform is None else self._use_scratch)
+        if found is None:
             return None
+        report, lent = found
         try:
-            names, num_cols = self._names, self._num_cols
-            into = buffer if self._transform is None else self._scratch
-            report = reading.read(into)
             if (report.errors or self._transform is not None) and not is_asked():
                 yield from self._pause()
-            share = self._kept(report, reading.share, into)
+            share = self._kept(report, reading.share, lent)
+            names, num_cols = self._names, self._num_cols
             if self._transform is not None:
-                self._transformed(self._transform, step, share, buffer)
+                made = self._transformed(self._transform, step, share, lent)
+                if made is None:
+                    lent.give_back()
+                    return None
+                raw, lent = lent, made
+                raw.give_back()
                 names, num_cols = tuple(self._transform.specs or ()), self._transform.num_cols
-            placed = self._placer.place(buffer, names, num_cols)
+            placed = self._placer.place(lent, names, num_cols)
         except BaseException:
-            self.pool.give_back(buffer)
+            lent.give_back()
             raise
         num_lost = _num_real(reading.share) - _num_real(share)
-        return ReadBatch(share=share, buffer=buffer, placed=placed, report=report, num_lost=num_lost)
+        return ReadBatch(share=share, lent=lent, placed=placed, report=report, num_lost=num_lost)
+
+    def _acquire(self) -> LentBuffer | None:
+        buffer = self.pool.acquire((self._depth + 1) * self._most_batches)
+        return None if buffer is None else LentBuffer(buffer, self.pool.give_back)
+
+    def _use_scratch(self) -> LentBuffer:
+        """The memory of samples on their way through a transform, one batch after the other."""
+        return LentBuffer(self._scratch, lambda _: None)
 
     def _pause(self) -> Generator[None, None, None]:
         paused = time.perf_counter()
         yield
         self._paused_s -= time.perf_counter() - paused
 
-    def _kept(self, report: ReadReport, share: Share, into: HostBuffer) -> Share:
-        """What the budget lets pass is left out of the buffer and of the share."""
+    def _kept(self, report: ReadReport, share: Share, into: Lent) -> Share:
+        """What the budget lets pass is left out of the memory and of the share."""
         kept = self._budget.kept(report, share)
         if kept is None:
             return share
         into.keep(kept)
         return _kept_share(share, kept)
 
-    def _transformed(self, transform: SampleTransform, step: Step, share: Share, into: HostBuffer) -> None:
+    def _transformed(self, transform: SampleTransform, step: Step, share: Share, raw: Lent) -> LentBuffer | None:
+        """Return samples as they come out of the transform; None when it is over."""
         if transform.specs is None and share.num_samples == 0:
             self._learn(transform, step, share)
-        transform.apply(self._scratch, self._names, share.ids, _keys(step, share.ids), into)
+        made = self._acquire()
+        if made is None:
+            return None
+        try:
+            transform.apply(raw, self._names, share.ids, _keys(step, share.ids), made.buffer)
+        except BaseException:
+            made.give_back()
+            raise
+        return made
 
     def _learn(self, transform: SampleTransform, step: Step, share: Share) -> None:
         """A rank whose first share is empty looks at the step's first good sample to know what samples come out as."""

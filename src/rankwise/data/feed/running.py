@@ -32,7 +32,7 @@ class Running:
         depth: int,
         on_thread: Callable[[], None] | None,
     ) -> None:
-        self.passes, self.pool, self._stages = passes, reader.pool, stages
+        self.passes, self._reader, self._pools = passes, reader, (reader.pool, stages)
         self._depth = depth
         self._items: Iterator[ReadStep | None] = iter(())
         self._ahead: ReadAhead | None = None
@@ -79,7 +79,7 @@ class Running:
     def close(self) -> None:
         """Stop reading. Calling it twice is fine."""
         if self._ahead is None:
-            self.pool.close()
+            self._reader.close()
         else:
             self._ahead.close()
 
@@ -87,4 +87,5 @@ class Running:
         """Return the memory for batches and for what is read as one, for reading that begins later; when closed."""
         if self.is_elsewhere:
             return [], []  # what the other process had
-        return self.pool.drain(), self._stages.drain()
+        batches, stages = self._pools
+        return batches.drain(), stages.drain()

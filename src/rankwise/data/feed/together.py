@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import Protocol, TypeAlias
@@ -11,7 +11,8 @@ from typing import Protocol, TypeAlias
 import numpy as np
 
 from rankwise.data.contract import Plan, ReadReport, Share, Source, Step
-from rankwise.data.feed.buffer import BufferPool, HostBuffer
+from rankwise.data.feed.buffer import BufferPool
+from rankwise.data.feed.lending import Lent, LentBuffer, LentPart, SharedBuffer
 from rankwise.errors import RankwiseError
 
 __all__ = ["Reading", "Shares", "read_alone", "read_together"]
@@ -19,6 +20,10 @@ __all__ = ["Reading", "Shares", "read_alone", "read_together"]
 Shares: TypeAlias = tuple[Step, tuple[Share, ...]]
 
 _HINTED_STEPS = 2
+_NUM_STAGES = 2  # one in use, one to be read into
+
+
+Acquire: TypeAlias = Callable[[], LentBuffer | None]
 
 
 class Reading(Protocol):
@@ -29,8 +34,12 @@ class Reading(Protocol):
         """The share."""
         ...
 
-    def read(self, into: HostBuffer) -> ReadReport:
-        """Read it into a buffer, which is reserved."""
+    def read(self, acquire: Acquire) -> tuple[ReadReport, Lent] | None:
+        """Read it; return how it went and where it is, or None when there is no more memory to be had: it is over.
+
+        Args:
+            acquire: gets a buffer of its own, if it needs one; waits for it, and returns None once it is over.
+        """
         ...
 
 
@@ -48,9 +57,12 @@ def read_alone(source: Source, steps: Iterable[Shares]) -> Iterator[tuple[Step, 
 
 
 def read_together(
-    source: Source, steps: Iterable[Shares], num_steps: int, stages: BufferPool
+    source: Source, steps: Iterable[Shares], num_steps: int, pool: BufferPool, *, limit_bytes: int | None = None
 ) -> Iterator[tuple[Step, tuple[Reading, ...]]]:
     """Yield steps of which so many are planned and read as one; the next ones are hinted before they are read.
+
+    Each share lies where it was read, beside the others; the memory is filled again when all of them are given back.
+    Those of the last step are copied out, so that the next steps but one are read while it is in use.
 
     But for the very first ones, which somebody waits for: what comes after them is planned when they are read.
     They end where a multiple of so many steps of the epoch ends, wherever the first begins: an order whose windows last
@@ -60,22 +72,18 @@ def read_together(
         source: samples by index.
         steps: in order, each with the shares of this rank. They are read in this order.
         num_steps: how many are read as one.
-        stages: where the memory for them comes from, and goes at the end.
+        pool: where the memory for them comes from.
+        limit_bytes: most bytes of a share; None = any.
     """
-    stage = stages.acquire(1)
-    if stage is None:
-        return
+    stages = _Stages(pool, limit_bytes)
     waiting: Iterator[tuple[Step, tuple[Reading, ...]]] = iter(())
-    try:
-        for number, group in enumerate(_groups(steps, num_steps)):
-            planned = _Together(source, group, stage).steps()
-            yield from waiting
-            waiting = planned
-            if number == 0:
-                yield next(waiting)
+    for number, group in enumerate(_groups(steps, num_steps)):
+        planned = _Together(source, group, stages).steps()
         yield from waiting
-    finally:
-        stages.give_back(stage)
+        waiting = planned
+        if number == 0:
+            yield next(waiting)
+    yield from waiting
 
 
 def _groups(steps: Iterable[Shares], num_steps: int) -> Iterator[list[Shares]]:
@@ -104,18 +112,48 @@ class _Alone:
         except Exception:  # noqa: BLE001  (it fails again)
             self._plan = None
 
-    def read(self, into: HostBuffer) -> ReadReport:
-        plan = self._source.plan(self.share) if self._plan is None else self._plan
-        return self._source.read(plan, into)
+    def read(self, acquire: Acquire) -> tuple[ReadReport, Lent] | None:
+        return _read(self._source, self.share, self._plan, acquire)
+
+
+def _read(source: Source, share: Share, plan: Plan | None, acquire: Acquire) -> tuple[ReadReport, Lent] | None:
+    """Read one share into a buffer of its own."""
+    lent = acquire()
+    if lent is None:
+        return None
+    try:
+        return source.read(source.plan(share) if plan is None else plan, lent.buffer), lent
+    except BaseException:
+        lent.give_back()
+        raise
+
+
+class _Stages:
+    """Memory for steps that are read as one: some are in use while the next ones are read."""
+
+    def __init__(self, pool: BufferPool, limit_bytes: int | None) -> None:
+        self._pool, self._limit_bytes = pool, limit_bytes
+
+    def read(self, source: Source, plan: Plan) -> tuple[ReadReport, SharedBuffer] | None:
+        """Carry out a plan; None once it is over."""
+        stage = self._pool.acquire(_NUM_STAGES)
+        if stage is None:
+            return None
+        try:
+            report = source.read(plan, stage)
+        except BaseException:
+            self._pool.give_back(stage)
+            raise
+        return report, SharedBuffer(stage, self._pool.give_back, limit_bytes=self._limit_bytes)
 
 
 class _Together:
     """Steps that are planned as one when this is made, and read as one when the first of their shares is."""
 
-    def __init__(self, source: Source, steps: Sequence[Shares], stage: HostBuffer) -> None:
-        self.source, self.stage = source, stage
-        self._steps = steps
-        self._report: ReadReport | None = None
+    def __init__(self, source: Source, steps: Sequence[Shares], stages: _Stages) -> None:
+        self.source = source
+        self._steps, self._stages = steps, stages
+        self._read: tuple[ReadReport, SharedBuffer] | None = None
         self._counted = False
         shares = [share for _, shares in steps for share in shares]
         try:
@@ -126,23 +164,33 @@ class _Together:
 
     def steps(self) -> Iterator[tuple[Step, tuple[Reading, ...]]]:
         first = 0
-        for step, shares in self._steps:
-            readings = []
-            for share in shares:
-                readings.append(_Part(self, share, first))
-                first += share.num_samples
-            yield step, tuple(readings)
+        try:
+            for number, (step, shares) in enumerate(self._steps, start=1):
+                readings = []
+                for share in shares:
+                    readings.append(_Part(self, share, first, copied=1 < number == len(self._steps)))
+                    first += share.num_samples
+                yield step, tuple(readings)
+        finally:
+            if self._read is not None:
+                self._read[1].close()
 
-    def read(self) -> ReadReport | None:
-        """Read all of them, at the first call; None = they have to be read each by itself."""
-        if self._report is None and self._plan is not None:
+    def part(self, share: Share, first: int, acquire: Acquire) -> tuple[ReadReport, Lent] | None:
+        """Return a share, the first samples of which are not its own; all of them are read at the first call."""
+        if self._read is None and self._plan is not None:
             try:
-                self._report = self.source.read(self._plan, self.stage)
+                self._read = self._stages.read(self.source, self._plan)
             except RankwiseError:
                 self._plan = None
-        return self._report
+        if self._plan is None:
+            return _read(self.source, share, None, acquire)
+        if self._read is None:
+            return None
+        report, stage = self._read
+        last = first + share.num_samples
+        return self._report_of(report, first, last, share), stage.part(self.source.fields, first, last)
 
-    def report_of(self, whole: ReadReport, first: int, last: int, share: Share) -> ReadReport:
+    def _report_of(self, whole: ReadReport, first: int, last: int, share: Share) -> ReadReport:
         """Return what concerns a share; chunks count with the one that is asked for first."""
         valid = whole.valid[first:last]
         failed = set(share.ids[~valid].tolist())
@@ -154,17 +202,25 @@ class _Together:
 class _Part:
     """A share of steps that are read as one: its samples are neighbours among those of all."""
 
-    def __init__(self, whole: _Together, share: Share, first: int) -> None:
-        self._whole, self._first = whole, first
+    def __init__(self, whole: _Together, share: Share, first: int, *, copied: bool) -> None:
+        self._whole, self._first, self._copied = whole, first, copied
         self.share = share
 
-    def read(self, into: HostBuffer) -> ReadReport:
-        report = self._whole.read()
-        if report is None:
-            return self._whole.source.read(self._whole.source.plan(self.share), into)
-        last = self._first + self.share.num_samples
-        _copy_samples(self._whole.source, self._whole.stage, self._first, last, into)
-        return self._whole.report_of(report, self._first, last, self.share)
+    def read(self, acquire: Acquire) -> tuple[ReadReport, Lent] | None:
+        found = self._whole.part(self.share, self._first, acquire)
+        if found is None or not self._copied:
+            return found
+        report, lent = found
+        return self._copy(report, lent, acquire) if isinstance(lent, LentPart) else found
+
+    def _copy(self, report: ReadReport, part: LentPart, acquire: Acquire) -> tuple[ReadReport, Lent] | None:
+        try:
+            lent = acquire()
+            if lent is not None:
+                part.copy_to(lent.buffer, self._whole.source.fields, self.share.num_samples)
+        finally:
+            part.give_back()
+        return None if lent is None else (report, lent)
 
 
 def _joined(shares: Sequence[Share]) -> Share:
@@ -178,18 +234,3 @@ def _joined(shares: Sequence[Share]) -> Share:
         ids=np.concatenate([share.ids for share in shares]),
         weights=weights,
     )
-
-
-def _copy_samples(source: Source, stage: HostBuffer, first: int, last: int, into: HostBuffer) -> None:
-    specs = source.fields
-    spans = {name: stage.arrays(name)[2][[first, last]].tolist() for name, spec in specs.items() if spec.ragged}
-    into.reserve(specs, last - first, {name: stop - start for name, (start, stop) in spans.items()})
-    for name, spec in specs.items():
-        taken, given = stage.arrays(name), into.arrays(name)
-        if not spec.ragged:
-            np.copyto(given[0], taken[0][first:last])
-            continue
-        start, stop = spans[name]
-        np.copyto(given[0], taken[0][start:stop])
-        np.copyto(given[1], taken[1][start:stop])
-        np.subtract(taken[2][first : last + 1], taken[2][first], out=given[2])

@@ -11,6 +11,7 @@ import numpy as np
 
 from rankwise.data.contract import BatchBuffer, FieldSpec, IntArray
 from rankwise.data.feed.csr_rows import fill_rows, is_sparse, one_row, row_spec
+from rankwise.data.feed.place import PlaceableBuffer
 from rankwise.errors import ConfigError
 
 __all__ = ["SampleTransform", "Transform"]
@@ -42,11 +43,13 @@ class SampleTransform:
         """Columns of the ragged fields that come out."""
         return {name: spec.shape[0] for name, spec in (self.specs or {}).items() if spec.ragged}
 
-    def learn(self, raw: BatchBuffer, names: tuple[str, ...], sample: int, key: int) -> None:
+    def learn(self, raw: PlaceableBuffer, names: tuple[str, ...], sample: int, key: int) -> None:
         """Find out what samples come out as from the first of `raw`, where this rank has none of its own yet."""
         self._one(self._row(raw, names, 0), sample, key)
 
-    def apply(self, raw: BatchBuffer, names: tuple[str, ...], ids: IntArray, keys: IntArray, into: BatchBuffer) -> None:
+    def apply(
+        self, raw: PlaceableBuffer, names: tuple[str, ...], ids: IntArray, keys: IntArray, into: BatchBuffer
+    ) -> None:
         """Transform every sample of `raw` into `into`.
 
         Args:
@@ -74,7 +77,7 @@ class SampleTransform:
             for name, array in row.items():
                 into.arrays(name)[0][place] = array
 
-    def _row(self, raw: BatchBuffer, names: tuple[str, ...], place: int) -> dict[str, Any]:
+    def _row(self, raw: PlaceableBuffer, names: tuple[str, ...], place: int) -> dict[str, Any]:
         return {name: one_row(raw.arrays(name), place, self._num_cols.get(name)) for name in names}
 
     def _one(self, fields: dict[str, Any], sample: int, key: int) -> dict[str, Any]:
