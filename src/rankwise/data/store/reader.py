@@ -29,6 +29,7 @@ from rankwise.data.store.reading import (
     SlowArrays,
     Tools,
     WorkCrew,
+    chunk_keys,
     reading_threads,
     say_slow_arrays,
 )
@@ -268,9 +269,12 @@ class BoxReader:
 
     def _kept(self, plan: BoxPlan) -> BoolArray:
         """bool[K]: which chunks of a plan are in the cache."""
-        serials = [self._serials.of(array) for array in plan.request.arrays]
-        keys = [(serials[k], n) for k, n in zip(plan.chunks.array.tolist(), plan.chunks.number.tolist(), strict=True)]
-        return np.array(self.cache.holds(keys), dtype=np.bool_)
+        chunks, kept = plan.chunks, np.zeros(len(plan.chunks), dtype=np.bool_)
+        for which in np.unique(chunks.array).tolist():
+            places = np.flatnonzero(chunks.array == which)
+            keys = chunk_keys(self._serials.of(plan.request.arrays[which]), chunks.number[places])
+            kept[places] = self.cache.holds(keys)
+        return kept
 
     def _execution(self) -> Executor:
         """Made at the first use: choosing a decoder compiles or loads the kernel."""

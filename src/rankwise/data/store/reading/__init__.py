@@ -5,7 +5,7 @@ from __future__ import annotations
 from rankwise.data.store.reading.admission import Admission
 from rankwise.data.store.reading.announcing import say_slow_arrays
 from rankwise.data.store.reading.executing import Executor
-from rankwise.data.store.reading.serials import Serials
+from rankwise.data.store.reading.serials import Serials, chunk_keys
 from rankwise.data.store.reading.slow import SlowArrays
 from rankwise.data.store.reading.stats import ReaderStats
 from rankwise.data.store.reading.threads import WorkCrew, reading_threads
@@ -20,6 +20,7 @@ __all__ = [
     "SlowArrays",
     "Tools",
     "WorkCrew",
+    "chunk_keys",
     "reading_threads",
     "say_slow_arrays",
 ]

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
-import math
 import os
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from rankwise.data.contract import BoolArray, DType, IntArray, NDArray
+from rankwise.data.contract import DType, IntArray, NDArray
 from rankwise.data.store.boxes import Spread
 from rankwise.data.store.decode.dense_rows import DenseRows
 from rankwise.data.store.decode.status import BAD_FRAME, OK, OS_ERROR, OUT_OF_RANGE, describe, is_damage
@@ -25,15 +23,14 @@ from rankwise.data.store.decode.tasks import (
     KIND_RAW,
     KIND_ZSTD,
     ChunkTasks,
-    address_of,
 )
 from rankwise.data.store.files import PAUSES_S, OpenFile, is_passing
 from rankwise.data.store.meta import ArrayMeta
 from rankwise.data.store.plan import BoxPlan
 from rankwise.data.store.reading.failures import ChunkFailure
 from rankwise.data.store.reading.inputs import NO_FILE, Fetched, LocalFiles, start_fetch
+from rankwise.data.store.reading.keeping import Keeping
 from rankwise.data.store.reading.slabs import cut_slabs
-from rankwise.data.store.reading.spent import used_up
 from rankwise.data.store.reading.stats import ReaderStats
 from rankwise.data.store.reading.tools import Tools
 
@@ -63,8 +60,7 @@ class FastChunks:
         self._chosen = chosen
         self._out = out
         self._tools = tools
-        self._wanted: dict[int, tuple[Hashable, ArrayMeta]] = {}  # position -> what is worth keeping once decoded
-        self._found: dict[int, NDArray] = {}  # position -> decoded already
+        self._keeping = Keeping(plan, chosen, tools)
         self._box, self._tasks = self._tables()
         self._dense = None if spread is None else _dense_rows(plan, spread, self._box)
         self._local = LocalFiles(plan, chosen, self._tasks, tools.handles)
@@ -84,7 +80,7 @@ class FastChunks:
         expected = self._plan.chunks.offset[self._chosen] >= 0
         return ReaderStats(
             fast_chunks=int(decoded.sum()),
-            cached_chunks=len(self._found),
+            cached_chunks=self._keeping.num_found,
             fill_chunks=int((done & (tasks.kind == KIND_FILL) & expected).sum()),  # objects that are not there
             read_bytes=int(tasks.length[decoded].sum()),
             decoded_bytes=int(self._chunk_bytes[decoded].sum()),
@@ -223,13 +219,12 @@ class FastChunks:
         bounds, targets = self._targets()
         table = self._plan.targets
         box = table.box[targets]
-        decoded = self._cached(offset, array)
         return box, ChunkTasks(
             fd=np.full(num, NO_FILE, dtype=np.int64),
             offset=offset,
             length=chunks.length[self._chosen],
             encoded=np.zeros(num, dtype=np.int64),
-            decoded=decoded,
+            decoded=self._keeping.decoded,
             keep=np.zeros(num, dtype=np.int64),
             kind=np.where(offset < 0, KIND_FILL, kinds[array]),
             fill=fills[array],
@@ -254,40 +249,6 @@ class FastChunks:
         bounds = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
         rows = np.arange(bounds[-1]) + np.repeat(plan_bounds[self._chosen] - bounds[:-1], sizes)
         return bounds, rows
-
-    def _cached(self, offset: IntArray, array: IntArray) -> IntArray:
-        """Addresses of chunks that are decoded already, else 0; decides which of the others are worth keeping."""
-        decoded = np.zeros(len(offset), dtype=np.int64)
-        cache, admission = self._tools.cache, self._tools.admission
-        if cache.capacity_bytes == 0 or not self._plan.request.keep:
-            return decoded
-        numbers, room, spent = self._plan.chunks.number[self._chosen], cache.capacity_bytes, self._spent(array)
-        for which in np.unique(array).tolist():
-            meta = self._plan.request.arrays[which]
-            places = np.flatnonzero((offset >= 0) & (array == which))
-            serial = self._tools.serial(meta)
-            keys = [(serial, number) for number in numbers[places].tolist()]
-            pairs = list(zip(places.tolist(), keys, cache.peek(keys), strict=True))
-            self._found |= {at: found for at, _, found in pairs if found is not None}
-            missing = [(at, key) for at, key, found in pairs if found is None]
-            admission.found(len(pairs) - len(missing))
-            absent = missing if spent is None else [(at, key) for at, key in missing if not spent[at]]
-            wanted = admission.wants([key for _, key in absent], meta.chunk_bytes)
-            room -= meta.chunk_bytes * (len(pairs) - len(missing))
-            # more would only push out what is used here
-            most = max(0, room // max(1, meta.chunk_bytes))
-            kept = list(itertools.islice(itertools.compress(absent, wanted), most))
-            self._wanted |= {at: (key, meta) for at, key in kept}
-            room -= meta.chunk_bytes * len(kept)
-        for at, found in self._found.items():
-            decoded[at] = address_of(found)
-        return decoded
-
-    def _spent(self, array: IntArray) -> BoolArray | None:
-        """Chunks that are not worth keeping, as little of them is left to be used; None = there are none."""
-        arrays = [self._plan.request.arrays[which] for which in np.unique(array).tolist()]
-        sizes = {self._tools.serial(meta): math.prod(meta.shape) * meta.dtype.itemsize for meta in arrays}
-        return used_up(self._plan)[self._chosen] if self._tools.admission.outgrows(sizes) else None
 
     def _run(self, first: int, last: int, fetched: Fetched | None) -> None:
         started = time.perf_counter()
@@ -374,20 +335,13 @@ class FastChunks:
         return ChunkFailure(words, damage=is_damage(status), cause=cause, boxes=boxes)
 
     def _buffers(self, first: int, last: int) -> dict[int, NDArray]:
-        """Memory for the chunks to keep, by position: only now, so that no more waits to be kept than is at work."""
-        if not self._wanted:
-            return {}
-        wanted = ((at, self._wanted[at][1]) for at in range(first, last) if at in self._wanted)
-        buffers: dict[int, NDArray] = {at: np.empty(meta.chunks, dtype=meta.dtype) for at, meta in wanted}
-        for at, buffer in buffers.items():
-            self._tasks.keep[at] = address_of(buffer)
-        return buffers
+        return self._keeping.buffers(first, last, self._tasks.keep)
 
     def _keep(self, buffers: dict[int, NDArray]) -> None:
         for at, buffer in buffers.items():
             # an object that was not there is asked for again, so that it is told again
             if int(self._chosen[at]) not in self.failed and self._tasks.kind[at] != KIND_FILL:
-                self._tools.cache.put(self._wanted[at][0], buffer)
+                self._keeping.put(at, buffer)
 
 
 def _dense_rows(plan: BoxPlan, spread: Spread, box: IntArray) -> DenseRows:

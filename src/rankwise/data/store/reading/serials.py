@@ -7,13 +7,25 @@ import threading
 from collections import OrderedDict
 from typing import Any
 
+from rankwise.data.contract import IntArray
 from rankwise.data.store.meta import ArrayMeta
 
-__all__ = ["Serials"]
+__all__ = ["Serials", "chunk_keys"]
 
 _MOST_OBJECTS = 2**14  # each holds a document
 _MOST_PLACES = 2**17
 _numbers = itertools.count()  # no number comes twice, so that what was kept under an old one is never taken for new
+
+
+def chunk_keys(serial: int, numbers: IntArray) -> list[int]:
+    """Return keys of chunks of an array: numbers, as the collector of garbage walks over tuples again and again.
+
+    Args:
+        serial: number of the array.
+        numbers: int64[n], number of each chunk in it.
+    """
+    base = serial << 64
+    return [base | number for number in numbers.tolist()]
 
 
 class Serials:

@@ -14,6 +14,7 @@ from rankwise.data.store.boxes import converted
 from rankwise.data.store.files import PAUSES_S, is_passing, local_identity
 from rankwise.data.store.plan import BoxPlan
 from rankwise.data.store.reading.failures import REPLACED, ChunkFailure
+from rankwise.data.store.reading.serials import chunk_keys
 from rankwise.data.store.reading.stats import ReaderStats
 from rankwise.data.store.reading.tools import Tools
 from rankwise.errors import DataError
@@ -74,7 +75,7 @@ class SlowChunks:
         table = self._plan.chunks
         meta = self._plan.request.arrays[int(table.array[chunk])]
         serial = self._tools.serial(meta)
-        key = (serial, int(table.number[chunk]))
+        (key,) = chunk_keys(serial, table.number[chunk : chunk + 1])
         (held,) = self._tools.cache.peek([key])
         if held is not None:
             return held, True

@@ -1,0 +1,107 @@
+"""Which chunks of a plan are decoded already, and which are worth keeping once they are."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+
+from rankwise.data.contract import BoolArray, IntArray, NDArray
+from rankwise.data.store.decode.tasks import address_of
+from rankwise.data.store.plan import BoxPlan
+from rankwise.data.store.reading.serials import chunk_keys
+from rankwise.data.store.reading.spent import used_up
+from rankwise.data.store.reading.tools import Tools
+
+__all__ = ["Keeping"]
+
+
+class Keeping:
+    """What the cache has for chunks of a plan, and gets from them.
+
+    Args:
+        plan: the plan.
+        chosen: int64[n], which of its chunks, ascending.
+        tools: has the cache.
+
+    Attributes:
+        decoded: int64[n], addresses of chunks that are decoded already, else 0.
+        num_found: how many are.
+    """
+
+    def __init__(self, plan: BoxPlan, chosen: IntArray, tools: Tools) -> None:
+        self._plan, self._chosen, self._tools = plan, chosen, tools
+        self._held: list[NDArray] = []  # so that what is found stays where it is
+        self._keys: dict[int, int] = {}  # position -> key, of what is worth keeping
+        self.decoded = np.zeros(len(chosen), dtype=np.int64)
+        self._array: IntArray = plan.chunks.array[chosen]
+        if tools.cache.capacity_bytes and plan.request.keep:
+            self._look()
+
+    @property
+    def num_found(self) -> int:
+        """Chunks that are decoded already."""
+        return len(self._held)
+
+    def buffers(self, first: int, last: int, keep: IntArray) -> dict[int, NDArray]:
+        """Return memory for the chunks to keep, by position: only now, so that no more waits than is at work.
+
+        Args:
+            first: first chunk.
+            last: end of the chunks.
+            keep: int64[n], written: the addresses.
+        """
+        if not self._keys:
+            return {}
+        arrays, made = self._plan.request.arrays, dict[int, NDArray]()
+        for at in range(first, last):
+            if at in self._keys:
+                meta = arrays[int(self._array[at])]
+                made[at] = np.empty(meta.chunks, dtype=meta.dtype)
+                keep[at] = address_of(made[at])
+        return made
+
+    def put(self, at: int, values: NDArray) -> None:
+        """Keep a chunk."""
+        self._tools.cache.put(self._keys[at], values)
+
+    def _look(self) -> None:
+        """Ask the cache, and decide which of the others are worth keeping."""
+        cache, admission, chunks = self._tools.cache, self._tools.admission, self._plan.chunks
+        there, numbers = chunks.offset[self._chosen] >= 0, chunks.number[self._chosen]
+        serials = {
+            which: self._tools.serial(self._plan.request.arrays[which]) for which in np.unique(self._array).tolist()
+        }
+        room, spent = cache.capacity_bytes, self._spent(serials)
+        for which, serial in serials.items():
+            size = self._plan.request.arrays[which].chunk_bytes
+            places = np.flatnonzero(there & (self._array == which))
+            keys = chunk_keys(serial, numbers[places])
+            absent = np.array(self._found(places, cache.peek(keys)), dtype=np.int64)
+            admission.found(len(keys) - len(absent))
+            room -= size * (len(keys) - len(absent))
+            if spent is not None:
+                absent = absent[~spent[places[absent]]]
+            wanted = admission.wants([keys[k] for k in absent.tolist()], size)
+            most = max(0, room // max(1, size))  # more would only push out what is used here
+            kept = list(itertools.islice(itertools.compress(absent.tolist(), wanted), most))
+            self._keys.update((int(places[k]), keys[k]) for k in kept)
+            room -= size * len(kept)
+
+    def _found(self, places: IntArray, kept: list[NDArray | None]) -> list[int]:
+        """Note where decoded chunks are; return which there are not."""
+        absent = []
+        for k, array in enumerate(kept):
+            if array is None:
+                absent.append(k)
+            else:
+                self._held.append(array)
+                self.decoded[places[k]] = address_of(array)
+        return absent
+
+    def _spent(self, serials: dict[int, int]) -> BoolArray | None:
+        """Chunks that are not worth keeping, as little of them is left to be used; None = there are none."""
+        metas = {serial: self._plan.request.arrays[which] for which, serial in serials.items()}
+        sizes = {serial: math.prod(meta.shape) * meta.dtype.itemsize for serial, meta in metas.items()}
+        return used_up(self._plan)[self._chosen] if self._tools.admission.outgrows(sizes) else None
