@@ -102,20 +102,20 @@ class DenseRows:
             ValueError: they do not: a bug in the planner, not damage.
         """
         bounds, targets = slice(first, last + 1), slice(int(tasks.bounds[first]), int(tasks.bounds[last]))
-        alike = np.array_equal(tasks.bounds[bounds], named.bounds[bounds])
-        alike = alike and np.array_equal(tasks.extent[targets], named.extent[targets])
+        alike = tasks.bounds is named.bounds or np.array_equal(tasks.bounds[bounds], named.bounds[bounds])
+        alike &= tasks.extent is named.extent or np.array_equal(tasks.extent[targets], named.extent[targets])
         if not alike or not is_castable(named.fill.dtype, self.spread.columns.dtype, scaled=named.scaled):
             raise ValueError("columns want the targets of their elements, and whole numbers that are not scaled")
 
-    def join(self, tasks: ChunkTasks, pieces: IntArray, slabs: Sequence[tuple[int, int]]) -> IntArray:
+    def join(self, tasks: ChunkTasks, cut: IntArray, slabs: Sequence[tuple[int, int]]) -> IntArray:
         """Have rows of two pieces that are decoded one after the other come out as a whole; return which, int64[n].
 
         Args:
             tasks: the tasks.
-            pieces: int64[B], targets of each row.
+            cut: int64[n], targets that are one of two pieces of a row.
             slabs: which chunks will be done together, as ``first:last``.
         """
-        one, other = cut_in_two(tasks.bounds, self.rows, pieces, slabs)
+        one, other = cut_in_two(tasks.bounds, self.rows, cut, slabs)
         self._row_lengths[one], self._row_lengths[other] = ONE_PIECE, OTHER_PIECE
         return self.rows[one]
 

@@ -15,7 +15,7 @@ ONE_PIECE, OTHER_PIECE = -1, -2  # of a row that is joined, instead of its lengt
 
 
 def cut_in_two(
-    bounds: IntArray, rows: IntArray, pieces: IntArray, slabs: Sequence[tuple[int, int]]
+    bounds: IntArray, rows: IntArray, cut: IntArray, slabs: Sequence[tuple[int, int]]
 ) -> tuple[IntArray, IntArray]:
     """Return the targets that are one piece of a row, and those that are the other one, in the chunk after it.
 
@@ -24,10 +24,9 @@ def cut_in_two(
     Args:
         bounds: int64[K + 1], the targets of chunk k are those from ``bounds[k]`` to ``bounds[k + 1]``.
         rows: int64[T], the row of each target.
-        pieces: int64[B], targets of each row.
+        cut: int64[n], targets that are one of the two pieces of a row.
         slabs: which chunks are decoded in order by one thread, as ``first:last``.
     """
-    cut = np.flatnonzero(pieces[rows] == 2)
     cut = cut[np.argsort(rows[cut], kind="stable")]  # pairs, in the order of their chunks
     one, other = cut[::2], cut[1::2]
     chunk, following = (np.searchsorted(bounds, targets, side="right") - 1 for targets in (one, other))

@@ -9,6 +9,8 @@ import importlib
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import numpy as np
+
 from rankwise.data.store.decode.bits import bfloat16_from_float, float_from_half, half_from_float, ir
 from rankwise.data.store.decode.job import SLOTS
 
@@ -21,6 +23,7 @@ __all__ = [
     "ended",
     "entry",
     "external",
+    "falls_of",
     "float_from_half_bits",
     "get",
     "half_bits",
@@ -154,6 +157,26 @@ def _elements(_typing: Any, _address: Any, element: Any) -> Any:
 
 def _cast(result: Any, argument: Any, emit: _Emit) -> Callable[[Any], Any]:
     return _emitted(result, (argument,), lambda builder, values: emit(builder, values[0]))
+
+
+def falls_of(element: Any) -> Callable[[int], int]:
+    """Return a function for compiled code that looks at 64 bytes of whole numbers at any address.
+
+    It returns 0 where each of them is larger than the one before it, that before the first one included.
+
+    Args:
+        element: type such as `numpy.uint16`.
+    """
+    dtype = np.dtype(element)
+    line = ir.VectorType(ir.IntType(8 * dtype.itemsize), 64 // dtype.itemsize)
+
+    def emit(builder: Any, values: Any) -> Any:
+        before = builder.sub(values[0], ir.Constant(_I64, dtype.itemsize))
+        here, there = (builder.load(builder.inttoptr(at, line.as_pointer()), align=1) for at in (values[0], before))
+        compare = builder.icmp_signed if dtype.kind == "i" else builder.icmp_unsigned
+        return builder.zext(builder.bitcast(compare("<=", here, there), ir.IntType(line.count)), _I64)
+
+    return _emitted(_long, (_long,), emit)
 
 
 # The job's slots and the tables whose addresses they hold

@@ -6,6 +6,7 @@ called like the loops of `planes`. This module imports numba: import it late.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from rankwise.data.store.decode.machine import (
     call_plane,
     elements,
     external,
+    falls_of,
     get,
     inlined,
     put,
@@ -34,16 +36,8 @@ __all__ = ["spread_loop"]
 _NUM_COLS, _WIDTH, _PLACES, _WEAVE = SLOTS["its_num_cols"], SLOTS["width"], SLOTS["its_places"], SLOTS["weave"]
 _BLANK, _SPARE, _WAITING = SLOTS["blank"], SLOTS["spare"], SLOTS["waiting"]
 _long = types.int64
+_LINE_BYTES = 64
 _memset = external(f"{PREFIX}memset", _long, _long, types.int32, _long)
-
-
-@inlined
-def _rises(named: Any, count: int, num_cols: int) -> int:
-    """Whether columns rise and are all there: then none comes twice, and nothing else needs to be looked at."""
-    falls = np.uint8(0)
-    for at in range(1, count):
-        falls = np.uint8(falls | np.uint8(named[at] <= named[at - 1]))
-    return 1 if falls == 0 and named[0] >= 0 and named[count - 1] < num_cols else 0
 
 
 @inlined
@@ -120,6 +114,29 @@ def _wait(row: int, job: int) -> int:
     return 0
 
 
+def _rising(column: Any) -> Callable[[int, int, int], int]:
+    """Return a function for compiled code: whether columns rise and are all there.
+
+    Then none comes twice, and nothing else needs to be looked at. They are compared line by line, the last ones again.
+    """
+    falls, size = falls_of(column), np.dtype(column).itemsize
+    many = _LINE_BYTES // size
+
+    @inlined
+    def rises(columns: int, count: int, num_cols: int) -> int:
+        named, fell = elements(columns, column), 0
+        if count > many:
+            for line in range((count - 2) // many):
+                fell |= falls(columns + size + _LINE_BYTES * line)
+            fell |= falls(columns + (count - many) * size)
+        else:
+            for at in range(1, count):
+                fell |= 1 if named[at] <= named[at - 1] else 0
+        return 1 if fell == 0 and named[0] >= 0 and named[count - 1] < num_cols else 0
+
+    return rises
+
+
 def spread_loop(element: Any, column: Any, place: Any) -> PlaneLoop:
     """Return the loop for elements, columns and places of types such as `numpy.uint32`.
 
@@ -131,14 +148,14 @@ def spread_loop(element: Any, column: Any, place: Any) -> PlaneLoop:
     for columns that are left out; it is written while the next one is put together, or when the loop is called without
     elements. A piece goes to its row at once, which is zero already; that of a parked one has one place more too.
     """
-    itemsize = np.dtype(element).itemsize
+    itemsize, rising = np.dtype(element).itemsize, _rising(column)
 
     def spread(  # noqa: PLR0917
         values: int, row: int, columns: int, count: int, kind: int, job: int, _scale: float, _offset: float
     ) -> int:
         width, places, mark, done = get(job, _WIDTH), get(job, _PLACES), 0, 0
         taken, named, moved = elements(values, element), elements(columns, column), elements(places, place)
-        rises = _rises(named, count, get(job, _NUM_COLS)) if count != 0 else 0
+        rises = rising(columns, count, get(job, _NUM_COLS)) if count != 0 else 0
         if kind == WHOLE:
             done = _woven(values, columns, count if rises != 0 else 0, width * itemsize, job)
         given = elements(get(job, _BLANK) if kind == WHOLE else row, element)

@@ -25,13 +25,13 @@ class Beside:
         self._slabs = elements.slabs(num_threads)
         self._is_near = elements.is_near and columns.is_near
 
-    def join(self, pieces: IntArray) -> IntArray:
-        """Return which rows of several pieces come out whole nevertheless, int64[n]; the others must be zero before.
+    def join(self, cut: IntArray) -> IntArray:
+        """Return which rows of two pieces come out whole nevertheless, int64[n]; the others must be zero before.
 
         Args:
-            pieces: int64[B], pieces of each row.
+            cut: int64[n], targets that are one of two pieces of a row.
         """
-        return self._elements.join(pieces, self._slabs if self._is_near else [])
+        return self._elements.join(cut, self._slabs) if self._is_near else cut[:0]
 
     def tasks(self) -> Iterator[Callable[[], None]]:
         """Yield pieces of work, in the order in which they should start."""

@@ -25,6 +25,7 @@ from rankwise.errors import DataError
 
 __all__ = ["Executor"]
 
+_TWO = 2  # pieces
 _ONE_KIND = 2  # parts of a run: one of our decoders, and what zarr-python decodes, which is nothing then
 
 
@@ -67,16 +68,16 @@ class Executor:
         pieces = np.bincount(plan.targets.box, minlength=len(plan.request))
         elements, columns = _Run(plan, out, self._tools, spread), _Run(plans[1], spread.columns, self._tools)
         beside = columns.beside(elements, self._crew.num_threads)
-        unfilled = pieces != 1
+        unfilled, cut = pieces != 1, np.flatnonzero(pieces[plan.targets.box] > 1)
         if beside is not None:
-            unfilled[beside.join(pieces)] = False
+            unfilled[beside.join(cut[pieces[plan.targets.box[cut]] == _TWO])] = False
         out[unfilled] = 0
         if beside is not None:
             self._crew.run(beside.tasks())
         else:
             self._crew.run(columns.tasks(self._crew.num_threads))
             self._crew.run(elements.tasks(self._crew.num_threads))
-        states = settled(elements.states(), plan, pieces, spread)
+        states = settled(elements.states(), plan, cut, spread)
         done = elements.stats, columns.stats
         return (elements.report(done[0]), columns.report(done[1])), states, done[0] + done[1]
 

@@ -137,15 +137,15 @@ class FastChunks:
         fetched = start_fetch(self._plan, self._chosen, self._tasks, self._tools, first=first, last=last)
         return partial(self._run, first, last, fetched)
 
-    def join(self, pieces: IntArray, slabs: Sequence[tuple[int, int]]) -> IntArray:
+    def join(self, cut: IntArray, slabs: Sequence[tuple[int, int]]) -> IntArray:
         """Have `spread_beside` put rows of two pieces together where it meets both; return which rows, int64[n].
 
         Args:
-            pieces: int64[B], pieces of each row.
+            cut: int64[n], targets that are one of two pieces of a row.
             slabs: which chunks are done together.
         """
         assert self._dense is not None
-        return self._dense.join(self._tasks, pieces, slabs)
+        return self._dense.join(self._tasks, cut, slabs)
 
     def part(self, first: int, last: int) -> None:
         """Take that back, for chunks that are done one after the other."""
@@ -218,7 +218,7 @@ class FastChunks:
         fills = _fill_values(request.arrays, dtype)
         bounds, targets = self._targets()
         table = self._plan.targets
-        box = table.box[targets]
+        box = _of(table.box, targets)
         return box, ChunkTasks(
             fd=np.full(num, NO_FILE, dtype=np.int64),
             offset=offset,
@@ -230,9 +230,9 @@ class FastChunks:
             fill=fills[array],
             chunk_shape=np.array([meta.chunks for meta in request.arrays], dtype=np.int64)[array],
             bounds=bounds,
-            src_start=table.src_start[targets],
-            extent=table.extent[targets],
-            dst_start=table.dst_start[targets],
+            src_start=_of(table.src_start, targets),
+            extent=_of(table.extent, targets),
+            dst_start=_of(table.dst_start, targets),
             dst_strides=np.cumprod((1, *request.shape[:0:-1]), dtype=np.int64)[::-1].copy(),
             scale=None if request.scale is None else request.scale[request.which[box]],
             offset_=None if request.offset is None else request.offset[request.which[box]],
@@ -240,11 +240,11 @@ class FastChunks:
             detail=np.zeros(num, dtype=np.int64),
         )
 
-    def _targets(self) -> tuple[IntArray, IntArray | slice]:
-        """Where the targets of the chosen chunks begin, and which rows of the plan's table they are."""
+    def _targets(self) -> tuple[IntArray, IntArray | None]:
+        """Where the targets of the chosen chunks begin, and which rows of the plan's table they are; None = all."""
         plan_bounds = self._plan.targets.bounds
         if len(self._chosen) == len(self._plan.chunks):
-            return plan_bounds, slice(None)
+            return plan_bounds, None
         sizes = np.diff(plan_bounds)[self._chosen]
         bounds = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
         rows = np.arange(bounds[-1]) + np.repeat(plan_bounds[self._chosen] - bounds[:-1], sizes)
@@ -350,6 +350,10 @@ def _dense_rows(plan: BoxPlan, spread: Spread, box: IntArray) -> DenseRows:
     marks = np.zeros(len(box), dtype=np.uint8)
     tables = plan.request.which[box] if len(spread.num_cols) > 1 else np.zeros(len(box), dtype=np.int64)
     return DenseRows(spread=spread, rows=box, lengths=runs.lengths, tables=tables, marks=marks)
+
+
+def _of(column: IntArray, chosen: IntArray | None) -> IntArray:
+    return column if chosen is None else column[chosen]
 
 
 def _fill_values(arrays: Sequence[ArrayMeta], dtype: DType) -> NDArray:

@@ -12,7 +12,7 @@ from rankwise.data.store.plan import BoxPlan
 __all__ = ["settled"]
 
 
-def settled(states: npt.NDArray[np.uint8], plan: BoxPlan, pieces: IntArray, spread: Spread) -> npt.NDArray[np.uint8]:
+def settled(states: npt.NDArray[np.uint8], plan: BoxPlan, cut: IntArray, spread: Spread) -> npt.NDArray[np.uint8]:
     """Return `OUTSIDE` and `TWICE` of each row, once those are looked at where a column may have come twice.
 
     Those are rows whose columns do not rise and of which a decoder saw pieces, or met a column twice.
@@ -20,12 +20,11 @@ def settled(states: npt.NDArray[np.uint8], plan: BoxPlan, pieces: IntArray, spre
     Args:
         states: uint8[B], of the decoder.
         plan: of the elements.
-        pieces: int64[B], in how many pieces each row came.
+        cut: int64[n], targets of rows that came in several pieces.
         spread: their columns.
     """
     runs, targets = plan.request.runs, plan.targets
     assert runs is not None
-    cut = np.flatnonzero(pieces[targets.box] > 1)
     cut = cut[targets.dst_start[cut] != runs.places[targets.box[cut]]]
     at = targets.dst_start[cut]
     falls = spread.columns[at] <= spread.columns[at - 1]  # from one piece to the next, which no decoder sees
