@@ -1,5 +1,7 @@
 """Elements and their columns, decoded chunk by chunk one beside the other."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import zarr
@@ -22,7 +24,8 @@ def write(folder, values, *, chunk=CHUNK):
 class Held:
     """CSR rows on disk whose chunks of elements and columns have one grid."""
 
-    def __init__(self, folder, *, twice=()):
+    def __init__(self, folder, *, twice=(), chunk=CHUNK):
+        self.chunk = chunk
         rng = np.random.default_rng(3)
         self.lengths = rng.integers(0, 60, NUM_ROWS)
         named = [np.sort(rng.choice(NUM_COLS, count, replace=False)) for count in self.lengths]
@@ -31,7 +34,10 @@ class Held:
         self.columns = np.concatenate(named).astype(np.uint16)
         self.data = rng.integers(1, 99, len(self.columns)).astype(np.float32)
         self.begin = np.cumsum(self.lengths) - self.lengths
-        self.paths = [write(folder / "data", self.data), write(folder / "indices", self.columns)]
+        self.paths = [
+            write(folder / name, values, chunk=chunk)
+            for name, values in (("data", self.data), ("indices", self.columns))
+        ]
         self.truth = np.zeros((NUM_ROWS, NUM_COLS), dtype=np.float32)
         np.add.at(self.truth, (np.repeat(np.arange(NUM_ROWS), self.lengths), self.columns), self.data)
 
@@ -39,7 +45,7 @@ class Held:
     def cut(self):
         """Rows that go over the edge of a chunk."""
         last = self.begin + np.maximum(self.lengths, 1) - 1
-        return np.flatnonzero(self.begin // CHUNK != last // CHUNK)
+        return np.flatnonzero(self.begin // self.chunk != last // self.chunk)
 
     def spread(self, reader, rows):
         """Dense rows, how they came, what was noticed of them, and what lies in the memory for columns."""
@@ -80,6 +86,64 @@ def test_columns_of_whole_rows_go_through_no_memory(held):
     for row, columns in zip(rows.tolist(), came, strict=True):
         wanted = held.columns[held.begin[row] :][: held.lengths[row]] if row in held.cut else UNTOUCHED
         assert (columns == wanted).all()
+
+
+@pytest.fixture
+def joined(monkeypatch):
+    """Rows of two pieces that are put together before they are written, in the order of requests."""
+    rows = []
+    real = FastChunks.join
+
+    def watched(*arguments):
+        rows.append(real(*arguments))
+        return rows[-1]
+
+    monkeypatch.setattr(FastChunks, "join", watched)
+    return rows
+
+
+@pytest.mark.parametrize(("chunk", "all_of_them"), [(CHUNK, True), (25, False), (7, False)])
+def test_rows_of_two_pieces_are_put_together(tmp_path, joined, chunk, all_of_them):
+    """All that one thread meets both pieces of; those of more pieces, and those asked for again, are right as well."""
+    held = Held(tmp_path, chunk=chunk)
+    rows = np.random.default_rng(0).permutation(np.tile(np.arange(NUM_ROWS), 2))
+    with BoxReader(cache=0, threads=1) as reader:
+        out, reports, _, _ = held.spread(reader, rows)
+        np.testing.assert_array_equal(out, held.truth[rows])
+        alone, _, _, _ = held.spread(reader, np.arange(NUM_ROWS))
+    np.testing.assert_array_equal(alone, held.truth)
+    assert all(report.valid.all() for report in reports)
+    twice, once = (set(rows[places].tolist()) if k == 0 else set(places.tolist()) for k, places in enumerate(joined))
+    assert twice == once <= set(held.cut.tolist())
+    assert (once == set(held.cut.tolist())) is all_of_them
+
+
+def write_over(path, content):
+    """In place: a file that is replaced is told as such."""
+    with path.open("r+b") as file:
+        file.write(content)
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_chunk_that_fails_spoils_no_other_row(held, joined, lost):
+    """Rows that waited for their other piece are lost with it; later reads with the same memory are as ever."""
+    path = Path(held.paths[lost]) / "c" / "1"
+    good = path.read_bytes()
+    with BoxReader(cache=0, threads=1) as reader:
+        held.spread(reader, np.arange(NUM_ROWS))
+        write_over(path, b"\0" * len(good))
+        out, reports, _, _ = held.spread(reader, np.arange(NUM_ROWS))
+        valid = reports[0].valid & reports[1].valid
+        write_over(path, good)
+        later = np.flatnonzero(held.begin >= 2 * CHUNK)
+        others, _, _, _ = held.spread(reader, later)
+        again, _, _, _ = held.spread(reader, np.arange(NUM_ROWS))
+    touched = (held.begin < 2 * CHUNK) & (held.begin + held.lengths > CHUNK) & (held.lengths > 0)
+    assert np.array_equal(~valid, touched)
+    np.testing.assert_array_equal(out[valid], held.truth[valid])
+    np.testing.assert_array_equal(others, held.truth[later])
+    np.testing.assert_array_equal(again, held.truth)
+    assert [len(rows) for rows in joined] == [len(held.cut)] * 2 + [np.isin(held.cut, later).sum(), len(held.cut)]
 
 
 def test_every_chunk_is_decoded_once(held):
