@@ -2,6 +2,8 @@
 
 import sys
 import textwrap
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -240,3 +242,65 @@ def test_arguments_are_checked():
         DatasetLoader(numbers(), order=Order(53, batch_size=6), prefetch_factor=4)
     with pytest.raises(ConfigError, match="num_workers"):
         DatasetLoader(numbers(), order=Order(53, batch_size=6), num_workers=-1)
+
+
+class Counted:
+    """Numbers that workers note in a file when they fetch them."""
+
+    def __init__(self, place):
+        self.place = place
+
+    def __len__(self):
+        return 53
+
+    def __getitem__(self, index):
+        with self.place.open("a") as noted:
+            noted.write(f"{index}\n")
+        return 2.0 * index, index
+
+    def fetched(self):
+        return [int(line) for line in self.place.read_text().split()] if self.place.exists() else []
+
+
+def until(condition):
+    deadline = time.monotonic() + 60
+    while not condition() and time.monotonic() < deadline:
+        threading.Event().wait(0.01)
+    return condition()
+
+
+def test_workers_that_begin_early(tmp_path):
+    """They fetch what the next iteration asks for before it does, once; one that begins elsewhere drops it."""
+    dataset, order = Counted(tmp_path / "noted"), Order(53, batch_size=6)
+    loader = DatasetLoader(dataset, order=order, num_workers=1)
+    first = order.step(order.start(0))
+    wanted = [*first.ids.tolist(), *order.step(first.resume).ids.tolist()]  # two batches, which is the prefetch factor
+    for _ in range(2):
+        assert loader.start_prefetch()
+        assert until(lambda: dataset.fetched() == wanted)
+    assert loader.state_dict()["position"] == 0
+    shown = []
+    for (batch,) in loader:
+        assert not loader.start_prefetch()
+        shown += batch[1].tolist()
+    assert sorted(shown) == sorted(dataset.fetched()) == list(range(53))
+    assert loader.start_prefetch()
+    plain = DatasetLoader(numbers(), order=order)
+    for one in (loader, plain):
+        one.set_epoch(5)
+    assert ids_of(loader) == ids_of(plain)
+
+
+def test_nothing_begins_early_without_workers(monkeypatch):
+    """Nor where workers cannot be started, which the iteration tells."""
+    loader = DatasetLoader(numbers(), order=Order(53, batch_size=6))
+    assert not loader.start_prefetch()
+    loader = DatasetLoader(numbers(), order=Order(53, batch_size=6), num_workers=1)
+
+    def refuse(self):
+        raise RuntimeError("no processes")
+
+    monkeypatch.setattr("torch.utils.data.DataLoader.__iter__", refuse)
+    assert not loader.start_prefetch()
+    with pytest.raises(RuntimeError, match="no processes"):
+        next(iter(loader))

@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from rankwise.data.contract import Order, Share
+from rankwise.data.contract import Order
 from rankwise.data.feed import Cursor, CursorLoader, check_fits
 from rankwise.data.feed.rank_place import find_place
 from rankwise.data.samples.dataset_batch import DatasetBatch
+from rankwise.data.samples.fetching import Fetching
 from rankwise.data.samples.keyed import KeyedDataset
 from rankwise.data.samples.requests import Requests
 from rankwise.data.samples.trees import move_tree, no_rows
 from rankwise.errors import ConfigError, MissingExtraError
 
 if TYPE_CHECKING:
-    from collections import deque
-
     import torch
     from torch.utils.data import DataLoader
 
@@ -88,7 +87,8 @@ class DatasetLoader(CursorLoader):
         self._pinned = _is_cuda(place.device) if pin_memory is None else pin_memory
         super().__init__(Cursor(order, rank=place.rank, world_size=place.world_size, micro_batch=micro_batch))
         self._requests = Requests(self._cursor)
-        self._num_iterations = 0
+        self._num_iterations = self._num_open = 0
+        self._early: Fetching | None = None
         reseed = not hasattr(dataset, "__getitems__") if reseed is None else reseed
         self._loader = _torch_loader(
             KeyedDataset(dataset, reseed=reseed),
@@ -106,24 +106,54 @@ class DatasetLoader(CursorLoader):
     def __iter__(self) -> Iterator[tuple[DatasetBatch, ...]]:
         self._num_iterations += 1
         mine = self._num_iterations
-        pulled = self._requests.begin()
-        fetched = iter(self._loader)
-        for _ in range(len(self._cursor)):
-            if mine != self._num_iterations:
-                raise ConfigError(
-                    "this iteration of the DatasetLoader ended when another was started: its workers serve one at a "
-                    "time; make a second loader to iterate twice at once"
-                )
-            yield self._step(fetched, pulled)
+        self._num_open += 1
+        try:
+            fetching = self._begin()
+            for _ in range(len(self._cursor)):
+                if mine != self._num_iterations:
+                    raise ConfigError(
+                        "this iteration of the DatasetLoader ended when another was started: its workers serve one at "
+                        "a time; make a second loader to iterate twice at once"
+                    )
+                yield self._step(fetching)
+        finally:
+            self._num_open -= 1
 
-    def _step(self, fetched: Iterator[Any], pulled: deque[Share]) -> tuple[DatasetBatch, ...]:
-        batches = [self._batch(next(fetched), pulled)]
+    def start_prefetch(self) -> bool:
+        """Start the workers, which then fetch the first batches of the next iteration; returns when they are started.
+
+        An iteration that begins elsewhere drops them. The workers' copy of the dataset is made here, unless they stay
+        from an earlier epoch. Errors wait for the iteration. Calling it twice is fine.
+
+        Returns:
+            Whether anything is fetched: not without workers, and not while an iteration is under way.
+        """
+        if not self._loader.num_workers or self._num_open:
+            return False
+        try:
+            self._early = self._begin()
+        except Exception:  # noqa: BLE001  (whoever iterates sees it)
+            return False
+        return True
+
+    def _begin(self) -> Fetching:
+        """What was begun early if it is what is asked for now, else a new one."""
+        early, self._early = self._early, None
+        if early is not None:
+            if early.is_next:
+                return early
+            early.drop()
+        return Fetching(self._loader, self._requests, self._cursor)
+
+    def _step(self, fetching: Fetching) -> tuple[DatasetBatch, ...]:
+        batches = [self._batch(fetching)]
         while len(batches) < batches[0].share.num_micro:
-            batches.append(self._batch(next(fetched), pulled))
+            batches.append(self._batch(fetching))
         return tuple(batches)
 
-    def _batch(self, data: Any, pulled: deque[Share]) -> DatasetBatch:
-        share = pulled.popleft()
+    def _batch(self, fetching: Fetching) -> DatasetBatch:
+        data = next(fetching.batches)
+        share = fetching.pulled.popleft()
         if self._device is not None:
             data = move_tree(data, self._device, non_blocking=self._pinned)
         return DatasetBatch(share, no_rows(data) if share.num_samples == 0 else data, uncut=data)
