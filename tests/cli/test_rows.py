@@ -59,7 +59,7 @@ def test_write_info_verify(tmp_path, inputs, command):
     assert (code, said) == (0, f"{out}: 160 rows written as dataset_0, seed 3\n")
     code, said, _ = command("rows", "info", out)
     assert code == 0
-    assert f"{out}: 160 rows in 1 datasets" in said
+    assert f"{out}: 160 rows in 1 dataset\n" in said
     assert "chunks of 16 rows with edges on row edges, sharded" in said
     assert f"written with seed 3 from {inputs[0]} (90 rows), {inputs[1]} (70 rows) as dataset_0" in said
     assert "  obs: kind, n, name, src_path, src_row\n" in said

@@ -59,7 +59,9 @@ def test_raw_is_told(tmp_path):
     lines = text_of_rows(facts).splitlines()
     told = [line for line in lines if line.startswith("  raw/X: csr float32[8], with variables of its own")]
     assert len(told) == 1
-    assert "    written: load_adata=lambda path: anndata.read_zarr(path).raw.to_adata()" in lines
+    assert "    load_adata=lambda path: anndata.read_zarr(path).raw.to_adata()" in lines
+    at = lines.index(told[0])
+    assert max(len(line) for line in lines[at : at + 3]) <= 80
     assert RowSource(place, matrices=["raw/X"]).fields["raw/X"].shape == (8,)
     assert "raw/X" not in facts["datasets"][0]["matrices"]
     plain = describe_rows(write_anndata(small_anndata(20, 5), tmp_path / "plain.zarr"))

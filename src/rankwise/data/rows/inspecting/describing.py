@@ -41,7 +41,8 @@ def describe_rows(uri: str | os.PathLike[str]) -> dict[str, Any]:
 
 def text_of_rows(facts: dict[str, Any]) -> str:
     """Return the facts as text, with what a conversion would buy."""
-    lines = [f"{facts['uri']}: {facts['num_rows']} rows in {len(facts['datasets'])} datasets"]
+    num = len(facts["datasets"])
+    lines = [f"{facts['uri']}: {facts['num_rows']} rows in {num} dataset{'s' * (num != 1)}"]
     before: list[str] = []
     for held in facts["datasets"]:
         lines.append(f"{held['place']}: {held['num_rows']} rows, {held['num_vars']} variables")
@@ -106,9 +107,9 @@ def _lines(held: dict[str, Any]) -> list[str]:
         ]
     if held["raw"] is not None:
         lines += [
-            f"  raw/X: {_kind(held['raw'])}, with variables of its own; read by this name, but not",
-            "    written: load_adata=lambda path: anndata.read_zarr(path).raw.to_adata()",
-            "    in DatasetCollection(...).add_adatas makes it X",
+            f"  raw/X: {_kind(held['raw'])}, with variables of its own",
+            "    read by this name, but not written; to write it as X, pass add_adatas",
+            "    load_adata=lambda path: anndata.read_zarr(path).raw.to_adata()",
         ]
     columns = ", ".join(held["obs"]) or "no columns"
     return [*lines, *wrap(f"obs: {columns}", 80, initial_indent="  ", subsequent_indent="    ")]
