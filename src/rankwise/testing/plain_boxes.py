@@ -41,6 +41,7 @@ def read_plainly(request: BoxRequest, out: NDArray) -> BoxReport:
         slow_chunks=len(request),
         missing_boxes=np.zeros(len(request), dtype=np.bool_),
         fill_boxes=np.zeros(len(request), dtype=np.bool_),
+        lost_boxes=np.zeros(len(request), dtype=np.bool_),
     )
 
 

@@ -8,7 +8,7 @@ from rankwise.errors import SampleError
 
 def report(**counts):
     none = np.zeros(4, dtype=np.bool_)
-    return BoxReport(valid=~none, missing_boxes=none, fill_boxes=none, **counts)
+    return BoxReport(valid=~none, missing_boxes=none, fill_boxes=none, lost_boxes=none, **counts)
 
 
 def test_chunks_are_added_and_samples_named_once():

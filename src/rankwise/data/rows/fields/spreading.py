@@ -139,4 +139,4 @@ def _moved(report: BoxReport, places: npt.NDArray[np.int64], num_rows: int) -> B
     errors = tuple(replace(error, box=int(places[error.box])) for error in report.errors)
     valid, none = np.ones(num_rows, dtype=np.bool_), np.zeros(num_rows, dtype=np.bool_)
     valid[places] = report.valid
-    return BoxReport(valid=valid, errors=errors, missing_boxes=none, fill_boxes=none)
+    return BoxReport(valid=valid, errors=errors, missing_boxes=none, fill_boxes=none, lost_boxes=none)

@@ -19,16 +19,17 @@ def find_gaps(plan: MatrixPlan, reports: Sequence[BoxReport], indices: NDArray) 
 
     Zarr takes a chunk that is not in the store for the fill value, 0. Of dense rows that is the rule, and fine. A CSR
     matrix stores what is not 0, so that values which are not there are lost; and of column numbers that are not there
-    some row would name column 0 twice, which no row does: then they are lost for all rows they are missing for.
+    some row would name column 0 twice, which no row does: then they are lost for all rows they are missing for. Where
+    the index of a shard says that a chunk was left out, its elements are stored zeros indeed.
 
     Args:
         plan: what was read.
         reports: of values and of column numbers; none where there are no elements.
         indices: column numbers that came, where the plan has them.
     """
-    if plan.lengths is None or not any(report.missing_boxes.any() for report in reports):
+    if plan.lengths is None or not any(report.lost_boxes.any() for report in reports):
         return []
-    values, columns = (report.missing_boxes for report in reports)
+    values, columns = (report.lost_boxes for report in reports)
     runs = plan.boxes[1].request.runs
     assert runs is not None
     if not _names_twice(np.flatnonzero(columns), indices, runs):

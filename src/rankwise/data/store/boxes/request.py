@@ -185,6 +185,8 @@ class BoxReport:
         missing_boxes: bool[B], True where a chunk that is needed is not in the store, as far as one can tell: what only
             zarr-python reads, behind a URL or in a store of its own, it takes for the fill value.
         fill_boxes: bool[B], True where every element is the fill value because nothing was ever written there.
+        lost_boxes: bool[B], those of `missing_boxes` where a whole file is not there: that a chunk holds nothing but
+            the fill value is not written down, as it is in the index of a shard.
     """
 
     valid: BoolArray
@@ -195,3 +197,4 @@ class BoxReport:
     cached_chunks: int = 0
     missing_boxes: BoolArray
     fill_boxes: BoolArray
+    lost_boxes: BoolArray

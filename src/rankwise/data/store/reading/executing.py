@@ -140,10 +140,10 @@ class _Run:
             failed |= part.failed
         failed |= changed_files(self._plan)
         absent = [part.absent for part in self._parts if isinstance(part, FastChunks)]
-        missing_boxes, fill_boxes = unwritten(self._plan, np.concatenate([np.empty(0, dtype=np.int64), *absent]))
+        boxes = unwritten(self._plan, np.concatenate([np.empty(0, dtype=np.int64), *absent]))
         errors = list({error.box: error for error in (*self._unfilled, *box_errors(self._plan, failed))}.values())
         for odd in self._odd:
-            errors += odd.finish(self._out, missing_boxes, fill_boxes)
+            errors += odd.finish(self._out, boxes)
         valid = np.ones(len(self._plan.request), dtype=np.bool_)
         valid[[error.box for error in errors]] = False
         return BoxReport(
@@ -153,8 +153,9 @@ class _Run:
             fast_chunks=stats.fast_chunks,
             slow_chunks=stats.slow_chunks,
             cached_chunks=stats.cached_chunks,
-            missing_boxes=missing_boxes,
-            fill_boxes=fill_boxes & valid,
+            missing_boxes=boxes[0],
+            fill_boxes=boxes[1] & valid,
+            lost_boxes=boxes[2],
         )
 
 
@@ -166,10 +167,11 @@ class _OddRun:
         self._region = np.empty((1, *odd.plan.request.shape), dtype=plan.request.dtype)
         self.run = _Run(odd.plan, self._region, tools)
 
-    def finish(self, out: NDArray, missing_boxes: BoolArray, fill_boxes: BoolArray) -> list[BoxError]:
+    def finish(self, out: NDArray, boxes: tuple[BoolArray, ...]) -> list[BoxError]:
         """Put the box together; return what went wrong with it."""
         box, report = self._odd.box, self.run.report(self.run.stats)
-        missing_boxes[box], fill_boxes[box] = report.missing_boxes[0], report.fill_boxes[0]
+        for flags, mine in zip(boxes, (report.missing_boxes, report.fill_boxes, report.lost_boxes), strict=True):
+            flags[box] = mine[0]
         out[box] = self._region[0][np.ix_(*self._odd.picks)]
         return [replace(error, box=box) for error in report.errors]
 

@@ -70,21 +70,29 @@ def _boxes(plan: BoxPlan, chunk: int) -> IntArray:
     return np.unique(plan.targets.box[bounds[chunk] : bounds[chunk + 1]])
 
 
-def unwritten(plan: BoxPlan, absent: IntArray) -> tuple[BoolArray, BoolArray]:
-    """Return bool[B] twice: boxes with a chunk that was never written, and boxes with no other ones.
+def unwritten(plan: BoxPlan, absent: IntArray) -> tuple[BoolArray, BoolArray, BoolArray]:
+    """Return the `missing_boxes`, `fill_boxes` and `lost_boxes` of a report, bool[B] each.
 
     Args:
         plan: the plan.
         absent: chunks that turned out not to be there; of the others, the plan knows.
     """
     missing: BoolArray = plan.chunks.offset == -1
-    missing[absent] = True
-    missing = np.repeat(missing, np.diff(plan.targets.bounds))
-    some = np.bincount(plan.targets.box[missing], minlength=len(plan.request)) > 0
-    none = np.bincount(plan.targets.box[~missing], minlength=len(plan.request)) == 0
+    exists = np.array([facts.exists for facts in plan.files], dtype=np.bool_)
+    lost: BoolArray = missing & ~exists[plan.chunks.file]
+    missing[absent] = lost[absent] = True
+    filled = ~_touched(plan, ~missing)
     if plan.request.runs is not None:  # a run of no rows has no chunks at all
-        none &= plan.request.runs.lengths > 0
-    return some, none
+        filled &= plan.request.runs.lengths > 0
+    return _touched(plan, missing), filled, _touched(plan, lost)
+
+
+def _touched(plan: BoxPlan, chosen: BoolArray) -> BoolArray:
+    """Which boxes need one of some chunks, bool[B]."""
+    touched: BoolArray = np.zeros(len(plan.request), dtype=np.bool_)
+    if chosen.any():
+        touched[plan.targets.box[np.repeat(chosen, np.diff(plan.targets.bounds))]] = True
+    return touched
 
 
 def changed_files(plan: BoxPlan) -> dict[int, ChunkFailure]:
