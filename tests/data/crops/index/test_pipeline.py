@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rankwise.data.crops.exceptions import ShutdownError
 from rankwise.data.crops.index import CropIndex, Take
 from rankwise.data.crops.index.pipeline import IndexPipeline
 from rankwise.data.order import Order
@@ -206,3 +207,25 @@ def test_over_the_end_of_an_epoch(volumes):
         assert not threads_since("rankwise-reader")
     assert found[0] == found[1]
     assert found[0][1]["epoch"] == 3
+
+
+def test_crops_that_are_read_before_they_are_asked_for(volumes):
+    """The steps that lie ready are decoded early, once; a pipeline that is closed refuses, as iterating does."""
+    index = CropIndex(volumes.images, shape=(8, 8, 8), num_random=40)
+    found = []
+    for early in (True, False):
+        pipeline = IndexPipeline(
+            index, order=Order(index, batch_size=16), world=RankPlace(), cache=0, across_epochs=False
+        )
+        if early:
+            assert pipeline.start_prefetch()
+            for reader in threads_since("rankwise-reader"):
+                reader.join(20)
+            assert pipeline.stats.steps == 0
+        shown = crops_of(pipeline, volumes)
+        found.append((shown, pipeline.state_dict(), pipeline.stats.chunks_decoded))
+        pipeline.close()
+        with pytest.raises(ShutdownError):
+            pipeline.start_prefetch()
+    assert found[0] == found[1]
+    assert not threads_since("rankwise-reader")
