@@ -90,7 +90,9 @@ def unwritten(plan: BoxPlan, absent: IntArray) -> tuple[BoolArray, BoolArray, Bo
 def _touched(plan: BoxPlan, chosen: BoolArray) -> BoolArray:
     """Which boxes need one of some chunks, bool[B]."""
     touched: BoolArray = np.zeros(len(plan.request), dtype=np.bool_)
-    if chosen.any():
+    if chosen.all():
+        touched[plan.targets.box] = True
+    elif chosen.any():
         touched[plan.targets.box[np.repeat(chosen, np.diff(plan.targets.bounds))]] = True
     return touched
 
