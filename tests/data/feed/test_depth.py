@@ -10,9 +10,9 @@ from rankwise.data.feed.depth import window_depth
 from rankwise.data.order import Order
 
 
-def source(*, row_bytes=1000, ragged=True, fields=()):
+def source(*, row_bytes=1000, ragged=True, fields=(), **more):
     specs = {"X": FieldSpec(shape=(row_bytes // 4,), dtype=np.dtype("f4"), ragged=ragged), **dict(fields)}
-    return SimpleNamespace(fields=specs, decoded_bytes=lambda num: num * row_bytes)
+    return SimpleNamespace(fields=specs, decoded_bytes=lambda num: num * row_bytes, **more)
 
 
 @pytest.mark.parametrize(
@@ -32,6 +32,24 @@ def test_a_window_lies_ready(batch_size, row_bytes, world_size, steps, ragged):
     order = Order(100_000, batch_size=batch_size, chunk_samples=20, lanes=8, window=10)
     held = source(row_bytes=row_bytes, ragged=ragged)
     assert window_depth(held, order, world_size=world_size) == steps
+
+
+@pytest.mark.parametrize(
+    ("row_bytes", "steps"),
+    [
+        (240_000, 16),  # 384 MB
+        (250_000, 16),
+        (260_000, 4),  # 416 MB; 128 MiB hold 5 of 26 MB, and 4 parts of 4 steps are alike
+        (330_000, 4),
+        (440_000, 3),  # 6 parts, the last of which is one step long
+    ],
+)
+def test_a_window_that_is_read_as_one(row_bytes, steps):
+    """It may take 384 MiB; a larger one comes in parts that are as long as each other."""
+    order = Order(100_000, batch_size=100, chunk_samples=20, lanes=8, window=10)
+    assert window_depth(source(row_bytes=row_bytes, gains_together=True), order, world_size=1) == steps
+    halves = Order(100_000, batch_size=200, chunk_samples=20, lanes=8, window=10)
+    assert window_depth(source(row_bytes=row_bytes, gains_together=True), halves, world_size=2) == 8
 
 
 def test_orders_without_windows():

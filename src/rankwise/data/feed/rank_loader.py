@@ -32,7 +32,8 @@ class RankLoader(FeedLoader):
             ``"jax"`` or a ``jax.sharding.Sharding`` as `FeedLoader` says.
         world: the world; None = `World.current()`.
         depth: steps that may lie ready; 0 reads in the calling thread; None = as many as a window of the order lasts,
-            as far as 128 MiB hold them, and at least 2. Sources that gain from it read so many steps as one.
+            as far as 128 MiB hold them, and at least 2. Sources that gain from it read so many steps as one, a
+            whole window of up to 384 MiB.
         **options: `transform`, `batch_transform`, `fields`, `on_bad_sample` and `across_epochs`, as `FeedLoader` says.
 
     Raises:
