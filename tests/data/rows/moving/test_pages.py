@@ -103,10 +103,11 @@ def test_a_page_prints_what_it_printed_there(written, reports, page):
 
 
 def of_ranks(page, number, text):
-    cell, its_number, beginning = stand_ins.OF_RANKS
+    """What each rank printed, in the order of ranks."""
+    cell, its_number, pattern = stand_ins.OF_RANKS
     if (page, number) != (cell, str(its_number)):
         return text
-    return "".join(sorted(line for line in text.splitlines(keepends=True) if line.startswith(beginning)))
+    return "".join(f"{line}\n" for line in sorted(re.findall(pattern, text)))
 
 
 def stored_here(block, report):

@@ -66,8 +66,9 @@ SAID_HERE = {  # page: their text, ours, why
         ("(4096, 36406)", "(4096, 364)", FEWER_GENES),
     ),
 }
-# Ranks print in any order, and `grep "rank"` of that cell also finds paths of a checkout that is called rankwise.
-OF_RANKS = ("docs/tutorials/distributed.ipynb", 9, "[rank ")
+# Ranks print in any order, now and then on one line (a text and the end of its line are written one after the other);
+# and `grep "rank"` of that cell also finds paths of a checkout that is called rankwise.
+OF_RANKS = ("docs/tutorials/distributed.ipynb", 9, r"\[rank [^[\n]+")
 
 TWICE = "a file once more, as the page says; that its rows are there twice, and how they lie, is said here"
 WARNED = {  # page: beginnings of the warnings that its blocks cause, why
