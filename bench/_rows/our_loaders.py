@@ -47,12 +47,13 @@ class Requests(_Loading):
 class Ordered(_Loading):
     """`OrderedLoader` over an `Order` with the same batch size; what was left in the cache goes beforehand."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: Task, output: str = "rows") -> None:
         from rankwise.data.order import Order
         from rankwise.data.rows import OrderedLoader, RowSource
 
         cache = {} if task.cache_bytes is None else {"cache": task.cache_bytes}
-        self._rows = RowSource(task.store, threads=task.threads, **cache)
+        genes = {"genes": task.columns(), "dense": True} if output == "genes" else {}
+        self._rows = RowSource(task.store, threads=task.threads, **cache, **genes)
         self._loader = OrderedLoader(self._rows, order=Order(self._rows, batch_size=task.batch), device=None)
 
     def prepare(self, numbers: Iterable[int]) -> None:

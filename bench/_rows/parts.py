@@ -19,7 +19,7 @@ from _rows.readers import KINDS
 from _rows.task import Task
 
 Found = tuple[list[dict[str, Any]], list[Verdict]]
-LOADER_RUNS, BESIDE_RUN, WINDOW_BYTES = (32, 64, 512), 512, 128 << 20
+LOADER_RUNS, GENES_RUN, BESIDE_RUN, WINDOW_BYTES = (32, 64, 512), 64, 512, 128 << 20
 
 
 def requests(chosen: argparse.Namespace, processes: Mapping[str, ReaderProcess], *, torch: bool) -> Found:
@@ -45,7 +45,7 @@ def loaders(chosen: argparse.Namespace, processes: Mapping[str, ReaderProcess]) 
             title=f"epochs of {title_of(task, layout)}",
             layout=layout, task=task, count=1, num_rows=task.shape[0], base="loader",
         )  # fmt: skip
-        compare(found, _loaders(processes), processes, chosen.rounds)
+        compare(found, _loaders(processes, genes=task.sparse and run == GENES_RUN), processes, chosen.rounds)
         print_comparison(found)
         facts.append(found.facts())
         verdicts += goals.of_loaders(found, full=chosen.scale == "full")
@@ -99,5 +99,7 @@ def _readers(found: Comparison, processes: Mapping[str, ReaderProcess]) -> list[
     return [name for name in chosen if name != "ours-unaided" or found.task.run == 512]
 
 
-def _loaders(processes: Mapping[str, ReaderProcess]) -> list[str]:
-    return [name for name, kind in KINDS.items() if kind.is_epoch and kind.program in processes]
+def _loaders(processes: Mapping[str, ReaderProcess], *, genes: bool = False) -> list[str]:
+    """Return the loaders of a comparison; those of chosen genes only beside runs of an `OrderedLoader`'s chunks."""
+    there = [name for name, kind in KINDS.items() if kind.is_epoch and kind.program in processes]
+    return [name for name in there if genes or KINDS[name].output == "rows"]

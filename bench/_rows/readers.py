@@ -48,6 +48,9 @@ KINDS = {
     "memory-genes": Kind(title="whole matrix in memory, chosen genes by SciPy", program="memory", output="genes"),
     "loader": Kind(title="rankwise Loader", program="ours", is_epoch=True, begins_early=True),
     "ordered": Kind(title="rankwise OrderedLoader", program="ours", is_epoch=True, begins_early=True),
+    "ordered-genes": Kind(
+        title="rankwise OrderedLoader, chosen genes dense", program="ours", output="genes", is_epoch=True
+    ),
     "annbatch-loader": Kind(title="annbatch Loader + zarrs", program="annbatch", is_epoch=True),
     "memory-loader": Kind(title="whole matrix in memory, shuffled rows", program="memory", is_epoch=True),
 }
@@ -125,7 +128,7 @@ def open_reader(name: str, task: Task) -> Reader:
     if kind.is_epoch:
         from _rows.our_loaders import Ordered, Requests
 
-        return Ordered(task) if name == "ordered" else Requests(task)
+        return Requests(task) if name == "loader" else Ordered(task, kind.output)
     from _rows.our_readers import Floor, Ours
 
     return Floor(task) if kind.program == "floor" else Ours(task, kind.output)

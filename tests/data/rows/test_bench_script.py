@@ -18,7 +18,8 @@ def test_it_runs(tmp_path):
     facts = json.loads(found.read_text())
     few, loaders = {"floor", "ours", "memory"}, {"loader", "ordered", "memory-loader"}
     many = few | {"ours-unaided", "ours-dense", "memory-dense", "ours-genes", "memory-genes"}
-    wanted = {"requests": [(32, few), (512, many)], "loaders": [(32, loaders), (64, loaders), (512, loaders)]}
+    with_genes = loaders | {"ordered-genes"}
+    wanted = {"requests": [(32, few), (512, many)], "loaders": [(32, loaders), (64, with_genes), (512, loaders)]}
     for part, cases in wanted.items():
         for case, (length, names) in zip(facts[part], cases, strict=True):
             assert case["run"] == length
