@@ -6,10 +6,12 @@ from rankwise.data.feed.batch import FeedBatch
 from rankwise.data.feed.buffer import BufferPool, HostBuffer
 from rankwise.data.feed.cursor import Cursor, CursorLoader, StartableOrder, check_fits
 from rankwise.data.feed.full_length import FullLength
-from rankwise.data.feed.loader import BatchTransform, FeedLoader, LoaderStats
+from rankwise.data.feed.loader import FeedLoader
 from rankwise.data.feed.options import FeedOptions
 from rankwise.data.feed.rank_loader import RankLoader
 from rankwise.data.feed.skipping import OnBadSample
+from rankwise.data.feed.sources import BatchTransform
+from rankwise.data.feed.stats import LoaderStats
 from rankwise.data.feed.transform import Transform
 from rankwise.data.feed.view import ShareView
 

@@ -31,7 +31,7 @@ class FeedBatch(ShareView):
         share: Share,
         fields: dict[str, Any],
         *,
-        give_back: Callable[[Any], None],
+        give_back: Callable[[Any], None] | None = None,
         num_lost: int = 0,
         may_skip: bool = False,
         weights: Any = None,
@@ -39,7 +39,7 @@ class FeedBatch(ShareView):
         super().__init__(share, num_lost=num_lost, may_skip=may_skip)
         self._weights = weights
         self._fields: dict[str, Any] | None = fields
-        self._give_back: Callable[[Any], None] | None = give_back
+        self._give_back = give_back
 
     def __repr__(self) -> str:
         return self._described("released" if self._fields is None else ", ".join(self._fields))
@@ -85,10 +85,10 @@ class FeedBatch(ShareView):
     def __contains__(self, field: object) -> bool:
         return field in self.fields
 
-    def detach(self) -> FeedBatch:
+    def detach(self) -> Self:
         """Return a copy with memory of its own, which no loader uses again."""
         copies = {name: copied_field(field) for name, field in self.fields.items()}
-        return self._again(copies, give_back=_keep)
+        return self._again(copies)
 
     def stand_in(self) -> FeedBatch:
         """Return a batch of two samples that owns its memory and can be pickled: the first one twice, else zeros."""
@@ -96,15 +96,15 @@ class FeedBatch(ShareView):
         ids = self.ids[[0, 0]] if some else np.zeros(2, dtype=np.int64)
         share = replace(self._share, micro=0, num_micro=1, positions=ids, ids=ids, weights=None)
         fields = {name: first_twice(field, some=some) for name, field in self.fields.items()}
-        return FeedBatch(share, fields, give_back=_keep)
+        return FeedBatch(share, fields)
 
-    def with_fields(self, fields: dict[str, Any]) -> FeedBatch:
+    def with_fields(self, fields: dict[str, Any]) -> Self:
         """Return this batch with other fields; it takes over the memory, and this object counts as released."""
         give_back, self._give_back, self._fields = self._give_back, None, None
-        return self._again(fields, give_back=give_back or _keep)
+        return self._again(fields, give_back=give_back)
 
-    def _again(self, fields: dict[str, Any], *, give_back: Callable[[Any], None]) -> FeedBatch:
-        return FeedBatch(
+    def _again(self, fields: dict[str, Any], *, give_back: Callable[[Any], None] | None = None) -> Self:
+        return type(self)(
             self._share,
             fields,
             num_lost=self._num_lost,
@@ -133,7 +133,3 @@ class FeedBatch(ShareView):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.release()
-
-
-def _keep(_event: Any) -> None:
-    """Give nothing back: the memory is the batch's own."""

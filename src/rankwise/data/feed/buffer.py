@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -164,6 +165,7 @@ class BufferPool:
         self._num_out = 0
         self._closed = False
         self._changed = threading.Condition()
+        self._pid = os.getpid()
 
     @property
     def num_out(self) -> int:
@@ -181,6 +183,8 @@ class BufferPool:
 
     def give_back(self, buffer: HostBuffer) -> None:
         """Take a buffer back; its memory is used again."""
+        if self._pid != os.getpid():
+            return  # in a forked process nobody fills it again, and the lock may be held for ever
         with self._changed:
             self._num_out -= 1
             self._free.append(buffer)

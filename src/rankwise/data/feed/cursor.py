@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Protocol, cast
 
 from rankwise.data.contract import JSON, Order, OrderState, Share, Step, num_micro_batches, shares
 from rankwise.data.feed.full_length import FullLength
+from rankwise.data.feed.repeating import is_sequential
+from rankwise.data.feed.workers.starts import PassStarts, order_code
 from rankwise.errors import ConfigError
+from rankwise.world.loader_worker import LoaderWorker
 
 __all__ = ["Cursor", "CursorLoader", "StartableOrder", "check_fits"]
 
@@ -42,8 +46,55 @@ class Cursor:
         self.rank = rank
         self.world_size = world_size
         self.micro_batch = micro_batch
-        self.done = self.order.start(0)
+        self._done = self.order.start(0)
+        self._starts: PassStarts | None = None
         self._was_chosen = False
+
+    @property
+    def done(self) -> OrderState:
+        """The last state marked done, or chosen; where a DataLoader began another epoch since, the start of that."""
+        begun = None if self._starts is None else self._starts.begun()
+        if begun is not None:
+            self._done = self._state(*begun)
+        return self._done
+
+    @done.setter
+    def done(self, state: OrderState) -> None:
+        self._done = state
+        if self._starts is not None:
+            self._starts.say(state.epoch, state.position, order_code(state.recipe))
+
+    def share(self) -> None:
+        """Let workers of a DataLoader, which get a copy of this, know where it stands."""
+        self._starts = PassStarts(self._done.epoch, self._done.position, order_code(self._done.recipe))
+
+    @property
+    def starts(self) -> PassStarts:
+        """What workers of a DataLoader know of this, once it is shared."""
+        assert self._starts is not None
+        return self._starts
+
+    def begin_pass(self, worker: LoaderWorker | None) -> None:
+        """Go to where the next pass of a DataLoader begins.
+
+        Args:
+            worker: which this process is; None = none.
+
+        Raises:
+            ConfigError: the loader took on another order after this worker was started.
+        """
+        start = self.starts.begin(worker, repeats=is_sequential(self.order))
+        if start.order != order_code(self._done.recipe):
+            raise ConfigError(
+                "the loader went on with a saved order of other lanes, of which workers that were started before do "
+                "not know: call load_state_dict before the first epoch of the DataLoader, or take "
+                "persistent_workers=False"
+            )
+        self._done = self._state(start.epoch, start.position)
+
+    def _state(self, epoch: int, position: int) -> OrderState:
+        start = self.order.start(epoch)
+        return start if position == start.position else replace(start, position=position)
 
     def __len__(self) -> int:
         """Steps from the last one marked done to the end of its epoch."""
@@ -70,8 +121,7 @@ class Cursor:
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of an epoch, unless the state lies inside it already."""
         self._was_chosen = True
-        if epoch != self.done.epoch:
-            self.done = self.order.start(epoch)
+        self.done = self.done if epoch == self.done.epoch else self.order.start(epoch)
 
     def take_choice(self) -> bool:
         """Return whether `set_epoch` was called since this was asked last."""

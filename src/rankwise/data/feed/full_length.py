@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Self
 
 from rankwise.data.contract import JSON, OrderState
+from rankwise.data.feed.workers.iterable import take_part
 
 if TYPE_CHECKING:
     from rankwise.data.feed.cursor import CursorLoader
@@ -26,6 +27,10 @@ class FullLength:
 
     def __init__(self, loader: CursorLoader) -> None:
         self.loader = loader
+        take_part(self)
+
+    def __reduce__(self) -> tuple[type[FullLength], tuple[CursorLoader]]:
+        return FullLength, (self.loader,)
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.loader)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from rankwise.data.contract import Order, OrderState, Source
 from rankwise.data.feed.batch import FeedBatch
@@ -20,41 +21,30 @@ from rankwise.data.feed.reader import ReadBatch, ReadStep, StepReader
 from rankwise.data.feed.repeating import Repeats
 from rankwise.data.feed.running import Running
 from rankwise.data.feed.skipping import OnBadSample, SkipBudget
+from rankwise.data.feed.sources import BatchTransform, counted_samples, fused_source, selected_source
+from rankwise.data.feed.stats import LoaderStats
 from rankwise.data.feed.transform import SampleTransform, Transform
+from rankwise.data.feed.workers import (
+    SentBatch,
+    asked_by_dataloader,
+    check_sendable,
+    host_device,
+    raising,
+    rebuild,
+    say_in_memory,
+    sent_fields,
+    take_part,
+)
 from rankwise.errors import ConfigError
+from rankwise.world.loader_worker import LoaderWorker, current_worker
 
 if TYPE_CHECKING:
     import jax
     import torch
 
-__all__ = ["BatchTransform", "FeedLoader", "LoaderStats", "counted_samples"]
+__all__ = ["FeedLoader"]
 
-BatchTransform: TypeAlias = Callable[[dict[str, Any], Any], Mapping[str, Any]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoaderStats:
-    """What a loader has handed out since it was made.
-
-    Attributes:
-        steps: steps.
-        samples: samples of this rank, padding included.
-        skipped: damaged samples of this rank that were left out.
-        chunks_decoded: chunks that were decoded for them (what a cache held is not counted).
-        slow_chunks: of these, chunks that only zarr-python decodes.
-        fill_chunks: chunks that are missing from the store and stand for the fill value.
-        read_s: seconds the reader spent on them.
-        wait_s: seconds the consumer waited for them.
-    """
-
-    steps: int = 0
-    samples: int = 0
-    skipped: int = 0
-    chunks_decoded: int = 0
-    slow_chunks: int = 0
-    fill_chunks: int = 0
-    read_s: float = 0.0
-    wait_s: float = 0.0
+_OF_A_PROCESS = ("_placer", "_kept", "_under_way", "_spare", "_spare_stages")
 
 
 class FeedLoader(CursorLoader):
@@ -121,13 +111,13 @@ class FeedLoader(CursorLoader):
             raise ConfigError(f"depth is how many steps may lie ready, at least 0; got {depth}")
         source = counted_samples(source, order)
         check_fits(order, num_samples=source.num_samples, fingerprint=source.fingerprint)
-        self.source = source if fields is None else _select(source, fields)
+        self.source = source if fields is None else selected_source(source, fields)
         super().__init__(Cursor(order, rank=rank, world_size=world_size, micro_batch=micro_batch))
-        self._placer = self._choose_placer(device, order, world_size, micro_batch)
+        self._device = device
         self._depth = depth
         self._transform = transform
         if transform is None and self._placer.shares_memory:
-            self.source, batch_transform = _fused(self.source, batch_transform)
+            self.source, batch_transform = fused_source(self.source, batch_transform)
         self._batch_transform = batch_transform
         self._buffer_limit_bytes = buffer_limit_bytes
         self._on_thread = on_thread
@@ -143,12 +133,39 @@ class FeedLoader(CursorLoader):
         self._stopped: Callable[[], Exception] | None = None
         self._stats = LoaderStats()
         self._budget = SkipBudget(on_bad_sample)
+        self._worker: LoaderWorker | None = None
+        self._cursor.share()
+        take_part(self)
 
-    def _choose_placer(self, device: Any, order: Order, world_size: int, micro_batch: int | None) -> Placer:
-        if not is_jax_target(device):
-            return make_placer(device)
-        fields = self.source.fields
-        return make_jax_placer(device, order=order, world_size=world_size, micro_batch=micro_batch, fields=fields)
+    @cached_property
+    def _placer(self) -> Placer:
+        cursor = self._cursor
+        if not is_jax_target(self._device):
+            return make_placer(cast("Any", self._device))
+        return make_jax_placer(
+            self._device,
+            order=cursor.order,
+            world_size=cursor.world_size,
+            micro_batch=cursor.micro_batch,
+            fields=self.source.fields,
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        check_sendable(self._device)
+        state = {name: value for name, value in self.__dict__.items() if name != "_placer"}
+        state |= {"_kept": None, "_under_way": [], "_spare": [], "_spare_stages": []}
+        return rebuild, (getattr(type(self), "plain_class", type(self)),), state
+
+    def __getitem__(self, index: object) -> NoReturn:
+        """Refuse to be indexed.
+
+        Raises:
+            ConfigError: always, with what to do instead.
+        """
+        raise ConfigError(
+            "a loader is iterated, not indexed: `for batches in loader`. torch's DataLoader iterates over it, too, "
+            "DataLoader(loader, batch_size=None), if torch was imported before the loader was made"
+        )
 
     @property
     def stats(self) -> LoaderStats:
@@ -156,6 +173,35 @@ class FeedLoader(CursorLoader):
         return self._stats
 
     def __iter__(self) -> Iterator[tuple[FeedBatch, ...]]:
+        """Yield the micro-batches of each step, to the end of the epoch.
+
+        In a worker of a DataLoader these are the worker's part of the steps; see `Cursor.begin_pass` for where they
+        begin there.
+        """
+        worker = current_worker()
+        try:
+            if worker is not None:
+                self._enter(worker)
+            if worker is not None or asked_by_dataloader():
+                self._cursor.begin_pass(worker)
+        except Exception as error:  # noqa: BLE001  (in a worker that stays, raising it here would end the process)
+            return raising(error)
+        return self._batches()
+
+    def _enter(self, worker: LoaderWorker) -> None:
+        """Be the loader of a worker: read with what is its own, into memory of the CPU."""
+        if self._worker is None:
+            check_sendable(self._device)
+            # what a fork brought along has threads and locks elsewhere, and perhaps a device: it is only kept
+            self._brought = {name: value for name, value in self.__dict__.items() if name in _OF_A_PROCESS}
+            self.__dict__ |= {"_kept": None, "_under_way": [], "_spare": [], "_spare_stages": []}
+            self._placer = make_placer(host_device(self._device))
+            self._budget = self._budget.shared(self._cursor.starts.count_damaged)
+            self._across_epochs = self._may_start = False
+            say_in_memory(self._device, rank=self._cursor.rank, worker=worker)
+        self._worker = worker
+
+    def _batches(self) -> Iterator[tuple[FeedBatch, ...]]:
         self._check_open()
         reading = self._begin()
         num_left = reading.passes.num_steps
@@ -185,16 +231,22 @@ class FeedLoader(CursorLoader):
             reading = self._new_reading(goes_on=goes_on)
             reading.ask(goes_on=goes_on)
         self._before = reading.passes.start
-        self._repeats.begins(reading.passes.start, chosen=self._cursor.take_choice())
+        if self._worker is None:
+            self._repeats.begins(reading.passes.start, chosen=self._cursor.take_choice())
         return reading
 
     def _new_reading(self, *, goes_on: bool) -> Running:
         pool = BufferPool(pinned=self._placer.pinned, limit_bytes=self._buffer_limit_bytes, spare=self._spare)
         stages = BufferPool(pinned=self._placer.pinned, spare=self._spare_stages)
         self._spare, self._spare_stages = [], []
-        passes = Passes(self._cursor, before=self._before, goes_on=goes_on)
+        passes = Passes(self._cursor, before=self._before, goes_on=goes_on, worker=self._worker)
         reader = self._reader(pool, stages)
-        return Running(passes, reader, stages, depth=self._depth, on_thread=self._on_thread)
+        return Running(passes, reader, stages, depth=self._own_depth, on_thread=self._on_thread)
+
+    @property
+    def _own_depth(self) -> int:
+        """Steps that may lie ready in this process: its part of those of all workers."""
+        return self._depth if self._worker is None else -(-self._depth // self._worker.count)
 
     def _end(self, reading: Running, *, keep: bool) -> None:
         """Keep what is read for the next epoch, or stop reading."""
@@ -268,7 +320,7 @@ class FeedLoader(CursorLoader):
             pool=pool,
             placer=self._placer,
             transform=None if self._transform is None else SampleTransform(self._transform, num_cols_of(self.source)),
-            depth=self._depth,
+            depth=self._own_depth,
             budget=self._budget,
             together=self._depth if getattr(self.source, "gains_together", False) else 1,
             stages=stages,
@@ -298,6 +350,8 @@ class FeedLoader(CursorLoader):
 
     def _batch(self, read: ReadBatch) -> FeedBatch:
         fields = self._placer.receive(read.placed)
+        if self._worker is not None:
+            return self._sent(read, fields)
 
         def give_back(event: Any) -> None:
             try:
@@ -319,6 +373,16 @@ class FeedLoader(CursorLoader):
             return batch
         return batch.with_fields(self._transformed(batch, fields))
 
+    def _sent(self, read: ReadBatch, lent: dict[str, Any]) -> SentBatch:
+        """A batch that leaves this process, with memory of its own."""
+        about: Any = {"num_lost": read.num_lost, "may_skip": self._budget.may_skip}
+        try:
+            batch = SentBatch(read.share, lent, **about)
+            made = lent if self._batch_transform is None else self._transformed(batch, lent)
+            return SentBatch(read.share, sent_fields(made, lent), **about)
+        finally:
+            read.lent.give_back()
+
     def _transformed(self, batch: FeedBatch, fields: dict[str, Any]) -> dict[str, Any]:
         assert self._batch_transform is not None
         made = self._batch_transform(fields, self._placer.keys(batch.key))
@@ -330,33 +394,3 @@ class FeedLoader(CursorLoader):
 def _release(batches: tuple[FeedBatch, ...]) -> None:
     for batch in batches:
         batch.release()
-
-
-def counted_samples(source: Source, order: Order) -> Source:
-    """Return the samples that the order counts: a source that can draw does so as the order says.
-
-    Raises:
-        ConfigError: this is no source, or the order was made of other samples.
-    """
-    if not hasattr(source, "plan"):
-        raise ConfigError(
-            f"a loader wants a source of samples, such as an ArraySource or a RowSource, got {type(source).__name__}"
-        )
-    bound_to = getattr(source, "bound_to", None)
-    bound: Source = source if bound_to is None else bound_to(order)
-    return bound
-
-
-def _fused(source: Source, batch_transform: BatchTransform | None) -> tuple[Source, BatchTransform | None]:
-    """A source that does itself what was to be done to its batches, where it can; and what is left to do."""
-    fused_with = getattr(source, "fused_with", None)
-    fused: Source | None = None if fused_with is None or batch_transform is None else fused_with(batch_transform)
-    return (source, batch_transform) if fused is None else (fused, None)
-
-
-def _select(source: Source, fields: Sequence[str]) -> Source:
-    select = getattr(source, "select", None)
-    if select is None:
-        raise ConfigError(f"fields= needs a source that can select fields; {type(source).__name__} cannot")
-    chosen: Source = select(fields)
-    return chosen

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypedDict
 
 if TYPE_CHECKING:
-    from rankwise.data.feed.loader import BatchTransform
     from rankwise.data.feed.skipping import OnBadSample
+    from rankwise.data.feed.sources import BatchTransform
     from rankwise.data.feed.transform import Transform
 
 __all__ = ["FeedOptions"]

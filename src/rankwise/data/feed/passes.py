@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from rankwise.data.contract import OrderState
 from rankwise.data.feed.cursor import Cursor
 from rankwise.data.feed.together import Shares
+from rankwise.world.loader_worker import LoaderWorker
 
 __all__ = ["Passes"]
 
@@ -25,12 +26,16 @@ class Passes:
         cursor: where the loader stands.
         before: where the pass before this one began, None for the first.
         goes_on: whether anything is foreseen after the first pass.
+        worker: of a DataLoader, whose steps alone are wanted: every so-many-th; None = all.
     """
 
-    def __init__(self, cursor: Cursor, *, before: OrderState | None, goes_on: bool) -> None:
+    def __init__(
+        self, cursor: Cursor, *, before: OrderState | None, goes_on: bool, worker: LoaderWorker | None = None
+    ) -> None:
         self._cursor, self._order = cursor, cursor.order
         self._before, self.start = before, cursor.done
         self.goes_on = goes_on
+        self._worker = worker
         self._foreseen = [cursor.done]  # passes that nobody asked for yet
         self._num_asked, self._failed = 0, False
         self._lock = threading.Lock()
@@ -38,7 +43,8 @@ class Passes:
     @property
     def num_steps(self) -> int:
         """Steps of the pass that was asked for last, or will be asked for first; it begins at `start`."""
-        return self._order.num_steps(self.start)
+        total = self._order.num_steps(self.start)
+        return total if self._worker is None else len(range(self._worker.number, total, self._worker.count))
 
     @property
     def is_next(self) -> bool:
@@ -61,10 +67,11 @@ class Passes:
         while True:
             state = start
             try:
-                for _ in range(self._order.num_steps(start)):
+                for at in range(self._order.num_steps(start)):
                     step = self._order.step(state)
-                    shares, state = self._cursor.shares(step), step.resume
-                    yield step, shares
+                    state = step.resume
+                    if self._worker is None or self._worker.owns(at):
+                        yield step, self._cursor.shares(step)
             except Exception:
                 if self._is_asked(number):
                     raise

@@ -7,7 +7,7 @@ from typing import Any
 
 from rankwise.data.contract import Order, OrderState
 
-__all__ = ["Repeats"]
+__all__ = ["Repeats", "is_sequential"]
 
 _LOG = logging.getLogger("rankwise.data")
 
@@ -21,7 +21,7 @@ class Repeats:
     """
 
     def __init__(self, order: Order, *, rank: int) -> None:
-        self._quiet = rank != 0 or _is_sequential(order)
+        self._quiet = rank != 0 or is_sequential(order)
         self._shown: OrderState | None = None
 
     def begins(self, start: OrderState, *, chosen: bool) -> None:
@@ -46,5 +46,6 @@ class Repeats:
         self._shown = start if whole else None
 
 
-def _is_sequential(order: Any) -> bool:
+def is_sequential(order: Any) -> bool:
+    """Whether each epoch of an order is the same, and meant so."""
     return getattr(order, "kind", None) == "sequential" and getattr(order, "draw", None) is None

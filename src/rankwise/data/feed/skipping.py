@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -40,6 +41,20 @@ class SkipBudget:
         self._limit = int(on_bad_sample) if number else 0
         self._skipped: set[tuple[int, int]] = set()
         self._lock = threading.Lock()
+        self._grant: Callable[[int], int | None] = self._next
+
+    def __reduce__(self) -> tuple[type[SkipBudget], tuple[int]]:
+        return SkipBudget, (self._limit,)
+
+    def shared(self, grant: Callable[[int], int | None]) -> SkipBudget:
+        """Return a budget that several processes draw on.
+
+        Args:
+            grant: from the limit to the number of the next sample that is left out by any of them; None = no more.
+        """
+        made = SkipBudget(self._limit)
+        made._grant = grant
+        return made
 
     @property
     def may_skip(self) -> bool:
@@ -72,20 +87,23 @@ class SkipBudget:
             key = (share.step.epoch, error.sample if error.sample >= 0 else -1 - len(self._skipped))
             if key in self._skipped:
                 return
-            if len(self._skipped) >= self._limit:
+            number = self._grant(self._limit)
+            if number is None:
                 error.add_note(
                     f"rank {share.rank} has left out {self._limit} damaged samples before, as many as "
                     f"on_bad_sample={self._limit} allows: mend the store, or allow more"
                 )
                 raise error
             self._skipped.add(key)
-            number = len(self._skipped)
         if number <= _SAID:
             more = "; further ones are counted without a word" if number == _SAID else ""
             _LOG.warning(
                 "rank %d leaves out a damaged sample (%d of at most %d)%s: %s",
                 share.rank, number, self._limit, more, error,
             )  # fmt: skip
+
+    def _next(self, limit: int) -> int | None:
+        return len(self._skipped) + 1 if len(self._skipped) < limit else None
 
     def say_total(self, rank: int) -> None:
         """Say how many samples this rank left out, if any."""

@@ -53,7 +53,7 @@ class BoxReader:
     Args:
         cache: bytes of decoded chunks kept in memory (0 = none), or a `ChunkCache` that several readers share.
         threads: threads that read and decode; None = the cores that this rank may use, shared with the other ranks of
-            the machine.
+            the machine, and among the workers of a DataLoader.
         max_open_files: files kept open; None = half of what the process may open.
         max_indexes: files whose shard index (or size) is remembered; None = 64 MiB of them.
         remote: how to talk to object stores.
@@ -99,7 +99,7 @@ class BoxReader:
         self._handles = HandleCache(self._arguments["max_open_files"])
         self._counters = Tally(ReaderStats())
         self._serials = Serials()
-        self._crew = WorkCrew(self.num_threads)
+        self._crew = WorkCrew(self.num_threads, shared=self._arguments["threads"] is None)
         self._scratches = ScratchPool()
         self._executor: Executor | None = None
         self._lock = threading.Lock()

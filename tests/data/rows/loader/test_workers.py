@@ -12,8 +12,7 @@ import torch
 import zarr
 from torch.utils.data import DataLoader
 
-from rankwise.data.order import Order
-from rankwise.data.rows import Loader, RowSource
+from rankwise.data.rows import Loader
 from rankwise.data.rows.abc import Sampler
 from rankwise.data.rows.loader import defaults
 from rankwise.data.rows.samplers import ClassSampler, DistributedSampler, RandomSampler, SequentialSampler
@@ -236,12 +235,3 @@ def test_the_stored_order_wants_one_worker(store, monkeypatch):
             with pytest.raises(ValueError, match="2 workers would mix the stored order: take num_workers=0"):
                 next(iter(loader))
     assert epoch(loader, whole) == epoch(DataLoader(loader, batch_size=None), whole)
-
-
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_an_ordered_loader_wants_no_dataloader(store, num_workers):
-    """One around it is told so, instead of a riddle about subscripts."""
-    source = RowSource(store[0])
-    loader = Loader(source, order=Order(source, batch_size=10), device="cpu")
-    with pytest.raises(ValueError, match="iterated, not indexed, and wants no DataLoader around it"):
-        list(forked(loader, num_workers) if num_workers else DataLoader(loader, batch_size=None))

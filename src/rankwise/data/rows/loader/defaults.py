@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from rankwise.data.rows.abc import Sampler
-from rankwise.data.rows.passes import current_worker
 from rankwise.data.rows.samplers import RandomSampler, SequentialSampler
 from rankwise.errors import ConfigError, WorldError
+from rankwise.world.loader_worker import current_worker
 from rankwise.world.place import find_place
 
 __all__ = ["choose_sampler", "process_rank", "say_idle_workers", "say_no_batch", "say_once"]

@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Any, Literal, Self
 
 from rankwise.data.contract import JSON
+from rankwise.data.feed.workers import iterable_class, rebuild
 from rankwise.data.rows.abc import Sampler
 from rankwise.data.rows.loader.ahead import RequestReader
 from rankwise.data.rows.loader.blocks import RowBlock
@@ -16,19 +17,18 @@ from rankwise.data.rows.loader.converting import Library, check_library, convert
 from rankwise.data.rows.loader.defaults import choose_sampler, say_idle_workers, say_no_batch, say_once
 from rankwise.data.rows.loader.gpu import check_gpu
 from rankwise.data.rows.loader.holding import HeldDatasets
-from rankwise.data.rows.loader.iterable import iterable_class, rebuild
 from rankwise.data.rows.loader.opening import iter_groups, load_group
 from rankwise.data.rows.loader.ordering import make_ordered
 from rankwise.data.rows.loader.requesting import RowOrder
 from rankwise.data.rows.loader.sharding import global_batch, sharded_batches
 from rankwise.data.rows.loader.standing import Standing
 from rankwise.data.rows.loader.under_way import UnderWay
-from rankwise.data.rows.passes import current_worker
 from rankwise.data.rows.passes.draws import Rng
 from rankwise.data.rows.samplers.next_pass import foreseen
 from rankwise.data.rows.types import LoaderOutput
 from rankwise.data.store import BoxReader
 from rankwise.errors import ConfigError
+from rankwise.world.loader_worker import current_worker
 
 __all__ = ["Loader"]
 

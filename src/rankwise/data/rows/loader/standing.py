@@ -11,9 +11,10 @@ from rankwise.data.rows.loader.defaults import process_rank, say_once
 from rankwise.data.rows.loader.holding import HeldDatasets
 from rankwise.data.rows.loader.saved import SavedPass
 from rankwise.data.rows.loader.under_way import WITH_AN_ORDER, UnderWay
-from rankwise.data.rows.passes import current_worker, known_settings
+from rankwise.data.rows.passes import known_settings
 from rankwise.data.rows.samplers import DistributedSampler
 from rankwise.errors import ConfigError
+from rankwise.world.loader_worker import current_worker
 
 __all__ = ["Standing"]
 

@@ -9,8 +9,9 @@ from typing import TypeVar
 from rankwise.data.rows.abc import Sampler
 from rankwise.data.rows.loader.requesting import RowOrder, order_rows
 from rankwise.data.rows.loader.saved import SavedPass
-from rankwise.data.rows.passes import PassDraws, current_worker
+from rankwise.data.rows.passes import PassDraws
 from rankwise.errors import ConfigError
+from rankwise.world.loader_worker import current_worker
 
 __all__ = ["WITH_AN_ORDER", "UnderWay"]
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
-
 from rankwise.data.feed import RankLoader
-from rankwise.errors import ConfigError
 
 __all__ = ["OrderedLoader"]
 
@@ -21,14 +18,3 @@ class OrderedLoader(RankLoader):
 
     def __repr__(self) -> str:
         return f"OrderedLoader({len(self)} steps to the end of the epoch; {self.source!r})"
-
-    def __getitem__(self, index: object) -> NoReturn:
-        """Refuse what a torch `DataLoader` would ask for.
-
-        Raises:
-            ConfigError: always, with what to do instead.
-        """
-        raise ConfigError(
-            "an ordered loader is iterated, not indexed, and wants no DataLoader around it: it reads in the background "
-            "and shares the rows among the ranks itself; write `for batches in loader`"
-        )

@@ -7,16 +7,13 @@ from rankwise.data.rows.passes.marks import EpochMark
 from rankwise.data.rows.passes.ranges import check_mask, circle, mask_bounds, mask_settings
 from rankwise.data.rows.passes.settings import known_settings
 from rankwise.data.rows.passes.sizes import RequestSizes
-from rankwise.data.rows.passes.workers import LoaderWorker, current_worker
 
 __all__ = [
     "EpochMark",
-    "LoaderWorker",
     "PassDraws",
     "RequestSizes",
     "check_mask",
     "circle",
-    "current_worker",
     "fresh_seed",
     "known_settings",
     "make_generator",

@@ -13,7 +13,6 @@ from rankwise.data.rows.abc import Sampler
 from rankwise.data.rows.passes import (
     RequestSizes,
     check_mask,
-    current_worker,
     make_generator,
     mask_bounds,
     mask_settings,
@@ -24,6 +23,7 @@ from rankwise.data.rows.samplers.repeated import RowsRepeated
 from rankwise.data.rows.samplers.requests import make_requests
 from rankwise.data.rows.types import LoadRequest
 from rankwise.errors import ConfigError
+from rankwise.world.loader_worker import current_worker
 
 __all__ = ["RandomSampler", "SequentialSampler"]
 

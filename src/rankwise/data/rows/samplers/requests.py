@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from rankwise.data.rows.passes import RequestSizes, current_worker
+from rankwise.data.rows.passes import RequestSizes
 from rankwise.data.rows.types import LoadRequest
+from rankwise.world.loader_worker import current_worker
 
 __all__ = ["make_requests"]
 

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 
+from rankwise.world.loader_worker import part_of_worker
 from rankwise.world.place import find_place
 from rankwise.world.threads import cpu_mask, usable_cores
 
@@ -29,12 +30,22 @@ class WorkCrew:
     """Runs tasks on `num_threads` threads, the calling one among them.
 
     The threads are started with the first work that is worth them, and end with `close` or the interpreter.
+
+    Args:
+        num_threads: of this process, or of all workers of a DataLoader together.
+        shared: whether workers of a DataLoader have them together; this is asked when there is work to do, as a worker
+            has its copy before it knows that it is one.
     """
 
-    def __init__(self, num_threads: int) -> None:
-        self.num_threads = num_threads
+    def __init__(self, num_threads: int, *, shared: bool = False) -> None:
+        self._num_threads, self._shared = num_threads, shared
         self._pool: ThreadPoolExecutor | None = None
         self._lock = threading.Lock()
+
+    @property
+    def num_threads(self) -> int:
+        """Threads of this process."""
+        return part_of_worker(self._num_threads) if self._shared else self._num_threads
 
     def run(self, tasks: Iterable[Callable[[], None]]) -> None:
         """Run all tasks, in order of their start; the first error stops what has not begun and is raised."""

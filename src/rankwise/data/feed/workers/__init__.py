@@ -1,0 +1,23 @@
+"""Loaders inside torch's `DataLoader`: where passes of its workers begin, and how their batches travel."""
+
+from __future__ import annotations
+
+from rankwise.data.feed.workers.device import check_sendable, host_device, say_in_memory
+from rankwise.data.feed.workers.iterable import asked_by_dataloader, iterable_class, raising, rebuild, take_part
+from rankwise.data.feed.workers.sent import SentBatch, sent_fields
+from rankwise.data.feed.workers.starts import PassStarts, order_code
+
+__all__ = [
+    "PassStarts",
+    "SentBatch",
+    "asked_by_dataloader",
+    "check_sendable",
+    "host_device",
+    "iterable_class",
+    "order_code",
+    "raising",
+    "rebuild",
+    "say_in_memory",
+    "sent_fields",
+    "take_part",
+]
