@@ -2,14 +2,16 @@
 
 import copy
 import sys
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankwise.data.rows.samplers import DistributedSampler, RandomSampler, SequentialSampler
+from rankwise.data.rows.samplers import ClassSampler, DistributedSampler, RandomSampler, SequentialSampler
 from rankwise.errors import ConfigError, WorldError
 from rankwise.testing import run_ranks
 from rankwise.testing.small_rows import sampled_rows
@@ -68,6 +70,25 @@ def test_more_ranks_than_rows_fail_together(equal):
         )
         with pytest.raises(ConfigError, match="3 ranks share 2 rows"):
             next(sampler.sample(2))
+
+
+@pytest.mark.parametrize("equal", [False, True])
+def test_parts_without_a_class_fail_together(equal):
+    """Rows of a weight above 0 are missing on one rank: all ranks say which, in epochs of either parity."""
+    classes = pd.Categorical.from_codes([0] * 30 + [1] * 30, ["B", "T"])
+
+    def make(weights):
+        return ClassSampler(4, 2, 8, classes=classes, class_weights=weights, num_samples=16, rng=0)
+
+    for epoch in range(2):
+        for sampler in on_ranks(3, partial(make, [1, 0]), enforce_equal_batches=equal):
+            sampler.set_epoch(epoch)
+            with pytest.raises(
+                ConfigError, match=r"rank 2 of 3 has the rows 40 to 5\d, of which no class has a positive"
+            ):
+                next(sampler.sample(60))
+    drawn = [np.concatenate(sampled_rows(sampler, 60)) for sampler in on_ranks(2, partial(make, [1, 1]))]
+    assert (drawn[0].max() < 30, drawn[1].min() >= 30, [len(rows) for rows in drawn]) == (True, True, [16, 16])
 
 
 def test_the_callers_sampler_is_left_alone():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Iterator, Mapping
 
 import numpy as np
@@ -32,7 +33,8 @@ class DistributedSampler(Sampler):
             the parts then differ by one row at most, and the numbers of batches by one at most.
 
     Raises:
-        ConfigError: `dist_info` is something else. In a pass: a rank would have no row, or no full batch.
+        ConfigError: `dist_info` is something else. In a pass: a rank would have no row, no full batch,
+            or no class that can be drawn.
         WorldError: the framework is not initialized.
     """
 
@@ -91,8 +93,25 @@ class DistributedSampler(Sampler):
         return probe.n_batches(n_obs)
 
     def validate(self, n_obs: int) -> None:
-        """Refuse more ranks than there are rows or full batches; the copied sampler validates its part."""
+        """Refuse more ranks than there are rows or full batches, and parts without a class that can be drawn.
+
+        Every rank refuses what one of them cannot do: none goes on and waits for the others. The copied sampler
+        validates its part.
+        """
         self._part(n_obs, is_odd=False)
+        if isinstance(self._sampler, ClassSampler):
+            self._sampler.validate(n_obs)
+            self._check_classes(self._sampler, n_obs)
+
+    def _check_classes(self, sampler: ClassSampler, n_obs: int) -> None:
+        for rank, is_odd in itertools.product(range(self._world_size), (False, True)):
+            part = self._part(n_obs, is_odd=is_odd, rank=rank)
+            if not sampler.can_draw(part):
+                raise ConfigError(
+                    f"rank {rank} of {self._world_size} has the rows {part.start} to {part.stop - 1}, of which no "
+                    "class has a positive weight: let classes lie in all parts of the data (write the collection with a "
+                    "shuffle and groupby=, in more datasets than ranks), take fewer ranks, or other weights"
+                )
 
     def pass_settings(self) -> Mapping[str, JSON] | None:
         """Return what decides the batches of a rank, None where that of the copied sampler is not known."""
@@ -133,16 +152,17 @@ class DistributedSampler(Sampler):
         self._shared_seed = seed
         self._sampler.rng = np.random.default_rng([self._rank, seed])
 
-    def _part(self, n_obs: int, *, is_odd: bool) -> slice:
+    def _part(self, n_obs: int, *, is_odd: bool, rank: int | None = None) -> slice:
+        rank = self._rank if rank is None else rank
         start, stop = mask_bounds(self._mask, n_obs)
         size = stop - start
-        if size < self._world_size and not self._equal:  # on every rank: none goes on and waits for the others
+        if size < self._world_size and not self._equal:  # on every rank
             raise ConfigError(
                 f"{self._world_size} ranks share {size} rows, so that some have none: take fewer ranks, or a larger "
                 "mask"
             )
-        first = start + size * self._rank // self._world_size
-        end = start + size * (self._rank + 1) // self._world_size
+        first = start + size * rank // self._world_size
+        end = start + size * (rank + 1) // self._world_size
         if self._equal:
             left = end - first - self._equal_rows(size)
             first, end = (first + left, end) if is_odd else (first, end - left)

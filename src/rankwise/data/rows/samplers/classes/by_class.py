@@ -30,6 +30,8 @@ from rankwise.errors import ConfigError
 
 __all__ = ["ClassSampler"]
 
+_LOOK_ROWS = 1 << 16
+
 
 class ClassSampler(Sampler):
     """Draws batches of one class each, with replacement.
@@ -115,6 +117,12 @@ class ClassSampler(Sampler):
                 f"classes length ({len(self._codes)}) does not match the {n_obs} rows of the loader: pass one class "
                 "for each row, in the order of the datasets"
             )
+
+    def can_draw(self, part: slice) -> bool:
+        """Whether rows of a class of positive weight lie in a range."""
+        codes = self._codes[part]
+        starts = range(0, len(codes), _LOOK_ROWS)  # the first of them most often has one
+        return any((self._weights[codes[start : start + _LOOK_ROWS]] > 0).any() for start in starts)
 
     def pass_settings(self) -> Mapping[str, JSON] | None:
         """Return what decides the batches of a pass; of classes and weights a hash."""
