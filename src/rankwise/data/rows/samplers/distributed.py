@@ -109,8 +109,8 @@ class DistributedSampler(Sampler):
             if not sampler.can_draw(part):
                 raise ConfigError(
                     f"rank {rank} of {self._world_size} has the rows {part.start} to {part.stop - 1}, of which no "
-                    "class has a positive weight: let classes lie in all parts of the data (write the collection with a "
-                    "shuffle and groupby=, in more datasets than ranks), take fewer ranks, or other weights"
+                    "class has a positive weight: let classes lie in all parts of the data (write the collection with "
+                    "groupby=, in more datasets than ranks), take fewer ranks, or other weights"
                 )
 
     def pass_settings(self) -> Mapping[str, JSON] | None:
