@@ -211,6 +211,11 @@ def test_what_does_not_fit_is_refused(one, tmp_path):
     names[3] = "geneX"
     for options, said in (
         ({"matrices": "X"}, r"write matrices=\['X'\]"),
+        ({"matrices": None}, r"write matrices=\[...\]"),
+        ({"obs": 3}, r"got 3: leave it out, or write obs="),
+        ({"cache": "1GB"}, "a number of bytes, got '1GB'"),
+        ({"threads": "two"}, "threads of at least 1, got 'two'"),
+        ({"genes": 5}, r"write genes=\[5\]"),
         ({"matrices": ("X", "X")}, "each under its own name"),
         ({"matrices": ()}, "at least one field"),
         ({"matrices": ("layers/raw",)}, "has no 'layers/raw'"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
+from numbers import Real
 
 from rankwise.data.contract import NDArray
 from rankwise.data.store.forks import renew_in_children
@@ -29,8 +30,10 @@ class ChunkCache:
     """
 
     def __init__(self, capacity_bytes: int = DEFAULT_CACHE_BYTES) -> None:
-        if capacity_bytes < 0:
-            raise ConfigError(f"a chunk cache wants capacity_bytes >= 0 (0 = off), got {capacity_bytes}")
+        if not _is_amount(capacity_bytes):
+            raise ConfigError(
+                f"a chunk cache wants capacity_bytes >= 0 (0 = off), a number of bytes, got {capacity_bytes!r}"
+            )
         self.capacity_bytes = capacity_bytes
         self.renew()
         renew_in_children(self)
@@ -94,3 +97,7 @@ class ChunkCache:
             _, oldest = self._kept.popitem(last=False)
             self._kept_bytes -= oldest.nbytes
             self._num_evicted += 1
+
+
+def _is_amount(value: object) -> bool:
+    return isinstance(value, Real) and value >= 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
+from numbers import Integral
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, get_args
 
@@ -76,8 +77,8 @@ class BoxReader:
     ) -> None:
         limits = {"threads": threads, "max_open_files": max_open_files, "max_indexes": max_indexes}
         for name, value in limits.items():
-            if value is not None and value < 1:
-                raise ConfigError(f"a reader wants {name} of at least 1, got {value}")
+            if value is not None and (not _is_count(value)):
+                raise ConfigError(f"a reader wants {name} of at least 1, got {value!r}")
         if keep not in get_args(Keep):
             raise ConfigError(f"keep wants one of {', '.join(get_args(Keep))}, got {keep!r}")
         self.cache = cache if isinstance(cache, ChunkCache) else ChunkCache(cache)
@@ -293,6 +294,10 @@ class BoxReader:
                 )
                 self._executor = Executor(tools, self._crew)
             return self._executor
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, Integral) and value >= 1
 
 
 def _rebuild(arguments: dict[str, Any]) -> BoxReader:

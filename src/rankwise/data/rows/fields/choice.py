@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +39,8 @@ class FieldChoice:
             given = getattr(self, name)
             if isinstance(given, str):
                 raise ConfigError(f"{name}= is a list of names, got the text {given!r}: write {name}=[{given!r}]")
+            if not isinstance(given, Iterable):
+                raise ConfigError(f"{name}= is a list of names, got {given!r}: leave it out, or write {name}=[...]")
         names = [*self.matrices, *self.obs]
         if not names or len(set(names)) < len(names):
             raise ConfigError(f"a source of rows wants at least one field, each under its own name; asked for {names}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rankwise.data.rows.datasets import Dataset
@@ -52,6 +52,8 @@ def _wanted(genes: Any, name: str, modality: str | None) -> list[Any] | None:
         given = genes if modality == "" else None
     if isinstance(given, str):
         raise ConfigError(f"genes= is a list of names or numbers, got the text {given!r}: write genes=[{given!r}]")
+    if given is not None and not isinstance(given, Iterable):
+        raise ConfigError(f"genes= is a list of names or numbers, got {given!r}: write genes=[{given!r}]")
     return None if given is None else list(given)
 
 
