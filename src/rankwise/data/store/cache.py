@@ -100,4 +100,4 @@ class ChunkCache:
 
 
 def _is_amount(value: object) -> bool:
-    return isinstance(value, Real) and value >= 0
+    return isinstance(value, Real) and float(value) >= 0

@@ -297,7 +297,7 @@ class BoxReader:
 
 
 def _is_count(value: object) -> bool:
-    return isinstance(value, Integral) and value >= 1
+    return isinstance(value, Integral) and int(value) >= 1
 
 
 def _rebuild(arguments: dict[str, Any]) -> BoxReader:
