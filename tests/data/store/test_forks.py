@@ -1,4 +1,4 @@
-"""Things that are made anew in forked processes."""
+"""Things that are made anew in forked processes, and what forks wait for."""
 
 import gc
 import os
@@ -56,3 +56,32 @@ def test_children_renew_and_parents_do_not():
     """Each thing once in each process that was forked, the children of children included."""
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=False, timeout=60)
     assert done.stdout == "63 [0, 0, 0]\n", done.stderr
+
+
+LOADING = """
+import os, signal, sys, threading, time, warnings
+warnings.simplefilter("ignore")
+from rankwise.data.store.decode import choose_decoder
+from rankwise.data.store.forks import forks_wait
+loading = threading.Thread(target=choose_decoder)
+loading.start()
+while "llvmlite" not in sys.modules and loading.is_alive():
+    time.sleep(0.0005)
+child = os.fork()
+if child == 0:
+    signal.alarm(60)  # whoever waits for a lock of a thread that is not there waits for ever
+    os._exit(len(choose_decoder()[0].name))
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), len(choose_decoder()[0].name), forks_wait.acquire(False))
+child = os.fork()  # compilers start processes of their own: who holds it may
+if child == 0:
+    os._exit(7)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+def test_a_fork_waits_until_the_decoder_is_loaded():
+    """A child that is forked while a thread imports the compiler decodes as its parent does, and can load more."""
+    done = subprocess.run([sys.executable, "-c", LOADING], capture_output=True, text=True, check=False, timeout=120)
+    assert done.stdout == f"{len('kernel')} {len('kernel')} True\n7\n", done.stderr
+    assert done.stderr == ""

@@ -1,12 +1,17 @@
-"""Things with locks and threads, made anew in processes that are forked from this one."""
+"""Forks: what is made anew in processes that are forked from this one, and what a fork waits for."""
 
 from __future__ import annotations
 
 import os
+import threading
 import weakref
 from typing import Protocol
 
-__all__ = ["renew_in_children"]
+__all__ = ["forks_wait", "renew_in_children"]
+
+# Held where a thread of ours imports modules or loads code: a fork in the middle of it would leave a child with modules
+# that are half there, and with locks of theirs that nobody opens. The thread that holds it may fork.
+forks_wait = threading.RLock()
 
 
 class _Renewable(Protocol):
@@ -26,9 +31,10 @@ def renew_in_children(thing: _Renewable) -> None:
 
 
 def _renew() -> None:
+    forks_wait.release()
     for thing in list(_things):
         thing.renew()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew)
+    os.register_at_fork(before=forks_wait.acquire, after_in_parent=forks_wait.release, after_in_child=_renew)

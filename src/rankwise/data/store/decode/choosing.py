@@ -7,6 +7,7 @@ import os
 
 from rankwise.data.store.decode.decoder import Decoder
 from rankwise.data.store.decode.threads import ThreadsDecoder
+from rankwise.data.store.forks import forks_wait
 from rankwise.errors import ConfigError
 
 __all__ = ["VARIABLE", "choose_decoder"]
@@ -27,7 +28,8 @@ def choose_decoder() -> tuple[Decoder, str]:
     asked = os.environ.get(VARIABLE, "")
     if asked not in ("", *_CHOICES):
         raise ConfigError(f"{VARIABLE} wants one of {', '.join(_CHOICES)}, got {asked!r}")
-    decoder, why = _chosen(asked)
+    with forks_wait:
+        decoder, why = _chosen(asked)
     if asked == "kernel" and decoder.name != "kernel":
         raise ConfigError(f"{VARIABLE} asks for the compiled decoder, which does not work here: {why}")
     return decoder, why

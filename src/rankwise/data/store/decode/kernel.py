@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -17,6 +16,7 @@ from rankwise.data.store.decode.pairs import copies, is_castable, plane_for, pla
 from rankwise.data.store.decode.scratch import Scratch
 from rankwise.data.store.decode.tasks import KIND_FILL, ChunkTasks, address_of, memory_at
 from rankwise.data.store.decode.threads import ThreadsDecoder
+from rankwise.data.store.forks import forks_wait
 
 if TYPE_CHECKING:
     from rankwise.data.store.decode.decoder import Decoder
@@ -56,7 +56,6 @@ class KernelDecoder:
         self._symbols = symbols
         self._compressors = symbols.known_compressors()
         self._others: Decoder = ThreadsDecoder()
-        self._lock = threading.Lock()
         self._planes: dict[tuple[DType, DType, bool], int] = {}
         self._addresses: dict[str, int] = {}
         self._spreads: dict[tuple[int, DType, DType, bool], tuple[int, int]] = {}
@@ -180,7 +179,7 @@ class KernelDecoder:
 
     def _loop(self, name: str, make: Callable[[], PlaneLoop]) -> int:
         """Return the address of a compiled loop, which is made if it is not known yet."""
-        with self._lock:
+        with forks_wait:
             if name not in self._addresses:
                 from rankwise.data.store.decode.planes import PLANE_SIGNATURE
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from rankwise.data.contract import IntArray
 from rankwise.data.store.boxes import BoxRequest
+from rankwise.data.store.forks import forks_wait
 from rankwise.data.store.plan.tables import TargetTable
 
 __all__ = ["RowCut", "cut_rows"]
@@ -120,15 +121,20 @@ def _loops() -> tuple[Callable[[int], int], Callable[[int], int]] | None:
     if os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0"):
         return None
     try:
-        from rankwise.data.store.decode.compiling import compiled_address
-        from rankwise.data.store.decode.machine import types
-        from rankwise.data.store.plan import row_loops
-
-        made = []
-        for loop in (row_loops.count_pieces, row_loops.place_pieces):
-            address, _ = compiled_address(loop, loop.__name__, types.int64(types.int64))
-            made.append(ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(address))
+        with forks_wait:
+            return _loaded_loops()
     except Exception as error:  # noqa: BLE001  (whatever goes wrong while compiling: there is another way)
         _LOG.debug("plans of rows are made by NumPy, which takes longer: %s: %s", type(error).__name__, error)
         return None
+
+
+def _loaded_loops() -> tuple[Callable[[int], int], Callable[[int], int]]:
+    from rankwise.data.store.decode.compiling import compiled_address
+    from rankwise.data.store.decode.machine import types
+    from rankwise.data.store.plan import row_loops
+
+    made = []
+    for loop in (row_loops.count_pieces, row_loops.place_pieces):
+        address, _ = compiled_address(loop, loop.__name__, types.int64(types.int64))
+        made.append(ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(address))
     return made[0], made[1]
