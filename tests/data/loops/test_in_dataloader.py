@@ -1,0 +1,93 @@
+"""Every loader of an order inside torch's DataLoader: crops, samples of arrays and rows."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import zarr
+from torch.utils.data import DataLoader
+
+from rankwise.data.crops import CropIndex, Pipeline
+from rankwise.data.order import Order
+from rankwise.data.rows import Loader
+from rankwise.data.samples import ArraySource, SampleLoader
+from rankwise.testing.row_stores import make_stores
+from rankwise.testing.sharing import RankPlace
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
+
+
+@pytest.fixture(scope="module")
+def loaders(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    values = np.arange(20 * 30 * 40, dtype="u2").reshape(20, 30, 40)
+    zarr.create_array(str(folder / "volume.zarr"), data=values, chunks=(5, 10, 10), shards=(10, 30, 40))
+    places = make_stores(folder, (53, 40)).places
+
+    def crops():
+        index = CropIndex(str(folder / "volume.zarr"), shape=(4, 8, 8))
+        return Pipeline(index, order=Order(index, batch_size=7), micro_batch=3, world=RankPlace())
+
+    def samples():
+        source = ArraySource({"image": values})
+        return SampleLoader(source, order=Order(source, batch_size=3), world=RankPlace())
+
+    def rows():
+        return Loader(places, order=Order(places, batch_size=9), dense=True, obs=["n"], world=RankPlace())
+
+    return {"crops": crops, "samples": samples, "rows": rows}
+
+
+def shown(batches):
+    return [[(b.share.step.epoch, b.ids.tolist(), {name: b[name].tolist() for name in b}) for b in s] for s in batches]
+
+
+def plain(loader):
+    found = []
+    for epoch in range(2):
+        loader.set_epoch(epoch)
+        found.append(shown(loader))
+    return found
+
+
+KINDS = ["crops", "samples", "rows"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_two_workers_bring_the_plain_loop(loaders, kind, method):
+    """Two epochs, the second unasked: bytes, ids and order; a plain loop of this process goes on meanwhile."""
+    alone = plain(loaders[kind]())
+    loader = loaders[kind]()
+    passing = iter(loader)
+    next(passing)
+    batches = DataLoader(loader, batch_size=None, num_workers=2, multiprocessing_context=method)
+    assert [shown(batches), shown(batches)] == alone
+    assert len(list(passing)) == len(alone[0]) - 1
+
+
+LEFT_OPEN = """
+import sys, warnings
+warnings.simplefilter("ignore")
+from torch.utils.data import DataLoader
+from rankwise.data.order import Order
+from rankwise.data.rows import Loader
+
+places = sys.argv[1:]
+loader = Loader(places, order=Order(places, batch_size=9), dense=True)
+batches = DataLoader(loader, batch_size=None, num_workers=2, multiprocessing_context="fork", persistent_workers=True)
+steps, others = iter(batches), iter(loader)
+next(others)
+print(len(next(steps)[0]))
+raise SystemExit(3)
+"""
+
+
+def test_the_interpreter_exits_with_workers(tmp_path):
+    """Iterations that are left open, of workers that stay and of this process, keep nobody waiting."""
+    places = make_stores(tmp_path, (53, 40)).places
+    told = subprocess.run(
+        [sys.executable, "-c", LEFT_OPEN, *places], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert (told.returncode, told.stdout) == (3, "9\n"), told.stderr
