@@ -11,8 +11,10 @@ from rankwise.data.feed.csr import csr_parts
 from rankwise.data.order import Order
 from rankwise.data.rows import Loader, RowSource, log1p_cpm
 from rankwise.testing import run_ranks
-from rankwise.testing.row_stores import make_stores
+from rankwise.testing.row_stores import NUM_COLS, make_stores
 from rankwise.testing.sharing import RankPlace
+from rankwise.train import ExactStep
+from rankwise.world import World
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning"),
@@ -126,20 +128,26 @@ def test_real_ranks_with_workers_each(places):
     assert sorted(rows_0 + rows_1) == list(range(93))
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_plain_training_loop(places, num_workers):
-    """The loop of the documentation, around a DataLoader: it resumes where a step was marked last."""
-    loader = ordered(places, dense=True, micro_batch=None)
-    batches = DataLoader(loader, batch_size=None, num_workers=num_workers, **forked(num_workers))
-    seen, sums = [], torch.zeros(())
-    for (batch,) in batches:
-        sums += batch["X"].sum()
-        seen += batch.ids.tolist()
-        loader.mark_done(batch.resume)
-    assert sorted(seen) == list(range(93))
-    assert sums > 0
-    assert loader.state_dict()["epoch"] == 1
+def summed(model, batch):
+    return model(batch["X"]).square().sum(1), {}
 
 
-def forked(num_workers):
-    return {"multiprocessing_context": "fork"} if num_workers else {}
+def trained(places, num_workers):
+    """Weights after an epoch, and where the loader stands."""
+    loader = ordered(places, dense=True, dtype="f4", matrices=("X",))
+    context = "fork" if num_workers else None
+    batches = DataLoader(loader, batch_size=None, num_workers=num_workers, multiprocessing_context=context)
+    model = torch.nn.Linear(NUM_COLS, 1, bias=False)
+    torch.nn.init.ones_(model.weight)
+    take = ExactStep(model, torch.optim.SGD(model.parameters(), lr=1e-6), summed, world=World.current())
+    for steps in batches:
+        loader.mark_done(take(steps).resume)
+    return model.weight.detach(), loader.state_dict()
+
+
+def test_training_is_the_same(places):
+    """The exact step takes what workers bring; weights are those without workers to the bit, and the epoch is done."""
+    (alone, _), (weights, state) = trained(places, 0), trained(places, 2)
+    assert torch.equal(weights, alone)
+    assert not torch.equal(weights, torch.ones_like(weights))
+    assert (state["epoch"], state["position"]) == (1, 0)
