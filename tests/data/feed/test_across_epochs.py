@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rankwise.data.contract import FieldSpec, ReadReport
@@ -228,6 +228,10 @@ def played(actions, *, settle, **options):
             "settle": st.booleans(),
         }
     ),
+)
+@example(  # epochs of one step: each has a window of its own, for more of which there is no memory
+    actions=[("epoch", True), ("settle", 0), ("epoch", True)],
+    options={"num_samples": 5, "depth": 3, "micro_batch": None, "world_size": 1, "together": True, "settle": True},
 )
 def test_all_that_users_see_is_as_without(actions, options):
     """Samples, keys, positions, lengths, counts and errors, whatever is done with a loader between its steps."""

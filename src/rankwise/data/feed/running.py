@@ -54,7 +54,7 @@ class Running:
     def start(self) -> None:
         """Read as many steps of the first pass as may lie ready, though nobody asked for it yet; returns at once."""
         if self._ahead is not None:
-            self._ahead.ask(0, beyond=min(self._depth, self.passes.num_steps))
+            self._ahead.ask(0, beyond=self._num_beyond)
 
     def ask(self, *, goes_on: bool) -> bool:
         """Go on with what the loader begins now; False if that is not what was foreseen.
@@ -65,8 +65,13 @@ class Running:
         if self.is_elsewhere or not self.passes.ask(goes_on=goes_on):
             return False
         if self._ahead is not None:
-            self._ahead.ask(self.passes.num_steps, beyond=self._depth if goes_on else 0)
+            self._ahead.ask(self.passes.num_steps, beyond=self._num_beyond if goes_on else 0)
         return True
+
+    @property
+    def _num_beyond(self) -> int:
+        """Steps of one pass at most: each has windows of its own, and there is memory for no more of them."""
+        return min(self._depth, self.passes.num_steps)
 
     def take(self) -> ReadStep | None:
         """Return the next step; None when closed.
