@@ -211,6 +211,13 @@ def test_wrong_options_are_named():
         make_trainer().fit(make_loader(), epochs=0)
 
 
+def test_what_has_no_position_is_refused():
+    """A torch DataLoader cannot be marked or saved: it says what to pass instead, before a run directory is made."""
+    with pytest.raises(ConfigError, match=r"got a DataLoader, which has no set_epoch, mark_done, .*: pass a loader"):
+        make_trainer().fit(torch.utils.data.DataLoader(range(4)))
+    assert not Path("run").exists()
+
+
 def test_prepare_refuses_what_it_decides():
     """Wrapping twice, and DistributedDataParallel's options that the world decides."""
     with pytest.raises(ConfigError, match="device_ids"):

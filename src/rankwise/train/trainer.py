@@ -17,6 +17,7 @@ from rankwise.tracking import Progress
 from rankwise.train.ahead import expect_last_epoch, start_prefetch
 from rankwise.train.exact import ExactStep, StepFn, StepReport
 from rankwise.train.hooks import Hooks
+from rankwise.train.loaders import check_loader
 from rankwise.train.loop import Loop
 from rankwise.train.options import TrainOptions
 from rankwise.train.parts import RunningMeans
@@ -127,12 +128,14 @@ class Trainer:
             epochs: epochs of the whole run, those before a restart included.
 
         Raises:
+            ConfigError: `train` is no `BatchLoader`, such as a torch DataLoader.
             RunDirError: the run directory belongs to another configuration, is in use, or must (not) exist.
             StepError: the step function broke its contract, or the loss is no longer finite.
             CheckpointError: a checkpoint could not be written; the previous one is intact.
         """
         if epochs < 1:
             raise ConfigError(f"epochs is at least 1, got {epochs}")
+        check_loader("train", train)
         recent, whole = RunningMeans(), RunningMeans()
         parts = training_parts(self.model, self.optimizer, self.scheduler, train)
         with ExitStack() as stack:
