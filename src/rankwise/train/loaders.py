@@ -23,8 +23,8 @@ def check_loader(name: str, loader: object) -> None:
     if missing:
         raise ConfigError(
             f"{name}= wants a loader with a position (SampleLoader, DatasetLoader, OrderedLoader, a Pipeline of an "
-            f"index, or your own BatchLoader), got a {type(loader).__name__}, which has no {', '.join(missing)}: pass a "
-            "loader of rankwise itself, it reads in the background; for a map-style Dataset that is "
+            f"index, or your own BatchLoader), got a {type(loader).__name__}, which has no {', '.join(missing)}: pass "
+            "a loader of rankwise itself, it reads in the background; for a map-style Dataset that is "
             "DatasetLoader(dataset, order=..., num_workers=...); a torch DataLoader goes with ExactStep in a loop of "
             "your own"
         )
