@@ -9,6 +9,7 @@ from rankwise.data.feed.allocating import allocate_bytes
 from rankwise.data.order import Order
 from rankwise.errors import DataError, SampleError
 from rankwise.testing.free_plans import FreePlan
+from rankwise.testing.patience import until
 
 
 class Kept:
@@ -89,12 +90,22 @@ def test_the_next_ones_are_hinted_before_these_are_read():
 
 
 def test_they_lie_where_they_were_read():
-    """Nothing is copied but the last step of those that are read as one: while it is in use the memory is filled."""
+    """Of those that are read as one only the last step is copied, and few steps: the next ones are read meanwhile."""
     held = Kept()
     copied = []
     for (batch,) in FeedLoader(held, Order(50, batch_size=8), depth=3, device=None):
         copied.append(not any(np.shares_memory(batch["x"], filled) for filled in held.filled))
-    assert copied == [False, False, True, False, False, True, False]
+    assert copied == [False, False, True, False, False, True, True]
+
+
+def test_few_steps_at_the_end_keep_no_reader_waiting():
+    """The first steps of the next epoch are read while those before the last few of this one are in use."""
+    held = Kept()
+    held.num_samples = 40
+    loader = FeedLoader(held, Order(40, batch_size=8), depth=4, across_epochs=True)
+    for number, _ in enumerate(loader):
+        if number == 1:  # of five, four of which are read as one
+            assert until(lambda: [count for what, count in held.events if what == "read"] == [32, 8, 32])
 
 
 def test_no_more_memory_than_two_times_what_is_read_as_one(monkeypatch):
@@ -108,8 +119,8 @@ def test_no_more_memory_than_two_times_what_is_read_as_one(monkeypatch):
     monkeypatch.setattr(buffer, "allocate_bytes", counted)
     steps(Kept())
     dense = [num_bytes for num_bytes in allocated if num_bytes in {24 * 12, 8 * 12}]
-    assert dense.count(24 * 12) == 2
-    assert dense.count(8 * 12) <= 3
+    assert dense.count(24 * 12) <= 2
+    assert dense.count(8 * 12) <= 4
 
 
 def test_from_the_middle_on():
@@ -140,10 +151,13 @@ def test_later_epochs_need_no_fresh_memory(monkeypatch):
     monkeypatch.setattr(buffer, "allocate_bytes", counted)
     loader, _ = steps(Kept())
     for mark in (None, 2, None):
-        allocated.clear()
         loader.set_epoch(0)
         steps(None, mark=mark, loader=loader)
-        assert max(allocated, default=0) < 24 * 12  # the dense field of three steps; one more buffer of a step may be
+    dense = [num_bytes for num_bytes in allocated if num_bytes in {24 * 12, 8 * 12, 2 * 12}]
+    assert (
+        dense.count(24 * 12) <= 2
+    )  # what three steps are read into, while three are in use; or less, if that is quick
+    assert len(dense) <= 8
 
 
 def ids_of(found):

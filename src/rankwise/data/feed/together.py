@@ -62,7 +62,8 @@ def read_together(
     """Yield steps of which so many are planned and read as one; the next ones are hinted before they are read.
 
     Each share lies where it was read, beside the others; the memory is filled again when all of them are given back.
-    Those of the last step are copied out, so that the next steps but one are read while it is in use.
+    Those of the last step are copied out, so that the next steps but one are read while it is in use; so are those of
+    few steps, at the end of an epoch, which last less long than reading what follows takes.
 
     But for the very first ones, which somebody waits for: what comes after them is planned when they are read.
     They end where a multiple of so many steps of the epoch ends, wherever the first begins: an order whose windows last
@@ -78,7 +79,7 @@ def read_together(
     stages = _Stages(pool, limit_bytes)
     waiting: Iterator[tuple[Step, tuple[Reading, ...]]] = iter(())
     for number, group in enumerate(_groups(steps, num_steps)):
-        planned = _Together(source, group, stages).steps()
+        planned = _Together(source, group, stages, copied=2 * len(group) <= num_steps).steps()
         yield from waiting
         waiting = planned
         if number == 0:
@@ -150,8 +151,8 @@ class _Stages:
 class _Together:
     """Steps that are planned as one when this is made, and read as one when the first of their shares is."""
 
-    def __init__(self, source: Source, steps: Sequence[Shares], stages: _Stages) -> None:
-        self.source = source
+    def __init__(self, source: Source, steps: Sequence[Shares], stages: _Stages, *, copied: bool) -> None:
+        self.source, self._copied = source, copied
         self._steps, self._stages = steps, stages
         self._read: tuple[ReadReport, SharedBuffer] | None = None
         self._counted = False
@@ -168,7 +169,7 @@ class _Together:
             for number, (step, shares) in enumerate(self._steps, start=1):
                 readings = []
                 for share in shares:
-                    readings.append(_Part(self, share, first, copied=1 < number == len(self._steps)))
+                    readings.append(_Part(self, share, first, copied=self._copied or 1 < number == len(self._steps)))
                     first += share.num_samples
                 yield step, tuple(readings)
         finally:
