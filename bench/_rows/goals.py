@@ -56,11 +56,14 @@ def of_loaders(found: Comparison, *, full: bool) -> list[Verdict]:
     run, small = found.task.run, "" if full else SMALL
     bound = _less_cpu("annbatch" if run == _CHUNK and found.layout == "aligned" else found.layout, run)
     seen = {name: found.cpu_ratio("annbatch-loader", name) for name in ("loader", "ordered")}
-    return [
+    judged = [
         _judged(f"{found.title}: {KINDS[name].title}, less CPU than annbatch's Loader", ratio, bound, small)
         for name, ratio in seen.items()
         if ratio and bound and (name == "loader" or run == _CHUNK)
     ]
+    genes = found.cpu_ratio("ordered", "ordered-genes")
+    title = f"{found.title}: {KINDS['ordered-genes'].title}, less CPU than all sparse"
+    return judged + ([_judged(title, genes, 1.0, small)] if genes else [])
 
 
 def of_beside(found: Beside, *, full: bool) -> list[Verdict]:

@@ -61,6 +61,8 @@ def test_what_meets_a_goal():
         "found.cpu_s |= {'ours-dense': [1.0, 1.0], 'annbatch-dense': [9.0, 9.0], 'ours-genes': [3.0, 3.0]}\n"
         "print([each.met for each in goals.of_comparison(found, torch=False, full=True)])\n"
         "print({each.met for each in goals.of_comparison(found, torch=True, full=False)})\n"
+        "found.cpu_s |= {'ordered': [3.0, 3.0], 'ordered-genes': [2.0, 2.0]}\n"
+        "print([each.met for each in goals.of_loaders(found, full=True)])\n"
         "found.imported_zarrs = {'ours'}\n"
         "print(goals.of_comparison(found, torch=True, full=True)[-1].met)\n"
         "beside = Beside(title='x')\n"  # four epochs of two batches: first and last do not count
@@ -79,6 +81,7 @@ def test_what_meets_a_goal():
     assert done.stdout.splitlines() == [
         "[True, False, None, False, True]",
         "{None}",
+        "[True]",
         "False",
         "[True, False]",
         "2.0 1.05 1.25",

@@ -6,7 +6,7 @@ import anndata
 import pytest
 import zarr
 
-from rankwise.data.rows import DatasetCollection
+from rankwise.data.rows import DatasetCollection, RowSource
 from rankwise.errors import ConfigError, DataError
 from rankwise.testing.small_rows import small_anndata, write_anndata
 
@@ -48,3 +48,15 @@ def test_a_folder_that_cannot_be_made_is_said(tmp_path, monkeypatch):
     monkeypatch.setattr(zarr, "create_group", full)
     with pytest.raises(DataError, match=r"No space left on device. \S+/c.zarr is as it was, nothing was begun"):
         DatasetCollection(tmp_path / "c.zarr")
+
+
+def test_a_relative_path_stays_where_it_was(tmp_path, monkeypatch):
+    """A collection, and what is chosen from it, is found after the working folder has changed."""
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    collection = DatasetCollection("cells.zarr")
+    collection.add_adatas([write_anndata(small_anndata(5), "one.zarr")])
+    monkeypatch.chdir("elsewhere")
+    assert collection.path == tmp_path / "cells.zarr"
+    assert len(collection.obs()) == 5
+    assert RowSource(collection).num_samples == 5

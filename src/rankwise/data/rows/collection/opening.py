@@ -17,7 +17,7 @@ __all__ = ["open_folder"]
 
 
 def open_folder(group: Any, mode: str) -> tuple[Path, bool]:
-    """Return the folder of a collection, and whether it may only be read.
+    """Return the folder of a collection, as an absolute path, and whether it may only be read.
 
     Args:
         group: a Zarr group, or the path of one.
@@ -47,7 +47,7 @@ def open_folder(group: Any, mode: str) -> tuple[Path, bool]:
     root = getattr(group.store, "root", None)
     if root is None:
         raise ConfigError(_not_local(group.store))
-    return Path(root) / group.path, bool(group.store.read_only)
+    return (Path(root) / group.path).absolute(), bool(group.store.read_only)  # the working folder may change
 
 
 def _open(path: Path, mode: str) -> Any:
