@@ -71,9 +71,9 @@ SAID_HERE = {  # page: their text, ours, why
 OF_RANKS = ("docs/tutorials/distributed.ipynb", 9, r"\[rank [^[\n]+")
 
 TWICE = "a file once more, as the page says; that its rows are there twice, and how they lie, is said here"
-WARNED = {  # page: beginnings of the warnings that its blocks cause, why
+WARNED = {  # page: what the warnings say that its blocks cause, why
     "docs/tutorials/scrnaseq.ipynb": (
-        ("UserWarning: scrnaseq_collection.zarr has rows of human_dataset_1.h5ad already", TWICE),
-        ("UserWarning: scrnaseq_collection.zarr: 99457 new rows are shuffled among themselves", TWICE),
+        ("scrnaseq_collection.zarr has rows of human_dataset_1.h5ad already", TWICE),
+        ("scrnaseq_collection.zarr: 99457 new rows are shuffled among themselves", TWICE),
     ),
 }
