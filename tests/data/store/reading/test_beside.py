@@ -88,18 +88,22 @@ def test_columns_of_whole_rows_go_through_no_memory(held):
         assert (columns == wanted).all()
 
 
+def answers_of(monkeypatch, name):
+    """What a method of `FastChunks` returns from now on, call by call."""
+    answers, real = [], getattr(FastChunks, name)
+
+    def watched(*arguments):
+        answers.append(real(*arguments))
+        return answers[-1]
+
+    monkeypatch.setattr(FastChunks, name, watched)
+    return answers
+
+
 @pytest.fixture
 def joined(monkeypatch):
     """Rows of two pieces that are put together before they are written, in the order of requests."""
-    rows = []
-    real = FastChunks.join
-
-    def watched(*arguments):
-        rows.append(real(*arguments))
-        return rows[-1]
-
-    monkeypatch.setattr(FastChunks, "join", watched)
-    return rows
+    return answers_of(monkeypatch, "join")
 
 
 @pytest.mark.parametrize(("chunk", "all_of_them"), [(CHUNK, True), (25, False), (7, False)])
@@ -185,14 +189,7 @@ def scarce(spread):
 @pytest.mark.parametrize("trouble", ["far", "memory"])
 def test_what_cannot_go_beside_goes_in_turn(held, monkeypatch, trouble):
     """Bytes behind URLs, too little memory: the rows are the same."""
-    done = []
-    real = FastChunks.spread_beside
-
-    def watched(*arguments):
-        done.append(real(*arguments))
-        return done[-1]
-
-    monkeypatch.setattr(FastChunks, "spread_beside", watched)
+    done = answers_of(monkeypatch, "spread_beside")
     if trouble == "far":
         monkeypatch.setattr(FastChunks, "is_near", False)
     with BoxReader(cache=0, threads=1) as reader:
