@@ -183,7 +183,7 @@ def _draws(
     if maps.foreground is not None:
         labelled = CellTable.of(maps.foreground)
         found = np.where(room > 0, labelled.counts, 0).astype(np.float64)
-        labelled_bounds = image_bounds(weights, found, what=f"foreground={rules.foreground}: nothing is labelled")
+        labelled_bounds = image_bounds(weights, found, what=_no_label(rules, images))
     draws = Draws(
         num_crops=rules.num_random,
         lattice=lattice,
@@ -197,6 +197,20 @@ def _draws(
         fraction=0.0 if rules.foreground is None else rules.foreground.fraction,
     )
     return draws, [bounds.tobytes(), _table_bytes(allowed), _table_bytes(labelled), _array_bytes(labelled_bounds)]
+
+
+def _no_label(rules: Rules, images: Sequence[CropImage]) -> str:
+    wanted = rules.foreground
+    assert wanted is not None
+    classes = (
+        "no element differs from 0" if wanted.classes is None else f"no element is of the classes {wanted.classes}"
+    )
+    place = images[0].level(wanted.part, wanted.level).array.place
+    more = ", ..." if len(images) > 1 else ""
+    return (
+        f"foreground={wanted.part!r}: nothing is labelled where crops may lie. Level {wanted.level} of the labels was "
+        f"looked at ({place}{more}), and {classes} there"
+    )
 
 
 def _table_bytes(table: CellTable | None) -> bytes:

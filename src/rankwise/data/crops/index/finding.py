@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import tempfile
 from collections import OrderedDict
@@ -16,7 +17,7 @@ from rankwise.data.contract import BoolArray, NDArray
 from rankwise.data.crops.index.cells import CellGrid
 from rankwise.data.crops.index.frame import Frame
 from rankwise.data.crops.index.image import CropImage, Level
-from rankwise.data.crops.index.maps import coarse_enough, given_cells, label_cells, placed_cells, pooling
+from rankwise.data.crops.index.maps import given_cells, label_cells, placed_cells, pooling
 from rankwise.data.crops.index.rules import Foreground, Mask
 from rankwise.data.crops.index.sharing import SharedMaps
 from rankwise.data.store.reader import BoxReader
@@ -24,6 +25,7 @@ from rankwise.data.store.reader import BoxReader
 __all__ = ["CellFinder"]
 
 _KEPT_BYTES = 64 << 20
+_LOG = logging.getLogger("rankwise.crops")
 
 
 class CellFinder:
@@ -74,10 +76,7 @@ class CellFinder:
         ]
 
     def _of_part(self, image: CropImage, wanted: Foreground, frame: Frame, number: int) -> CellGrid:
-        if wanted.level is None:
-            level = coarse_enough(image.levels(wanted.part), frame, number)
-        else:
-            level = image.level(wanted.part, wanted.level)
+        level = image.level(wanted.part, wanted.level)
         pool = pooling(level, frame, number)
         return placed_cells(self._cells(level, pool, wanted.classes), pool, level, frame, number)
 
@@ -103,6 +102,7 @@ class CellFinder:
         cells = self._load(key, shape)
         if cells is None:
             self.num_read += 1
+            _LOG.info("reading the labels in %s %s once", level.array.place, list(level.array.shape))
             with BoxReader(cache=0) as reader:
                 cells = label_cells(level, pool, classes, reader)
             self._save(key, cells)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -17,23 +17,11 @@ from rankwise.data.store.boxes import BoxRequest
 from rankwise.data.store.reader import BoxReader
 from rankwise.errors import ConfigError
 
-__all__ = ["coarse_enough", "given_cells", "label_cells", "pooling"]
+__all__ = ["given_cells", "label_cells", "pooling"]
 
 # Cells are at most this part of a crop, so that a crop around one of its points holds most of it.
 _CELLS_PER_CROP = 8
 _BATCH_BYTES = 32 << 20
-
-
-def coarse_enough(levels: tuple[Level, ...], frame: Frame, image: int) -> Level:
-    """Return the coarsest level that still shows what lies in a crop: four elements along each cropped axis."""
-    for level in reversed(levels):
-        linked = linked_axes(level, frame)
-        extents = [_extent_in(level, frame, image, axis, reference) for axis, reference in enumerate(linked)]
-        if all(
-            extent >= 4 for extent, reference in zip(extents, linked, strict=True) if reference >= frame.num_stepped
-        ):
-            return level
-    return levels[0]
 
 
 def pooling(level: Level, frame: Frame, image: int) -> tuple[int, ...]:
@@ -56,19 +44,18 @@ def _extent_in(level: Level, frame: Frame, image: int, axis: int, reference: int
 def label_cells(level: Level, pool: tuple[int, ...], classes: tuple[int, ...] | None, reader: BoxReader) -> BoolArray:
     """Return which cells of an array hold one of the classes (None = anything but 0), bool, one axis per array axis.
 
-    Reads the whole array, piece by piece.
+    Reads the whole array, each chunk once, a few of them at a time.
 
     Raises:
         DataError: the array cannot be read.
     """
     array = level.array
     cells = np.zeros([-(-size // step) for size, step in zip(array.shape, pool, strict=True)], dtype=np.bool_)
-    piece = tuple(
-        min(-(-size // step), max(1, chunk // step)) * step
-        for size, step, chunk in zip(array.shape, pool, array.chunks, strict=True)
-    )
-    for starts in _batches(array.shape, piece, array.dtype.itemsize):
-        values = np.empty((len(starts), *piece), dtype=array.dtype)
+    piece = tuple(max(1, min(size, chunk)) for size, chunk in zip(array.shape, array.chunks, strict=True))
+    at_once = max(1, _BATCH_BYTES // (math.prod(piece) * array.dtype.itemsize))
+    buffer = np.empty((at_once, *piece), dtype=array.dtype)
+    for starts in _batches(array.shape, piece, at_once):
+        values = buffer[: len(starts)]
         request = BoxRequest(
             arrays=(array,),
             which=np.zeros(len(starts), dtype=np.int64),
@@ -80,14 +67,14 @@ def label_cells(level: Level, pool: tuple[int, ...], classes: tuple[int, ...] | 
         (report,) = reader.read([(reader.plan(request), values)])
         if report.errors:
             raise report.errors[0].error
-        for start, value in zip(starts.tolist(), _chosen(values, classes), strict=True):
-            place = tuple(slice(s // p, s // p + e // p) for s, p, e in zip(start, pool, piece, strict=True))
-            cells[place] = _pooled(value, pool)[tuple(slice(0, n) for n in cells[place].shape)]
+        found = _chosen(values, classes)
+        for start, value in zip(starts.tolist(), found, strict=True):
+            if value.any():
+                _mark(cells, start, value, pool)
     return cells
 
 
-def _batches(shape: tuple[int, ...], piece: tuple[int, ...], itemsize: int) -> Iterator[IntArray]:
-    size = max(1, _BATCH_BYTES // (math.prod(piece) * itemsize))
+def _batches(shape: tuple[int, ...], piece: tuple[int, ...], size: int) -> Iterator[IntArray]:
     starts = itertools.product(*(range(0, total, step) for total, step in zip(shape, piece, strict=True)))
     while batch := list(itertools.islice(starts, size)):
         yield np.array(batch, dtype=np.int64)
@@ -98,9 +85,18 @@ def _chosen(values: NDArray, classes: tuple[int, ...] | None) -> BoolArray:
     return np.asarray(found, dtype=np.bool_)
 
 
-def _pooled(value: BoolArray, pool: tuple[int, ...]) -> BoolArray:
-    split = [part for extent, step in zip(value.shape, pool, strict=True) for part in (extent // step, step)]
-    return np.asarray(value.reshape(split).any(axis=tuple(range(1, len(split), 2))), dtype=np.bool_)
+def _mark(cells: BoolArray, start: Sequence[int], value: BoolArray, pool: tuple[int, ...]) -> None:
+    """Choose the cells that meet a chosen element of a piece; neither has to begin where the other does."""
+    low = [s // p for s, p in zip(start, pool, strict=True)]
+    high = [-(-(s + e) // p) for s, e, p in zip(start, value.shape, pool, strict=True)]
+    before = [s - a * p for s, a, p in zip(start, low, pool, strict=True)]
+    whole = np.zeros([(b - a) * p for a, b, p in zip(low, high, pool, strict=True)], dtype=np.bool_)
+    whole[tuple(slice(b, b + e) for b, e in zip(before, value.shape, strict=True))] = value
+    split = [part for a, b, p in zip(low, high, pool, strict=True) for part in (b - a, p)]
+    held = np.asarray(whole.reshape(split).any(axis=tuple(range(1, len(split), 2))), dtype=np.bool_)
+    place: BoolArray = cells[tuple(map(slice, low, high))]
+    # A piece at the edge is padded with its last element, which may fill cells beyond the array.
+    place |= held[tuple(map(slice, place.shape))]
 
 
 def placed_cells(cells: BoolArray, pool: tuple[int, ...], level: Level, frame: Frame, image: int) -> CellGrid:

@@ -25,13 +25,14 @@ class Foreground:
         part: the part of the images that holds labels, such as "label".
         fraction: which share of the crops, 0 to 1.
         classes: the labels that count; None = all but 0.
-        level: the level that is looked at; None = the coarsest that still shows what lies in a crop.
+        level: the level of the labels that is looked at, 0 is the finest. A coarser one is read faster, but may lack
+            small objects, all the more where levels were made by striding.
     """
 
     part: str
     fraction: float
     classes: tuple[int, ...] | None = None
-    level: int | None = None
+    level: int = 0
 
     def __post_init__(self) -> None:
         _check_share("a foreground's fraction", self.fraction)
@@ -45,12 +46,12 @@ class Mask:
         source: a part of the images (what is not 0 is allowed), or a function that returns an array for an image, which
             covers it along the cropped axes at any resolution; None from it allows all.
         share: for tiles: which share must lie in the mask at least; 0 = anything at all.
-        level: for a part: the level that is looked at; None = the coarsest that still shows what lies in a crop.
+        level: for a part: the level that is looked at, 0 is the finest; see `Foreground`.
     """
 
     source: str | Callable[[CropImage], NDArray | None]
     share: float = 0.0
-    level: int | None = None
+    level: int = 0
 
     def __post_init__(self) -> None:
         _check_share("a mask's share", self.share)
