@@ -7,7 +7,6 @@ import math
 import zipfile
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -34,13 +33,13 @@ def write_arrays(file: BinaryIO, tree: Any) -> None:
                 np.lib.format.write_array(member, array, allow_pickle=False)
 
 
-def read_arrays(path: Path) -> Any:
+def read_arrays(file: BinaryIO) -> Any:
     """Return the tree of a file; runs no code of it.
 
     Raises:
         Exception: it is damaged, or something else.
     """
-    with zipfile.ZipFile(path) as archive:
+    with zipfile.ZipFile(file) as archive:
 
         def load(number: int) -> NDArray:
             with archive.open(f"{number}.npy") as member:

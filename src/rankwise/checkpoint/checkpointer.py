@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from rankwise.checkpoint.manifest import CheckpointInfo, folders, refuse_later_format, step_of, verify
 from rankwise.checkpoint.parts import as_part
-from rankwise.checkpoint.publishing import Fence, clean, prune
+from rankwise.checkpoint.publishing import Fence, clean, prune, set_aside
 from rankwise.checkpoint.restoring import RestoreReport, decide, load_part, read_part
-from rankwise.checkpoint.saving import save_job, write_checkpoint
+from rankwise.checkpoint.saving import SaveJob, save_job, write_checkpoint
 from rankwise.checkpoint.together import take_together
 from rankwise.data.contract import JSON
 from rankwise.errors import CheckpointError, ConfigError
@@ -30,7 +30,8 @@ class Checkpointer:
     unpickling: restoring runs no code of the checkpoint.
 
     Args:
-        folder: where the ``step-*`` folders lie; made at the first save.
+        folder: where the ``step-*`` folders lie; made at the first save. Of a run directory, which holds none itself,
+            its ``checkpoints`` are read.
         world: default ``World.current()``.
         keep: how many of the newest stay, at least 1; None keeps all.
         keep_every: steps that are multiples of it stay for ever.
@@ -64,12 +65,13 @@ class Checkpointer:
         self._fence = fence
         self._attempt = attempt
         self._cleaned = False
-        self._said: set[str] = set()
+        self._skipped: dict[Path, str] = {}
 
     def save(self, step: int, parts: Mapping[str, Any], *, meta: Mapping[str, JSON] | None = None) -> Path:
         """Write a checkpoint and publish it. Every rank must call it, with the same step and part names.
 
-        A checkpoint of the same step is replaced. The first save also removes what killed saves left behind.
+        A checkpoint of the same step is replaced. The first save also removes what killed saves left behind. What
+        `newest` has skipped is never removed: it is renamed to ``skipped-step-*``.
 
         Args:
             step: optimizer steps done.
@@ -86,14 +88,12 @@ class Checkpointer:
             ConfigError, DesyncError: wrong arguments, or different ones on the ranks.
         """
         what = f"saving step {step} in {self.folder}"
-        if not self._cleaned:
-            take_together(self._world, what, self._clean)
-            self._cleaned = True
-        job = take_together(
-            self._world,
-            what,
-            lambda: save_job(self.folder, self._world, step=step, attempt=self._attempt, parts=parts, meta=meta),
-        )
+
+        def prepare() -> SaveJob:
+            self._clean()
+            return save_job(self.folder, self._world, step=step, attempt=self._attempt, parts=parts, meta=meta)
+
+        job = take_together(self._world, what, prepare)
         write_checkpoint(job, self._world, self._fence)
         take_together(self._world, f"pruning {self.folder}", lambda: self._prune(job.target))
         return job.target
@@ -102,14 +102,15 @@ class Checkpointer:
         """Return the newest whole checkpoint, None if there is none. Every rank must call it; all get the same answer.
 
         The main rank reads all files of the candidates and compares their checksums; a damaged candidate is skipped,
-        with a warning that gives the reason. One that a later rankwise saved is not skipped: that would go back behind
-        its steps.
+        with a warning that gives the reason. One that cannot be read now, or that a later rankwise saved, is not
+        skipped: that would go back behind its steps.
 
         Args:
             step: only those of at most this step.
 
         Raises:
-            CheckpointError: a candidate has a format that came later; on every rank.
+            CheckpointError: a candidate cannot be read now (permissions, storage), has a format that came later, or
+                there are candidates and all are damaged; on every rank.
         """
         found = take_together(self._world, f"looking for checkpoints in {self.folder}", lambda: self._find(step))
         answer: CheckpointInfo | None = self._world.broadcast_object(found)
@@ -132,7 +133,7 @@ class Checkpointer:
             What was restored; None if there is no checkpoint.
 
         Raises:
-            CheckpointError: a part is missing, does not fit, or cannot be read; on every rank.
+            CheckpointError: as of `newest`; or a part is missing, does not fit, or cannot be read; on every rank.
         """
         chosen = self.newest() if info is None else info
         if chosen is None:
@@ -171,23 +172,47 @@ class Checkpointer:
     def _find(self, step: int | None) -> CheckpointInfo | None:
         if not self._world.is_main:
             return None
-        for folder in folders(self.folder):
-            if step is not None and step_of(folder) > step:
-                continue
+        try:
+            found = list(folders(self.folder)) or list(folders(self.folder / "checkpoints"))
+            return self._first_whole([folder for folder in found if step is None or step_of(folder) <= step])
+        except OSError as error:
+            raise CheckpointError(
+                f"a checkpoint cannot be read now, which is no damage, so it was not skipped: {error}; mend storage or "
+                "permissions and start again, or move its folder away to go on from an earlier one"
+            ) from error
+
+    def _first_whole(self, candidates: list[Path]) -> CheckpointInfo | None:
+        skipped: dict[Path, str] = {}
+        whole = None
+        for folder in candidates:
             refuse_later_format(folder)
             try:
-                return verify(folder)
+                whole = verify(folder)
+                break
             except CheckpointError as error:
-                if str(folder) not in self._said:
-                    warnings.warn(f"skipped the checkpoint {folder}: {error}", stacklevel=4)
-                    self._said.add(str(folder))
-        return None
+                skipped[folder] = str(error)
+        if skipped and whole is None:
+            reasons = "\n".join(f"  {folder}: {reason}" for folder, reason in skipped.items())
+            raise CheckpointError(
+                f"there are checkpoints, and none of them is whole:\n{reasons}\nNothing was removed. Restore one from "
+                "a copy; or move them away to begin anew (of a whole run: --fresh, or Trainer(fresh=True))."
+            )
+        for folder in skipped.keys() - self._skipped.keys():
+            warnings.warn(f"skipped the checkpoint {folder}: {skipped[folder]}", stacklevel=5)
+        self._skipped |= skipped
+        return whole
 
     def _clean(self) -> None:
-        if self._world.is_main:
-            with self._fence():
-                self.folder.mkdir(parents=True, exist_ok=True)
-                clean(self.folder)
+        """Before a save: once what killed saves left, and whatever was skipped since the one before."""
+        if not self._world.is_main or (self._cleaned and not self._skipped):
+            return
+        with self._fence():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            for folder in self._skipped:
+                set_aside(folder)
+            self._skipped.clear()
+            clean(self.folder)
+        self._cleaned = True
 
     def _prune(self, newest: Path) -> None:
         if self._world.is_main:

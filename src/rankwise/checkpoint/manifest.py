@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import math
+import os
 import re
+import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO
 
 from rankwise._version import __version__
 from rankwise.data.contract import JSON
@@ -21,8 +24,10 @@ __all__ = [
     "PartRecord",
     "encode_manifest",
     "folders",
+    "open_inside",
     "read_manifest",
     "refuse_later_format",
+    "sound_folders",
     "step_of",
     "verify",
 ]
@@ -34,6 +39,9 @@ _ARRAYS = ".npz"
 _NAME = re.compile(r"(?:\.old-)?step-(\d{10,})")
 _BLOCK_BYTES = 1 << 20
 _NONFINITE = "__nonfinite__"
+# What a path inside a checkpoint meets when the checkpoint is damaged; every other error is the storage's, and passes.
+_MISSING = (errno.ENOENT,)
+_FOREIGN = (errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENXIO, errno.ENAMETOOLONG)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,16 +112,20 @@ def read_manifest(folder: Path) -> CheckpointInfo:
 
     Raises:
         CheckpointError: it is missing, damaged or of another format; the message gives the reason alone.
+        OSError: it cannot be read now.
     """
     body = _read_body(folder)
     if body.get("format") not in _FORMATS:
         raise CheckpointError(f"it has format {body.get('format')}; this rankwise reads format {_known()}")
-    parts = {
-        name: PartRecord(scope=part["scope"], files=tuple(FileRecord(**file) for file in part["files"]))
-        for name, part in body["parts"].items()
-    }
     keys = ("step", "attempt", "world_size", "time", "versions", "meta")
-    facts = {key: body[key] for key in keys}
+    try:
+        parts = {
+            name: PartRecord(scope=part["scope"], files=tuple(FileRecord(**file) for file in part["files"]))
+            for name, part in body["parts"].items()
+        }
+        facts = {key: body[key] for key in keys}
+    except (KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"its manifest.json does not say all that it should ({error})") from error
     return CheckpointInfo(path=folder, parts=parts, **{**facts, "meta": _loose(facts["meta"])})
 
 
@@ -122,6 +134,7 @@ def refuse_later_format(folder: Path) -> None:
 
     Raises:
         CheckpointError: it is of a later format; the message says of which, and what to do.
+        OSError: it cannot be read now.
     """
     try:
         body = _read_body(folder)
@@ -143,12 +156,58 @@ def verify(folder: Path) -> CheckpointInfo:
 
     Raises:
         CheckpointError: it is not whole; the message gives the reason alone.
+        OSError: it cannot be read now, which says nothing about whether it is whole.
     """
     info = read_manifest(folder)
     for part in info.parts.values():
         for file in part.files:
-            _verify_file(folder / file.path, file)
+            _verify_file(folder, file)
     return info
+
+
+def open_inside(folder: Path, name: str) -> BinaryIO:
+    """Open a regular file of a checkpoint; nothing outside its folder, and nothing that reading would wait for.
+
+    No link is followed below `folder`, so neither `name` nor a link leads elsewhere; a FIFO or a device is not opened
+    for reading, however it is called.
+
+    Args:
+        folder: the checkpoint.
+        name: path inside it, with ``/``.
+
+    Raises:
+        CheckpointError: it is not there, is no regular file, or lies outside; the message gives the reason alone.
+        OSError: it cannot be opened now.
+    """
+    steps = PurePosixPath(name).parts
+    if not steps or steps[0] == "/" or ".." in steps or "\0" in name:
+        raise CheckpointError(f"its manifest.json names {name!r}, which is no file inside it")
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        at = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        for step in steps[:-1]:
+            above, at = at, _open_at(at, step, flags | os.O_DIRECTORY)
+            os.close(above)
+        file = _open_at(at, steps[-1], flags | os.O_NONBLOCK)
+        os.close(at)
+    except OSError as error:
+        if error.errno in _MISSING:
+            raise CheckpointError(f"it has no {name}") from error
+        if error.errno in _FOREIGN:
+            raise CheckpointError(f"{name} is no regular file (a link, FIFO or device is not followed)") from error
+        raise OSError(error.errno, error.strerror, str(folder / name)) from error
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise CheckpointError(f"{name} is no regular file (a link, FIFO or device is not followed)")
+    return os.fdopen(file, "rb")
+
+
+def _open_at(folder: int, name: str, flags: int) -> int:
+    try:
+        return os.open(name, flags, dir_fd=folder)
+    except BaseException:
+        os.close(folder)
+        raise
 
 
 def folders(root: Path) -> Iterator[Path]:
@@ -156,17 +215,33 @@ def folders(root: Path) -> Iterator[Path]:
 
     A later attempt that went back to an earlier step leaves the steps beyond it behind: they are not the newest.
     A folder set aside for its replacement counts as long as the replacement is not there.
+
+    Raises:
+        OSError: the folder, or what tells the order, cannot be read now.
     """
-    found = []
-    for folder in root.iterdir() if root.is_dir() else ():
-        name = _NAME.fullmatch(folder.name)
-        if name is None or not folder.is_dir():
-            continue
-        if folder.name.startswith(".old-") and (root / folder.name.removeprefix(".old-")).exists():
-            continue
-        found.append((_attempt(folder), int(name[1]), folder))
+    found = [(_attempt(folder), step_of(folder), folder) for folder in _candidates(root)]
     for _, _, folder in sorted(found, reverse=True):
         yield folder
+
+
+def sound_folders(root: Path) -> list[Path]:
+    """Return those of `folders` whose manifest is whole and can be read now: all that pruning may count and remove."""
+    found = []
+    for folder in _candidates(root):
+        try:
+            found.append((read_manifest(folder).attempt, step_of(folder), folder))
+        except (CheckpointError, OSError):
+            continue
+    return [folder for _, _, folder in sorted(found, reverse=True)]
+
+
+def _candidates(root: Path) -> list[Path]:
+    try:
+        with os.scandir(root) as entries:
+            names = {entry.name for entry in entries if _NAME.fullmatch(entry.name) and entry.is_dir()}
+    except FileNotFoundError:
+        return []
+    return [root / name for name in names if not (name.startswith(".old-") and name.removeprefix(".old-") in names)]
 
 
 def step_of(folder: Path) -> int:
@@ -177,16 +252,25 @@ def step_of(folder: Path) -> int:
 
 
 def _read_body(folder: Path) -> dict[str, Any]:
+    content = b"".join(_blocks(folder, "manifest.json"))
     try:
-        body: dict[str, Any] = json.loads((folder / "manifest.json").read_bytes())
+        body: dict[str, Any] = json.loads(content)
         digest = body.pop("sha256", None)
-    except FileNotFoundError as error:
-        raise CheckpointError("it has no manifest.json") from error
-    except (OSError, ValueError, AttributeError, TypeError) as error:
+    except (ValueError, AttributeError, TypeError) as error:
         raise CheckpointError(f"its manifest.json cannot be read ({error})") from error
     if digest != _digest(body):
         raise CheckpointError("its manifest.json is damaged (checksum)")
     return body
+
+
+def _blocks(folder: Path, name: str) -> Iterator[bytes]:
+    """Yield a file of a checkpoint; errors as of `open_inside`."""
+    with open_inside(folder, name) as file:
+        try:
+            while block := file.read(_BLOCK_BYTES):
+                yield block
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(folder / name)) from error
 
 
 def _format_of(info: CheckpointInfo) -> int:
@@ -201,20 +285,16 @@ def _known() -> str:
 def _attempt(folder: Path) -> int:
     # a damaged one sorts last among its peers only if nothing else is known about it: trust the number if it is there
     try:
-        return int(json.loads((folder / "manifest.json").read_bytes())["attempt"])
-    except (OSError, ValueError, KeyError, TypeError):
+        return int(json.loads(b"".join(_blocks(folder, "manifest.json")))["attempt"])
+    except (CheckpointError, ValueError, KeyError, TypeError):
         return 1 << 62  # look at it first, so that its damage is said
 
 
-def _verify_file(path: Path, record: FileRecord) -> None:
-    try:
-        with path.open("rb") as file:
-            digest, num_bytes = hashlib.sha256(), 0
-            while block := file.read(_BLOCK_BYTES):
-                digest.update(block)
-                num_bytes += len(block)
-    except OSError as error:
-        raise CheckpointError(f"{record.path} cannot be read ({error.strerror})") from error
+def _verify_file(folder: Path, record: FileRecord) -> None:
+    digest, num_bytes = hashlib.sha256(), 0
+    for block in _blocks(folder, record.path):
+        digest.update(block)
+        num_bytes += len(block)
     if num_bytes != record.bytes:
         raise CheckpointError(f"{record.path} has {num_bytes} bytes instead of {record.bytes}")
     if digest.hexdigest() != record.sha256:

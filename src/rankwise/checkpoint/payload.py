@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, cast
 import numpy as np
 
 from rankwise.checkpoint.arrays_file import read_arrays, write_arrays
-from rankwise.checkpoint.manifest import FileRecord
+from rankwise.checkpoint.manifest import FileRecord, open_inside
 from rankwise.checkpoint.tensors_file import MARK, ordered_like, read_tensors, write_tensors
 from rankwise.data.contract import NDArray
 from rankwise.errors import CheckpointError
@@ -47,18 +47,19 @@ def write_payload(root: Path, name: str, tree: Any) -> FileRecord:
     return FileRecord(path=record, bytes=sink.num_bytes, sha256=sink.digest.hexdigest())
 
 
-def read_payload(path: Path) -> Any:
-    """Return the tree of a file, tensors on the CPU.
+def read_payload(folder: Path, name: str) -> Any:
+    """Return the tree of a file of a checkpoint, tensors on the CPU.
 
     Raises:
         CheckpointError: it cannot be read.
     """
     try:
-        return read_arrays(path) if path.suffix == ".npz" else read_tensors(path)
+        with open_inside(folder, name) as file:
+            return read_arrays(file) if name.endswith(".npz") else read_tensors(file)
     except CheckpointError as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
+        raise CheckpointError(f"{folder / name} cannot be read: {error}") from error
     except Exception as error:
-        raise CheckpointError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
+        raise CheckpointError(f"{folder / name} cannot be read: {type(error).__name__}: {error}") from error
 
 
 def encode(tree: Any, place: str) -> Any:

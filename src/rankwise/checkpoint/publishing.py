@@ -1,7 +1,7 @@
 """Moving checkpoints into place and out of it, so that a kill at any moment leaves a whole one to be found.
 
 Names inside the folder: ``step-*`` is published, ``.tmp-*`` is being written, ``.old-*`` was set aside while its
-replacement moved in, ``.del-*`` is being deleted.
+replacement moved in, ``.del-*`` is being deleted, ``skipped-step-*`` was found damaged and is kept.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from rankwise._files import fsync_folder
-from rankwise.checkpoint.manifest import folders, step_of
+from rankwise.checkpoint.manifest import sound_folders, step_of
 
-__all__ = ["Fence", "clean", "folder_name", "prune", "publish"]
+__all__ = ["Fence", "clean", "folder_name", "prune", "publish", "set_aside"]
 
 Fence = Callable[[], AbstractContextManager[Any]]
 
@@ -54,12 +54,15 @@ def clean(root: Path) -> None:
 
 
 def prune(root: Path, *, keep: int | None, keep_every: int | None, newest: Path, fence: Fence) -> None:
-    """Remove all but the `keep` newest checkpoints; `newest` and every `keep_every`-th step stay."""
+    """Remove all but the `keep` newest checkpoints; `newest` and every `keep_every`-th step stay.
+
+    What is damaged, cannot be read now or has a later format neither counts nor goes.
+    """
     if keep is None:
         return
     doomed = []
     with fence():
-        for folder in [newest, *(other for other in folders(root) if other != newest)][keep:]:
+        for folder in [newest, *(other for other in sound_folders(root) if other != newest)][keep:]:
             if keep_every is not None and step_of(folder) % keep_every == 0:
                 continue
             # a folder that is half deleted must not look like a checkpoint
@@ -70,6 +73,15 @@ def prune(root: Path, *, keep: int | None, keep_every: int | None, newest: Path,
             doomed.append(gone)
     for gone in doomed:  # outside the fence: deleting gigabytes takes a while
         shutil.rmtree(gone, ignore_errors=True)
+
+
+def set_aside(folder: Path) -> None:
+    """Take a damaged checkpoint out of the way of the next ones, and keep it. Call it inside the fence."""
+    name, number = f"skipped-{folder.name.removeprefix('.old-')}", 1
+    while (aside := folder.with_name(name if number == 1 else f"{name}.{number}")).exists():
+        number += 1
+    with contextlib.suppress(FileNotFoundError):
+        os.rename(folder, aside)  # noqa: PTH104
 
 
 def _delete(folder: Path) -> None:

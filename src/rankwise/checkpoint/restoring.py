@@ -97,10 +97,10 @@ def read_part(info: CheckpointInfo, name: str, part: Stateful | None, world: Wor
     """
     record = info.parts[name]
     if record.scope == "replicated":
-        return read_payload(info.path / record.files[0].path)
+        return read_payload(info.path, record.files[0].path)
     if info.world_size == world.world_size:
-        return read_payload(info.path / record.files[world.rank].path)
-    states = [read_payload(info.path / file.path) for file in record.files]
+        return read_payload(info.path, record.files[world.rank].path)
+    states = [read_payload(info.path, file.path) for file in record.files]
     merge = getattr(part, "merge_states", None)
     if merge is not None:
         return merge(states if world.is_main else [])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -25,7 +24,7 @@ def write_tensors(file: BinaryIO, tree: Any) -> None:
     torch.save(_marked(tree), file)
 
 
-def read_tensors(path: Path) -> Any:
+def read_tensors(file: BinaryIO) -> Any:
     """Return the tree of a file, tensors on the CPU; runs no code of it.
 
     Raises:
@@ -36,7 +35,7 @@ def read_tensors(path: Path) -> Any:
         import torch
     except ImportError as error:
         raise CheckpointError("it holds tensors, which need torch: pip install 'rankwise[train]'") from error
-    return _unmarked(torch.load(path, map_location="cpu", weights_only=True))
+    return _unmarked(torch.load(file, map_location="cpu", weights_only=True))
 
 
 def ordered_like(model: Any, items: list[tuple[Any, Any]]) -> Any:
