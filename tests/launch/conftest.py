@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-DEADLINE_S = 60.0
+DEADLINE_S = 240.0  # for machines that many share
 
 
 class Launcher:

@@ -1,8 +1,13 @@
 """A launch that hangs is stopped, and the rank that holds the others up is named."""
 
+import os
+import time
+from pathlib import Path
+
 import pytest
 
-from rankwise.launch.hang import _place, _waits
+from rankwise.launch.hang import _choose, _place, _waits
+from rankwise.vitals import Vital
 
 WAIT = """
     import os, sys, time
@@ -109,6 +114,88 @@ def test_a_script_that_never_beats_may_be_silent(launcher):
     assert (silent.wait(60), beating.wait(60)) == (0, 0)
 
 
+IN_STEP = """
+    import sys, threading, time
+    import torch, torch.distributed as dist
+    from rankwise import bind, vitals
+    there = threading.Event()
+    def live_until_there():  # however long it takes to come there
+        while not there.wait(0.2):
+            vitals.beat()
+    threading.Thread(target=live_until_there, daemon=True).start()
+    def computes_for_ever():
+        time.sleep(1000)
+    with bind(timeout=600) as world:
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+        for step in range(4):
+            vitals.beat(epoch=0, step=step)
+            loss = model(torch.randn(2, 4)).sum()
+            if step == 2:
+                world.barrier()
+                there.set()
+                if world.rank == 1:
+                    {deed}
+            loss.backward()
+"""
+
+
+def test_a_rank_asleep_in_its_step_is_named(launcher):
+    """DDP waits in C++ inside `backward`, without a frame of a collective: the rank that is elsewhere is named."""
+    script = launcher.script(IN_STEP.format(deed="computes_for_ever()"))
+    done = launcher.run("--nproc", 3, "--hang-timeout", 5, "--shutdown-timeout", 1, script)
+    assert "rank 1 of 3 on " in done.stderr
+    assert "in computes_for_ever): no rank has made progress" in done.stderr
+    assert "the others wait for it in a collective" in done.stderr
+
+
+@pytest.mark.parametrize("deed", ["sys.exit(0)", "import os; os._exit(0)"])
+def test_a_rank_that_leaves_early_is_named(launcher, deed):
+    """A rank that ends well in the middle is the cause of what the others die of, and their stacks show where."""
+    done = launcher.run("--nproc", 3, launcher.script(IN_STEP.format(deed=deed)))
+    assert done.returncode == 1
+    assert "rank 1 of 3 on " in done.stderr
+    assert "had finished (exit 0) while rank " in done.stderr
+    assert "loss.backward()" in done.stderr
+    assert "rank 0: collateral" in done.stderr
+    assert "rank 2: collateral" in done.stderr
+
+
+def test_a_rank_that_arrives_late_shows_its_stacks(launcher):
+    """Ranks that give up waiting for one that has not come are collateral: where it stands is shown."""
+    script = launcher.script("""
+        import os, time
+        def reads_a_large_file():
+            time.sleep(1000)
+        if os.environ["RANK"] == "1":
+            reads_a_large_file()
+        from rankwise import bind
+        with bind(timeout=3):
+            pass
+    """)
+    done = launcher.run("--nproc", 3, "--shutdown-timeout", 1, script)
+    assert "rank 1 of 3 on " in done.stderr
+    assert "gave up waiting for it (rankwise.errors.WorldError)" in done.stderr
+    assert "script.py:4 in reads_a_large_file" in done.stderr
+    assert "rank 0: collateral" in done.stderr
+
+
+def test_a_rank_that_has_left_is_named_where_the_others_wait_on(launcher):
+    """The others do not notice (they wait for each other): with --hang-timeout the one that ended well is named."""
+    script = launcher.script("""
+        import os, sys, time
+        from rankwise import vitals
+        vitals.beat()
+        if os.environ["RANK"] == "1":
+            sys.exit(0)
+        exec(compile("import time; time.sleep(1000)", "/site/torch/distributed/distributed_c10d.py", "exec"))
+    """)
+    done = launcher.run("--nproc", 3, "--hang-timeout", 3, "--shutdown-timeout", 1, script)
+    assert done.returncode == 1
+    assert "rank 1 of 3 on " in done.stderr
+    assert "had finished (exit 0) while rank " in done.stderr
+    assert "---- rank 0 on " in done.stderr or "---- rank 2 on " in done.stderr
+
+
 STACKS = """Thread 0x00007f3a4 (most recent call first):
   File "/usr/lib/python3.11/threading.py", line 331 in wait
   File "/x/vitals/recorder.py", line 70 in _keep_beating
@@ -123,6 +210,80 @@ Current thread 0x00007f3a5 (most recent call first):
 @pytest.mark.parametrize("text", [STACKS, STACKS.replace("Current thread", "Thread")])
 def test_stacks_are_read(text):
     """The main thread is the last one; its first frame inside a collective means waiting."""
-    assert _waits(text)
+    assert _waits(text) == 2
     assert not _waits(text.replace("torch/distributed", "mine"))
     assert "recorder" not in _place(text)
+
+
+def stack(*frames):
+    lines = [f'  File "{file}", line 1 in {name}' for file, name in frames]
+    return "\n".join(["Current thread 0x1 (most recent call first):", *lines, ""])
+
+
+MINE = ("/home/me/train.py", "step")
+SITE = "/v/lib/python3.11/site-packages/"
+
+
+@pytest.mark.parametrize(
+    ("frames", "surely"),
+    [
+        (
+            [(SITE + "torch/autograd/graph.py", "_engine_run_backward"), (SITE + "torch/_tensor.py", "backward"), MINE],
+            1,
+        ),
+        ([("/home/me/ops.py", "forward"), (SITE + "torch/autograd/function.py", "apply"), MINE], 0),
+        (
+            [
+                (SITE + "torch/distributed/rpc/__init__.py", "<module>"),
+                ("<frozen importlib._bootstrap>", "_load"),
+                MINE,
+            ],
+            0,
+        ),
+        ([("/home/me/hook.py", "hook"), (SITE + "torch/distributed/algorithms/hooks.py", "run"), MINE], 0),
+        ([(SITE + "mine/net.py", "forward"), (SITE + "torch/distributed/fsdp/x.py", "forward"), MINE], 0),
+        ([MINE], 0),
+        ([], 0),
+    ],
+)
+def test_what_counts_as_waiting(frames, surely):
+    """A backward pass may wait; an import never does, nor does what the user's code does inside a library's call."""
+    assert _waits(stack(*frames)) == surely
+
+
+def vital(rank, step=5, phase="train", progress_s=0.0):
+    now = time.monotonic()
+    return Vital(
+        folder=Path(), rank=rank, pid=os.getpid(), host="h", signum=0, start_s=now, heartbeat_s=now,
+        progress_s=now - progress_s, num_beats=1, epoch=0, step=step, phase=phase,
+    )  # fmt: skip
+
+
+BACKWARD = stack((SITE + "torch/autograd/graph.py", "_engine_run_backward"), MINE)
+COLLECTIVE = stack((SITE + "torch/distributed/distributed_c10d.py", "barrier"), MINE)
+SYNCHRONISES = stack(MINE)  # a copy from the GPU waits in C, in the user's own line
+ELSEWHERE = stack(("/home/me/train.py", "asleep"), MINE)
+
+
+@pytest.mark.parametrize(
+    ("stacks", "named", "why"),
+    [
+        ([BACKWARD, BACKWARD, ELSEWHERE], 2, "the others wait for it"),
+        ([COLLECTIVE, ELSEWHERE], 1, "the others wait for it"),
+        ([COLLECTIVE, BACKWARD], 1, "the others wait for it"),
+        ([SYNCHRONISES, ELSEWHERE, SYNCHRONISES], 1, "it stands elsewhere than the others (2 of 3 are at"),
+        ([COLLECTIVE, COLLECTIVE], 0, "all ranks are at the same place"),
+        ([SYNCHRONISES, ELSEWHERE], 0, "the ranks are at different places"),
+    ],
+)
+def test_who_is_named(stacks, named, why):
+    """At the same step: who does not wait, who stands elsewhere than most; never "the same place" when it is not."""
+    found = [vital(rank, progress_s=1.0 if rank == 0 else 0.0) for rank in range(len(stacks))]
+    culprit, told = _choose(found, dict(enumerate(stacks)))
+    assert culprit.rank == named
+    assert told.startswith(why)
+
+
+def test_who_waits_is_not_named_for_being_behind():
+    """A rank asleep after its step holds up those that are still in it."""
+    assert _choose([vital(0, step=5), vital(1, step=4)], {0: ELSEWHERE, 1: COLLECTIVE})[0].rank == 0

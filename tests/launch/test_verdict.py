@@ -1,12 +1,14 @@
 """The root cause is the earliest failure that is not the consequence of another."""
 
 import signal
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankwise.launch.report import Report
+from rankwise.errors import CheckpointError, DesyncError
+from rankwise.launch.report import Report, make_report
 from rankwise.launch.verdict import RankEnd, decide, is_collateral
 
 GLOO_CLOSED = "[/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:12199"
@@ -22,7 +24,7 @@ def report(rank, time_s, kind="ValueError", message="x", *, peers=(), causes=(),
         type=kind,
         message=message,
         causes=causes,
-        traceback=f"trace of {rank}",
+        traceback=f'File "/site/torch/distributed/distributed_c10d.py", trace of {rank}',
         exitcode=exitcode,
         peers=peers,
     )
@@ -49,6 +51,7 @@ def ended(rank, time_s, status, **more):
             True,
         ),
         ("rankwise.errors.StepError", "no", {"causes": (f"RuntimeError: {GLOO_CLOSED}",)}, True),
+        ("rankwise.errors.WorldError", "1 of 3 ranks did not arrive in time: 1. Look at their output", {}, True),
         ("rankwise.errors.DesyncError", "rank 2 failed", {"peers": (2,)}, True),
         ("rankwise.errors.DesyncError", "ranks differ", {"peers": (0, 1)}, False),
         ("ValueError", "the timeout must be positive", {}, False),
@@ -81,13 +84,38 @@ def test_what_we_did_is_not_a_failure():
     assert decide([stopped, raised(1, 1.0)]).rank == 1
 
 
-def test_a_rank_that_left_early_is_named():
-    """Everybody lost rank 1, which had finished well: the ranks do not call the same collectives."""
-    verdict = decide([raised(0, 2.0, "RuntimeError", GLOO_CLOSED), ended(1, 1.0, 0)])
-    assert verdict.rank == 1
+@pytest.mark.parametrize("message", [GLOO_CLOSED, GLOO_TIMEOUT])
+@pytest.mark.parametrize(
+    "left", [ended(1, 1.0, 0), ended(1, 2.9, 0), ended(1, 60.0, -9, sent=9, sent_s=7.0, finished_s=2.1)]
+)
+def test_a_rank_that_left_early_is_named(message, left):
+    """Everybody lost rank 1, which had finished well; that its end is seen after theirs does not matter."""
+    verdict = decide([raised(0, 2.0, "RuntimeError", message), left])
+    assert (verdict.rank, verdict.witness) == (1, 0)
     assert "had finished (exit 0) while rank 0 still waited" in verdict.headline
-    assert verdict.detail == "trace of 0"
+    assert "trace of 0" in verdict.detail
     assert verdict.exitcode == 1
+
+
+def test_a_rank_that_finished_is_not_blamed_for_what_another_does_alone():
+    """Rank 0 uploads its results after the others have finished, and its server is away: that is its own failure."""
+    alone = raised(0, 2.0, "ConnectionRefusedError", "[Errno 111] Connection refused")
+    alone = replace(alone, report=replace(alone.report, traceback='File "/home/me/train.py", line 9, in upload'))
+    assert decide([alone, ended(1, 1.0, 0)]).rank == 0
+    lost = raised(0, 2.0, "RuntimeError", GLOO_CLOSED)
+    assert decide([lost, ended(1, 30.0, 0)]).rank == 0, "it finished long after"
+
+
+def test_an_error_that_tells_of_another_rank_is_collateral():
+    """A CheckpointError that was raised because of rank 1, on rank 0: its cause says whose failure it is."""
+    error = CheckpointError("saving failed on another rank")
+    error.__cause__ = DesyncError("rank 1 failed in saving: no space left on device", ranks=(1,))
+    told, own = make_report(error, 0, 1), make_report(error, 1, 1)
+    assert told.peers == (1,)
+    assert is_collateral(told)
+    assert not is_collateral(own)
+    cause = raised(1, 2.0, "rankwise.errors.CheckpointError", "saving failed on rank 1: no space left")
+    assert decide([RankEnd(rank=0, status=1, ended_s=1.0, report=told), cause]).rank == 1
 
 
 def test_exit_codes():
@@ -99,7 +127,7 @@ def test_exit_codes():
 
 @given(st.lists(st.tuples(st.sampled_from(["cause", "lost", "fine", "stopped"]), st.floats(0, 100)), min_size=1))
 def test_against_a_slow_reference(fates):
-    """For any mixture of fates: the earliest cause, else the earliest loss, else nothing."""
+    """For any mixture of fates: the earliest cause, else who left before it was lost, else the earliest loss."""
     make = {
         "cause": raised,
         "lost": lambda rank, time_s: raised(rank, time_s, "RuntimeError", GLOO_TIMEOUT),
@@ -107,9 +135,12 @@ def test_against_a_slow_reference(fates):
         "stopped": lambda rank, time_s: ended(rank, time_s, -15, sent=15, sent_s=time_s - 1),
     }
     verdict = decide([make[fate](rank, time_s) for rank, (fate, time_s) in enumerate(fates)])
-    for wanted in ("cause", "lost"):
-        times = [time_s for fate, time_s in fates if fate == wanted]
-        if times:
-            assert fates[verdict.rank] == (wanted, min(times))
-            return
-    assert verdict is None
+    first = {fate: min((time_s for name, time_s in fates if name == fate), default=None) for fate, _ in fates}
+    if "cause" in first:
+        wanted = "cause"
+    elif "lost" in first:
+        wanted = "fine" if first.get("fine", 1e9) < first["lost"] + 2.0 else "lost"
+    else:
+        assert verdict is None
+        return
+    assert fates[verdict.rank] == (wanted, first[wanted])

@@ -227,7 +227,7 @@ class Attempt:
         alive = {process.rank for process in self._alive()} - {end.rank for end in failed}
         if alive and reports and all(end.suspicion == 2 for end in failed):
             waiting = min(reports, key=lambda report: report.time_s)
-            self._hung = blame(self._folder, alive, f"rank {waiting.rank} gave up waiting for it ({waiting.type})")
+            self._hung = self._blame(alive, f"rank {waiting.rank} gave up waiting for it ({waiting.type})")
 
     def _check_hang(self, now: float) -> None:
         alive = {process.rank for process in self._alive()}
@@ -235,7 +235,7 @@ class Attempt:
         if reason is None and self._job.timeout_s is not None and now - self._begun_s > self._job.timeout_s:
             reason = f"not done after {self._job.timeout_s:g} s (timeout)"
         if reason is not None:
-            self._hung = blame(self._folder, alive, reason)
+            self._hung = self._blame(alive, reason)
             self._stop(signal.SIGTERM, self._shutdown_s(SHUTDOWN_AFTER_FAILURE_S))
 
     def _ends(self) -> list[RankEnd]:
@@ -248,10 +248,15 @@ class Attempt:
                 sent=process.sent,
                 sent_s=self._stop_s if process.sent is not None else None,
                 crash=self._crash(process),
+                finished_s=process.finished_s,
             )
             for process in self._ranks
             if process.status is not None or process.report is not None or self._stop_s is not None
         ]
+
+    def _blame(self, alive: set[int], reason: str) -> Failure:
+        gone = {end.rank: end.left_s for end in self._ends() if end.left_s is not None and end.rank not in alive}
+        return blame(self._folder, alive, reason, gone)
 
     def _crash(self, process: RankProcess) -> str:
         if process.status is None or process.status >= 0:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import faulthandler
 import os
 import sys
+import time
 from pathlib import Path
 from typing import cast, get_args
 
 from rankwise import vitals
 from rankwise.launch.invoking import invoke
 from rankwise.launch.pact import die_with_parent
-from rankwise.launch.report import make_report
+from rankwise.launch.report import FINISHED, make_report
 from rankwise.launch.target import Kind, Target
 
 __all__: list[str] = []
@@ -41,7 +42,16 @@ def main(argv: list[str]) -> None:
         if code != 0:
             _send(report_fd, make_report(error, rank, code).to_json())
             _leave_jax_at_once(code)
+        else:
+            _say_finished(report_fd)
         sys.exit(code)
+    if os.getpid() == pid:
+        _say_finished(report_fd)
+
+
+def _say_finished(report_fd: int) -> None:
+    """Tell when the program ended: what the interpreter does after that takes a while, and others lose us meanwhile."""
+    _send(report_fd, FINISHED + f"{time.monotonic()}\n".encode())
 
 
 def _leave_jax_at_once(code: int) -> None:

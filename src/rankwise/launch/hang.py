@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-import sys
 import sysconfig
 import time
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from rankwise import vitals
@@ -20,6 +21,11 @@ DEFAULT_TIMEOUT_S = 1800.0  # from the first beat on; what gloo waits for a peer
 CHECK_INTERVAL_S = 1.0
 _STALE_S = 10.0  # a heartbeat comes twice a second; a busy machine may delay it
 _COLLECTIVE = ("torch/distributed/", "rankwise/world/")
+_BACKWARD = ("torch/autograd/",)
+_NEAR = 6  # frames between a call that blocks in C and the name that tells what it is
+_PYTHON = tuple({sysconfig.get_path("stdlib") + "/", sysconfig.get_path("platstdlib") + "/"})
+_INSTALLED = ("/site-packages/", "/dist-packages/")
+_HERE = str(Path(__file__).parents[1])
 _OURS = (
     "rankwise/vitals/recorder.py",
     "rankwise/launch/invoking.py",
@@ -64,51 +70,84 @@ class HangWatch:
         return None
 
 
-def blame(folder: Path, alive: Collection[int], reason: str) -> Failure:
+def blame(folder: Path, alive: Collection[int], reason: str, gone: Mapping[int, float] | None = None) -> Failure:
     """Name the rank that holds the others up, with its stacks; the ranks must still be running.
 
-    In this order: a process that is stopped or whose heartbeat has ceased; the rank with the lowest (epoch, step); the
-    one that is not waiting in a collective; the one whose phase nobody else is in.
+    In this order: a rank that never began; a process that is stopped or whose heartbeat has ceased; a rank that has
+    left, if all others wait; one that is not waiting in a collective as the others are; the one with the lowest (epoch,
+    step); the one that stands elsewhere than most; the one whose phase nobody else is in.
 
     Args:
         folder: vitals of the attempt.
         alive: ranks to choose from.
         reason: why they count as hung.
+        gone: ranks that have ended with exit 0, and when.
     """
     found = [vital for vital in vitals.read(folder) if vital.rank in alive]
+    missing = set(alive) - {vital.rank for vital in found}
     stacks = {v.rank: "" if _is_stopped(v) else vitals.request_stacks(v) for v in found}
-    if not found:
-        return Failure(rank=min(alive), headline=f"hangs: {reason}; it never began", detail="", status=None, exitcode=1)
-    culprit, why = _choose(found, stacks)
     places = {v.rank: ", at ".join(filter(None, (v.place, _place(stacks[v.rank])))) for v in found}
+    if missing:
+        headline = f"hangs: {reason}; it never began"
+        return Failure(rank=min(missing), headline=headline, detail="", status=None, exitcode=1, places=places)
+    culprit, why = _choose(found, stacks)
+    headline = f"hangs ({places[culprit.rank]}): {'; '.join(filter(None, (reason, why)))}"
+    rank = culprit.rank
+    if gone and not any(_is_frozen(v) for v in found) and all(_waits(stacks[v.rank]) for v in found):
+        rank = min(gone, key=gone.__getitem__)
+        headline = (
+            f"had finished (exit 0) while rank {culprit.rank} still waits for it in a collective "
+            f"({places[culprit.rank]}): {reason}; the ranks do not call the same collectives, here is rank "
+            f"{culprit.rank}"
+        )
     return Failure(
-        rank=culprit.rank,
-        headline=f"hangs ({places[culprit.rank]}): {reason}; {why}",
+        rank=rank,
+        headline=headline,
         detail=_tidy(stacks[culprit.rank]),
+        witness=culprit.rank,
         status=None,
         exitcode=1,
         places=places,
     )
 
 
-def _choose(found: Sequence[Vital], stacks: dict[int, str]) -> tuple[Vital, str]:
+def _choose(found: Sequence[Vital], stacks: Mapping[int, str]) -> tuple[Vital, str]:
+    """Return the rank that holds the others up, and how one knows; a lone one needs no reason."""
     frozen = [vital for vital in found if _is_frozen(vital)]
     if frozen:
         stopped = _is_stopped(frozen[0])
         return frozen[0], "its process is stopped (SIGSTOP)" if stopped else "its heartbeat has ceased"
-    behind = min(found, key=_progress)
-    if _progress(behind) != max(map(_progress, found)):
-        return behind, f"it is behind the others (furthest: {max(found, key=_progress).place})"
-    busy = [vital for vital in found if not _waits(stacks[vital.rank])]
-    if busy and len(busy) < len(found):
-        return busy[0], "the others wait for it in a collective"
+    if len(found) == 1:
+        return found[0], ""
+    places = {vital.rank: _place(stacks[vital.rank]) for vital in found}
+    here = Counter(places.values())
+
+    def suspect(vital: Vital) -> tuple[tuple[int, int], int, float]:
+        return _progress(vital), here[places[vital.rank]], vital.progress_s
+
+    waiting = {vital.rank: _waits(stacks[vital.rank]) for vital in found}
+    busy = [vital for vital in found if waiting[vital.rank] == min(waiting.values())]
+    if len(busy) < len(found):
+        return min(busy, key=suspect), "the others wait for it in a collective"
+    behind, furthest = min(found, key=suspect), max(found, key=_progress)
+    if _progress(behind) != _progress(furthest):
+        return behind, f"it is behind the others (furthest: {furthest.place})"
+    most, num_most = here.most_common(1)[0]
+    if len(here) > 1 and num_most > len(found) / 2:
+        odd = [vital for vital in found if places[vital.rank] != most]
+        return min(odd, key=suspect), f"it stands elsewhere than the others ({num_most} of {len(found)} are at {most})"
+    return _quietest(
+        found, "all ranks are at the same place" if len(here) == 1 else "the ranks are at different places"
+    )
+
+
+def _quietest(found: Sequence[Vital], where: str) -> tuple[Vital, str]:
     phases = [vital.phase for vital in found]
-    odd = [vital for vital in found if phases.count(vital.phase) == 1]
-    if odd and len(found) > 1:
-        return min(odd, key=lambda vital: vital.progress_s), "its phase differs from the others'"
-    return min(
-        found, key=lambda vital: vital.progress_s
-    ), "all ranks are at the same place; it was the first to fall silent"
+    lone = [vital for vital in found if phases.count(vital.phase) == 1]
+    first = min(lone or found, key=lambda vital: vital.progress_s)
+    if lone:
+        return first, "its phase differs from the others'"
+    return first, f"{where}; it was the first to fall silent"
 
 
 def _progress(vital: Vital) -> tuple[int, int]:
@@ -131,7 +170,7 @@ def _main_frames(stacks: str) -> list[re.Match[str]]:
 
 
 def _tidy(stacks: str) -> str:
-    """Leave out our own heartbeat thread, and what is above the user's program in the main one."""
+    """Leave out our own heartbeat thread, the import system, and what is above the user's program in the main one."""
     blocks = re.split(r"\n\s*\n", stacks.strip())
     theirs = [block for block in blocks if _OURS[0] not in block]
     kept = [line for block in theirs for line in [*block.splitlines(), ""] if not _is_ours(line)]
@@ -139,23 +178,35 @@ def _tidy(stacks: str) -> str:
 
 
 def _is_ours(line: str) -> bool:
-    return "<frozen runpy>" in line or any(part in line for part in _OURS)
+    return '"<frozen ' in line or any(part in line for part in _OURS)
 
 
-def _waits(stacks: str) -> bool:
-    return any(part in frame["file"] for frame in _main_frames(stacks)[:6] for part in _COLLECTIVE)
+def _waits(stacks: str) -> int:
+    """How surely a rank waits for others: 2: it is inside a collective; 1: perhaps, it is in a backward pass; 0: no.
+
+    DDP waits for its collectives in C++ at the end of `backward`, which shows no frame of torch.distributed. What the
+    user's code does inside a library's call, and the import of a library, is no waiting.
+    """
+    inner = list(itertools.takewhile(_is_library, (frame["file"] for frame in _main_frames(stacks))))
+    if any(file.startswith("<frozen importlib") for file in inner):
+        return 0
+    near = inner[:_NEAR]
+    return 2 if _within(near, _COLLECTIVE) else int(_within(near, _BACKWARD))
+
+
+def _within(files: Sequence[str], parts: Sequence[str]) -> bool:
+    return any(part in file for file in files for part in parts)
+
+
+def _is_library(file: str) -> bool:
+    """Whether a frame is one of torch, of rankwise or of Python itself."""
+    return "/torch/" in file or (file.startswith((*_PYTHON, "<frozen ", _HERE)) and not _within([file], _INSTALLED))
 
 
 def _place(stacks: str) -> str:
     """Return file:line of the innermost frame that is the user's own, or of the innermost one."""
     frames = _main_frames(stacks)
-    library = (
-        sysconfig.get_path("stdlib"),
-        sysconfig.get_path("purelib"),
-        sys.prefix,
-        "<",
-        str(Path(__file__).parents[1]),
-    )
-    own = [frame for frame in frames if not frame["file"].startswith(library)]
+    own = [frame for frame in frames if not frame["file"].startswith((*_PYTHON, "<", _HERE))]
+    own = [frame for frame in own if not _within([frame["file"]], _INSTALLED)]
     chosen = (own or frames)[:1]
     return f"{chosen[0]['file']}:{chosen[0]['line']} in {chosen[0]['name']}" if chosen else ""

@@ -42,7 +42,8 @@ def describe_failure(failure: Failure, num_ranks: int, others: Sequence[str]) ->
     host = socket.gethostname()
     lines = [f"rank {failure.rank} of {num_ranks} on {host} {failure.headline}"]
     if failure.detail:
-        title = f"---- rank {failure.rank} on {host} "
+        witness = failure.rank if failure.witness is None else failure.witness
+        title = f"---- rank {witness} on {host} "
         lines += [title + "-" * (_WIDTH - len(title)), failure.detail.rstrip("\n"), "-" * _WIDTH]
     return "\n".join([*lines, *others])
 

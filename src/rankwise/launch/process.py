@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from rankwise.launch.pump import Pump
-from rankwise.launch.report import Report
+from rankwise.launch.report import FINISHED, Report
 from rankwise.launch.sessions import kill_group
 from rankwise.launch.target import Target
 
@@ -30,6 +30,7 @@ class RankProcess:
         status: exit status as `subprocess` gives it (negative: signal); None while it runs.
         ended_s: when that was seen, monotonic clock.
         report: what it said about its own failure.
+        finished_s: when it said that its program had come to its end; None if it did not.
         sent: the last signal by which we asked it to end; None if we did not.
     """
 
@@ -40,6 +41,7 @@ class RankProcess:
     status: int | None = None
     ended_s: float | None = None
     report: Report | None = None
+    finished_s: float | None = None
     sent: int | None = None
     _report_bytes: bytearray = field(default_factory=bytearray)
 
@@ -89,8 +91,12 @@ class RankProcess:
         if not data:
             return False
         self._report_bytes += data
-        if self.report is None and b"\n" in self._report_bytes:
-            self.report = Report.from_json(bytes(self._report_bytes).partition(b"\n")[0])
+        if self.report is None and self.finished_s is None and b"\n" in self._report_bytes:
+            line = bytes(self._report_bytes).partition(b"\n")[0]
+            if line.startswith(FINISHED):
+                self.finished_s = float(line.removeprefix(FINISHED))
+            else:
+                self.report = Report.from_json(line)
         return True
 
     def close(self) -> None:

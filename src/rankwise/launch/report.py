@@ -11,7 +11,9 @@ import traceback
 from dataclasses import asdict, dataclass
 from types import TracebackType
 
-__all__ = ["Report", "make_report"]
+__all__ = ["FINISHED", "Report", "make_report"]
+
+FINISHED = b"finished "  # and when, monotonic clock: in place of a report, from a rank whose program came to its end
 
 # frames of ours around the user's code, cut from the head of a traceback
 _OUR_FILES = ("child.py", "invoking.py", "bound.py")
@@ -32,7 +34,7 @@ class Report:
         causes: "type: message" of each exception it was raised from.
         traceback: formatted, without the frames of the launcher.
         exitcode: what the process will end with.
-        peers: ranks that the exception itself blames (`DesyncError.ranks`).
+        peers: ranks that the exception, or what it was raised from, blames (`DesyncError.ranks`).
     """
 
     rank: int
@@ -60,8 +62,7 @@ class Report:
 
 def make_report(error: BaseException, rank: int, exitcode: int) -> Report:
     """Describe `error`, which has reached the top of this rank's program."""
-    ranks = getattr(error, "ranks", ())
-    peers = tuple(r for r in ranks if isinstance(r, int)) if isinstance(ranks, (tuple, list)) else ()
+    causes = _causes(error)
     return Report(
         rank=rank,
         host=socket.gethostname(),
@@ -69,11 +70,16 @@ def make_report(error: BaseException, rank: int, exitcode: int) -> Report:
         time_s=time.monotonic(),
         type=_type_name(error),
         message=_text(error),
-        causes=tuple(f"{_type_name(cause)}: {_text(cause)}" for cause in _causes(error)),
+        causes=tuple(f"{_type_name(cause)}: {_text(cause)}" for cause in causes),
         traceback=_format(error),
         exitcode=exitcode,
-        peers=peers,
+        peers=next(filter(None, map(_blamed, (error, *causes))), ()),
     )
+
+
+def _blamed(error: BaseException) -> tuple[int, ...]:
+    ranks = getattr(error, "ranks", ())
+    return tuple(r for r in ranks if isinstance(r, int)) if isinstance(ranks, (tuple, list)) else ()
 
 
 def _type_name(error: BaseException) -> str:

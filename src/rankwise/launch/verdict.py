@@ -18,13 +18,18 @@ _LOST_PEER = re.compile(
     re.IGNORECASE,
 )
 _TIMEOUT = re.compile(
-    r"timed out|timeout waiting|wait timeout|socket timeout|timeout after|watchdog caught collective", re.IGNORECASE
+    r"timed out|timeout waiting|wait timeout|socket timeout|timeout after|watchdog caught collective"
+    r"|did not arrive in time",
+    re.IGNORECASE,
 )
 _OF_THE_NETWORK = re.compile(
-    r"gloo|nccl|tcpstore|c10d|process ?group|dist(network|store|backend)?error|socket|connection|desyncerror"
+    r"gloo|nccl|tcpstore|c10d|process ?group|dist(network|store|backend)?error|socket|connection|desyncerror|worlderror"
     r"|collective|rendezvous|brokenpipe",
     re.IGNORECASE,
 )
+_IN_A_COLLECTIVE = re.compile(r"torch[/.](distributed|autograd)|rankwise[/.](world|errors\.DesyncError)")
+# a peer's sockets close before its end is seen here; on a busy machine long before
+_LEAVING_S = 2.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,6 +44,7 @@ class RankEnd:
         sent: the last signal by which we asked it to end, None if we did not.
         sent_s: when we first did.
         crash: Python stacks left by a crash inside C, "" if none.
+        finished_s: when it said that its program had come to its end, None if it did not.
     """
 
     rank: int
@@ -48,6 +54,13 @@ class RankEnd:
     sent: int | None = None
     sent_s: float | None = None
     crash: str = ""
+    finished_s: float | None = None
+
+    @property
+    def left_s(self) -> float | None:
+        """When it left of its own accord and well; None if it did not."""
+        by_itself = self.ended_s if self.status == 0 and self.sent is None else None
+        return by_itself if self.finished_s is None else self.finished_s
 
     @property
     def failed_s(self) -> float:
@@ -79,6 +92,7 @@ class Failure:
         detail: traceback or stacks, "" if there are none.
         status: its exit status; None if it hung or had finished well.
         exitcode: what the whole launch should exit with.
+        witness: the rank that `detail` is of; None if it is this one.
         places: where each rank was, of a hang.
     """
 
@@ -87,6 +101,7 @@ class Failure:
     detail: str
     status: int | None
     exitcode: int
+    witness: int | None = None
     places: Mapping[int, str] = field(default_factory=dict)
 
 
@@ -118,9 +133,11 @@ def decide(ends: Sequence[RankEnd]) -> Failure | None:
     if not failed:
         return None
     first = failed[0]
-    gone = [end for end in ends if end.status == 0 and end.ended_s < min(end.failed_s for end in failed)]
-    if first.suspicion == 2 and gone and first.report is not None and not is_timeout(first.report):
-        return _left_early(min(gone, key=lambda end: end.ended_s), first)
+    if first.suspicion == 2 and first.report is not None and _IN_A_COLLECTIVE.search(first.report.traceback):
+        until_s = min(end.failed_s for end in failed) + _LEAVING_S
+        gone = {end.rank: end.left_s for end in ends if end.left_s is not None and end.left_s < until_s}
+        if gone:
+            return _left_early(min(gone, key=gone.__getitem__), first)
     return Failure(
         rank=first.rank,
         headline=_headline(first),
@@ -130,13 +147,14 @@ def decide(ends: Sequence[RankEnd]) -> Failure | None:
     )
 
 
-def _left_early(gone: RankEnd, waiting: RankEnd) -> Failure:
+def _left_early(gone: int, waiting: RankEnd) -> Failure:
     assert waiting.report is not None
     return Failure(
-        rank=gone.rank,
+        rank=gone,
         headline=f"had finished (exit 0) while rank {waiting.rank} still waited for it in a collective; "
         f"the ranks do not call the same collectives, here is rank {waiting.rank}",
         detail=waiting.report.traceback,
+        witness=waiting.rank,
         status=0,
         exitcode=_exitcode(waiting),
     )
