@@ -43,11 +43,13 @@ class DesyncError(WorldError):
 
     Attributes:
         ranks: the global ranks that differ or failed, sorted; empty if unknown.
+        differ: whether the ranks made different calls; else one of them failed before its call.
     """
 
-    def __init__(self, message: str, *, ranks: tuple[int, ...] = ()) -> None:
+    def __init__(self, message: str, *, ranks: tuple[int, ...] = (), differ: bool = False) -> None:
         super().__init__(message)
         self.ranks = ranks
+        self.differ = differ
 
 
 class LaunchError(RankwiseError, RuntimeError):

@@ -39,6 +39,18 @@ def test_subgroups_are_worlds():
     assert (zero["root"], two["root"]) == (None, [0, 2])
 
 
+def unequal_numbers_of_groups(world):
+    """Rank 1 is in more groups than rank 2 when both make one of their own, twice, and once more the same."""
+    first, second = world.subgroup([0, 1]), world.subgroup([1, 2])
+    inner = [second.subgroup([0, 1]) for _ in range(3)] if second else []
+    return first and first.all_reduce(1), [group.all_reduce(world.rank) for group in inner]
+
+
+def test_members_of_different_numbers_of_groups_meet():
+    """A subgroup of a subgroup is made at once, however many other groups its members are in."""
+    assert run_ranks(unequal_numbers_of_groups, 3, timeout=120) == [(2, []), (2, [3, 3, 3]), (None, [3, 3, 3])]
+
+
 def desync_inside(world):
     group = world.subgroup([1, 2])
     if group is None:

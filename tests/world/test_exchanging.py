@@ -59,6 +59,47 @@ def test_every_rank_raises_and_names_the_rank_that_differs(name):
         assert usable
 
 
+class SpeechlessError(Exception):
+    """An exception of a user's whose text cannot be made."""
+
+    def __str__(self):
+        raise RuntimeError("no text either")
+
+
+def speechless(world):
+    try:
+        world.raise_together(SpeechlessError() if world.rank == 1 else None)
+    except SpeechlessError:
+        text = "its own"
+    except DesyncError as error:
+        text = str(error)
+    return text, world.all_reduce(1)
+
+
+def test_an_error_without_text_takes_the_others_along():
+    """An exception whose `__str__` fails is told to the other ranks by its class; nobody is left waiting."""
+    told = "rank 1 failed in raise_together() at world/test_exchanging.py:"
+    zero, one, two = run_ranks(speechless, 3)
+    assert one == ("its own", 3)
+    assert zero == two
+    assert zero[0].startswith(told)
+    assert zero[0].endswith("SpeechlessError (whose text cannot be made)")
+
+
+def unreadable(world):
+    """An offer that can be made, and then cannot be read."""
+    from rankwise.world.exchanging import exchange
+    from rankwise.world.frame import Call
+
+    class Offer:
+        structure, payload_bytes = "", 8
+
+        def payload(self):
+            raise BufferError("the memory is gone")
+
+    exchange(world, Call("barrier", "here"), Offer)
+
+
 FAILURES = {
     "leaf": (lambda w: w.all_reduce({"a": "text"}), lambda w: w.all_reduce({"a": 1.0}), ConfigError),
     "source": (lambda w: w.broadcast(1.0, src=9), lambda w: w.broadcast(1.0), ConfigError),
@@ -66,6 +107,7 @@ FAILURES = {
     "pickle": (lambda w: w.all_gather_object(lambda: 0), lambda w: w.all_gather_object(1), ConfigError),
     "integer": (lambda w: w.all_reduce(2**70), lambda w: w.all_reduce(1), ConfigError),
     "raise": (lambda w: w.raise_together(KeyError("lost")), lambda w: w.raise_together(None), KeyError),
+    "payload": (unreadable, lambda w: w.barrier(), BufferError),
 }
 
 
@@ -86,6 +128,66 @@ def test_a_rank_that_fails_on_its_own_takes_the_others_along(name):
         assert own[0] in message
         assert usable
     assert own[3]
+
+
+def left_out(world, calls):
+    """The last rank leaves out the first of two equal calls, and comes to the second at once."""
+    call = {"sum": world.all_reduce, "object": world.all_gather_object, "broadcast": world.broadcast}[calls]
+
+    def both():
+        if world.rank < world.world_size - 1:
+            call(1)
+        call(2)
+
+    kind, message, ranks, _ = caught(world, both)
+    return kind, message, ranks
+
+
+@pytest.mark.parametrize("calls", ["sum", "object", "broadcast"])
+def test_a_call_that_is_left_out_is_noticed_at_the_next_equal_one(calls):
+    """Rank 2 skips a call and makes the next one of the same kind: no rank gets a value, all are told where each is."""
+    for kind, message, ranks in run_ranks(left_out, 3, calls):
+        assert kind == DesyncError.__name__
+        assert "the same call in different places" in message
+        assert ranks == ((2,) if calls != "broadcast" else ())
+        assert message.count("test_exchanging.py:") == 2
+
+
+def branches(world):
+    """What programs write in both branches of an if, and means one call."""
+    if world.is_main:
+        world.barrier()
+        found = world.broadcast_object("from rank 0")
+        parts = world.gather_object(0)
+    else:
+        world.barrier()
+        found = world.broadcast_object(None)
+        parts = world.gather_object(world.rank)
+    return found, parts
+
+
+def test_roots_and_barriers_may_stand_elsewhere():
+    """The sender of a broadcast, the receiver of a gather and whoever waits may stand in a branch of their own."""
+    assert run_ranks(branches, 3) == [("from rank 0", [0, 1, 2]), ("from rank 0", None), ("from rank 0", None)]
+
+
+def on_one_rank_only(world, folder):
+    """Rank 0 alone saves; the others are in their next sum."""
+    from rankwise.checkpoint import Checkpointer
+
+    checkpoints = Checkpointer(folder, world=world)
+    other = lambda: world.all_reduce(1.0)  # noqa: E731
+    return caught(world, (lambda: checkpoints.save(1, {})) if world.is_main else other)
+
+
+def test_the_users_line_and_the_public_name_are_shown(tmp_path):
+    """A save on rank 0 alone: the message names this file and `Checkpointer.save`, and no line of the library."""
+    for kind, message, _, usable in run_ranks(on_one_rank_only, 3, str(tmp_path)):
+        assert kind == DesyncError.__name__
+        assert "test_exchanging.py:" in message
+        assert "(in Checkpointer.save)" in message
+        assert "checkpoint/" not in message
+        assert usable
 
 
 def two_differ(world):

@@ -91,3 +91,30 @@ def test_one_rank_gets_copies():
     for found in (world.broadcast(mine), world.gather(mine)[0], world.all_gather(mine)[0]):
         found.add_(1)
     assert torch.equal(mine, torch.ones(3))
+
+
+def strided(world):
+    """One row of a wide array on rank 0, several on the others: its column has one element and a stride of 2."""
+    rows = world.rank * 2 + 1
+    probs = torch.arange(2.0 * rows).reshape(rows, 2) + 100 * world.rank
+    fields = np.zeros(rows, dtype=[("tag", "u1"), ("value", "f8")])
+    fields["value"] = world.rank
+    one = torch.arange(4.0).reshape(1, 4)[:, 3] + world.rank
+    return {
+        "column": world.all_gather(probs[:, 1]),
+        "field": world.all_gather(fields["value"]),
+        "sum": world.all_reduce(one),
+        "sent": world.broadcast(one),
+        "grad": [part.tolist() for part in world.all_gather(probs.clone().requires_grad_()[:, 1], grad=True)],
+        "usable": world.all_reduce(1),
+    }
+
+
+def test_columns_of_one_row_travel():
+    """A view of a single element with a stride, on one rank only, is gathered and reduced like any other."""
+    for found in run_ranks(strided, 2):
+        assert [part.tolist() for part in found["column"]] == [[1.0], [101.0, 103.0, 105.0]]
+        assert [part.tolist() for part in found["field"]] == [[0.0], [1.0, 1.0, 1.0]]
+        assert (found["sum"].tolist(), found["sent"].tolist()) == ([7.0], [3.0])
+        assert found["grad"] == [[1.0], [101.0, 103.0, 105.0]]
+        assert found["usable"] == 2

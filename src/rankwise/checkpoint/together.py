@@ -39,7 +39,7 @@ def take_together(world: World, what: str, act: Callable[[], T]) -> T:
     try:
         world.raise_together(error)
     except DesyncError as desync:
-        if error is not None:
+        if error is not None or desync.differ:
             raise
         raise CheckpointError(f"{what} failed on another rank: {desync}") from desync
     return value  # type: ignore[return-value]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from rankwise.errors import ConfigError
@@ -27,6 +28,18 @@ class _Nothing:
 
     def payload(self) -> bytes:
         return b""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Standing:
+    """What a rank brings to `subgroup`: how many process groups it is in."""
+
+    structure: str
+    num_groups: int
+    payload_bytes: int = 8
+
+    def payload(self) -> bytes:
+        return self.num_groups.to_bytes(self.payload_bytes, "little")
 
 
 def barrier(world: World) -> None:
@@ -57,13 +70,14 @@ def subgroup(world: World, ranks: Sequence[int]) -> World | None:
         _check_members(world, members)
         return world
 
-    def prepare() -> _Nothing:
+    def prepare() -> _Standing:
         _check_members(world, members)
-        return _Nothing(f"ranks {members}")
+        return _Standing(f"ranks {members}", _num_groups(world))
 
     call = Call("subgroup", call_place())
-    exchange(world, call, prepare)
-    channel = _open(world, members, call)
+    _, frames = exchange(world, call, prepare)
+    most = max(int.from_bytes(frames[rank].payload, "little") for rank in members)
+    channel = _open(world, members, call, most)
     if world.rank not in members:
         return None
     return dataclasses.replace(
@@ -84,7 +98,16 @@ def _check_members(world: World, members: list[int]) -> None:
         )
 
 
-def _open(world: World, members: list[int], call: Call) -> Channel | KeyChannel | None:
+def _num_groups(world: World) -> int:
+    """Return how many process groups torch counts in this process."""
+    if not isinstance(world.channel, Channel):
+        return 0
+    import torch.distributed as dist
+
+    return len(dist.distributed_c10d._world.pg_names)  # noqa: SLF001  (part of the names of groups, see _open_group)
+
+
+def _open(world: World, members: list[int], call: Call, most: int) -> Channel | KeyChannel | None:
     """Make the group; one rank needs none. torch wants the whole job to take part, unless members synchronise alone."""
     if len(members) == 1:
         return None
@@ -97,14 +120,27 @@ def _open(world: World, members: list[int], call: Call) -> Channel | KeyChannel 
     whole_job = world.world_size == dist.get_world_size()
     if not (whole_job or world.rank in members):
         return None
-    ranks = [world.global_ranks[rank] for rank in members]
-    groups: list[object] = []
-    carry(
-        world,
-        call,
-        lambda: groups.append(dist.new_group(ranks, timeout=parent.timeout, use_local_synchronization=not whole_job)),
-    )
+    ranks, groups = [world.global_ranks[rank] for rank in members], list[object]()
+    fill = 0 if whole_job else most - _num_groups(world)
+    carry(world, call, lambda: groups.append(_open_group(ranks, parent.timeout, alone=not whole_job, fill=fill)))
     return Channel(groups[0], parent.timeout, device=parent.device)
+
+
+def _open_group(ranks: list[int], timeout: timedelta, *, alone: bool, fill: int) -> object:
+    """Make a group of torch's.
+
+    Members that synchronise alone meet under a name that torch makes from their ranks and from the number of groups
+    that each of them is in. Where these differ they would wait for each other under different names until the timeout:
+    who is in fewer groups opens some of its own for as long as it takes.
+    """
+    import torch.distributed as dist
+
+    own = [dist.get_rank()]
+    fillers = [dist.new_group(own, timeout=timeout, use_local_synchronization=True) for _ in range(fill)]
+    group = dist.new_group(ranks, timeout=timeout, use_local_synchronization=alone)
+    for filler in fillers:
+        dist.destroy_process_group(filler)
+    return group
 
 
 def _some_keys(world: World, parent: KeyChannel, members: list[int]) -> KeyChannel | None:

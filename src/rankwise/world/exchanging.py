@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import os
 import sys
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
@@ -20,7 +21,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Offer", "call_place", "carry", "exchange"]
 
-_HERE = str(PurePath(__file__).parent)
+_PACKAGE = str(PurePath(__file__).parents[1]) + os.sep
+_PASSING = contextlib.__file__  # stands between a `with` statement and our generator
+# these carry no values that a skipped call could mix up, and are often written in both branches of an if
+_ANY_PLACE = frozenset({"barrier", "raise_together", "subgroup"})
 
 
 class Offer(Protocol):
@@ -41,27 +45,18 @@ class Offer(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class _Failure:
-    """The offer of a rank that comes with an error."""
-
-    error: Exception
-    structure: str = ""
-
-    @property
-    def payload_bytes(self) -> int:
-        return len(self.payload())
-
-    def payload(self) -> bytes:
-        return f"{type(self.error).__name__}: {self.error}".encode()
-
-
 def call_place() -> str:
-    """Return file and line of the code that called into this room."""
-    frame = sys._getframe(1)  # noqa: SLF001  (a traceback object would cost 100 times as much, at every call)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_HERE):
+    """Return file and line of the user's code that led here, and the public name that it called."""
+    frame, name = sys._getframe(1), ""  # noqa: SLF001  (a traceback object would cost 100 times as much, at every call)
+    while frame.f_back is not None:
+        path = frame.f_code.co_filename
+        if path.startswith(_PACKAGE):
+            name = frame.f_code.co_qualname
+        elif path != _PASSING:
+            break
         frame = frame.f_back
-    return f"{_short(frame.f_code.co_filename)}:{frame.f_lineno}"
+    place = f"{_short(frame.f_code.co_filename)}:{frame.f_lineno}"
+    return place if not name or name.startswith("World.") else f"{place} (in {name})"
 
 
 @functools.cache
@@ -88,36 +83,46 @@ def exchange(world: World, call: Call, offer: Callable[[], OfferT]) -> tuple[Off
     assert world.channel is not None
     if world.channel.broken:
         raise WorldError(f"{call.title}: the group cannot be used any more: {world.channel.broken}")
-    ready: OfferT | _Failure
-    try:
-        ready = offer()
-    except Exception as error:  # noqa: BLE001  (told to all ranks, then raised)
-        ready = _Failure(error)
     world.channel.calls += 1
-    frames = _swap(world, call, ready)
-    if isinstance(ready, _Failure):
-        raise ready.error
+    ready, trouble, raw = _packed(call, world.channel.calls, offer)
+    frames = _swap(world, call, raw)
+    if trouble is not None:
+        raise trouble
     identity = frames[world.rank].identity
     if any(frame.failed or frame.identity != identity for frame in frames):
         _complain(world, frames)
+    _check_places(world, call, frames)
+    assert ready is not None
     return ready, frames
 
 
-def _swap(world: World, call: Call, ready: Offer) -> list[Frame]:
+def _packed(call: Call, number: int, offer: Callable[[], OfferT]) -> tuple[OfferT | None, Exception | None, bytes]:
+    """Return what this rank brings and its frame. Whatever fails here must reach the others, or they would wait."""
+    try:
+        ready = offer()
+        raw = encode_frame(
+            call, number, structure=ready.structure, payload=ready.payload(), payload_bytes=ready.payload_bytes
+        )
+    except Exception as error:  # noqa: BLE001  (told to all ranks, then raised)
+        text = _text_of(error)
+        return None, error, encode_frame(call, number, payload=text, payload_bytes=len(text), failed=True)
+    return ready, None, raw
+
+
+def _text_of(error: Exception) -> bytes:
+    try:
+        return f"{type(error).__name__}: {error}".encode(errors="replace")
+    except Exception:  # noqa: BLE001  (the user's __str__ is broken, too)
+        return f"{type(error).__name__} (whose text cannot be made)".encode()
+
+
+def _swap(world: World, call: Call, raw: bytes) -> list[Frame]:
     channel = world.channel
-    assert channel is not None
-    raw = encode_frame(
-        call,
-        channel.calls,
-        structure=ready.structure,
-        payload=ready.payload(),
-        payload_bytes=ready.payload_bytes,
-        failed=isinstance(ready, _Failure),
-    )
     if isinstance(channel, KeyChannel):
         found: list[bytes] = []
         carry(world, call, lambda: found.extend(channel.swap(raw)))
         return [decode_frame(memoryview(frame)) for frame in found]
+    assert channel is not None
     return _swap_tensors(world, call, channel, raw)
 
 
@@ -158,6 +163,27 @@ def _loss(error: RuntimeError, channel: Channel | KeyChannel) -> str:
     return f"a rank has died or has left ({reason})"
 
 
+def _check_places(world: World, call: Call, frames: list[Frame]) -> None:
+    """Check that ranks which make the same call make it in the same line; only the root of a call may stand elsewhere.
+
+    A rank that left out one of several equal calls would else get the values of another one, without a word.
+
+    Raises:
+        DesyncError: they do not.
+    """
+    if call.op in _ANY_PLACE:
+        return
+    places = {rank: frame.place for rank, frame in enumerate(frames) if rank != call.root}
+    if len(set(places.values())) > 1:
+        raise _difference(
+            world,
+            frames,
+            places,
+            "make the same call in different places: has one of them left out a call",
+            "If these calls are meant for each other, choose the value before, and make the call in one line for all",
+        )
+
+
 def _complain(world: World, frames: list[Frame]) -> NoReturn:
     failed = [rank for rank, frame in enumerate(frames) if frame.valid and frame.failed]
     if failed:
@@ -166,7 +192,15 @@ def _complain(world: World, frames: list[Frame]) -> NoReturn:
             for rank in failed
         ]
         raise DesyncError("\n".join(lines), ranks=tuple(sorted(world.global_ranks[rank] for rank in failed)))
-    raise _difference(world, frames)
+    if not all(frame.valid for frame in frames) and world.channel is not None:
+        world.channel.broken = "a rank answered with a message that is not rankwise's"
+    raise _difference(
+        world,
+        frames,
+        {rank: frame.identity for rank, frame in enumerate(frames)},
+        "make different calls",
+        "Every rank must make the same calls in the same order, with trees of equal structure, shapes and dtypes",
+    )
 
 
 def _message(frame: Frame) -> str:
@@ -174,23 +208,18 @@ def _message(frame: Frame) -> str:
     return whole + ("..." if frame.payload_bytes > len(frame.payload) else "")
 
 
-def _difference(world: World, frames: list[Frame]) -> DesyncError:
+def _difference(world: World, frames: list[Frame], marks: dict[int, bytes], what: str, mend: str) -> DesyncError:
     """Name the ranks that differ from the majority; without one (two ranks) nobody can say who is wrong."""
-    counts = Counter(frame.identity for frame in frames)
+    counts = Counter(marks.values())
     common, votes = counts.most_common(1)[0]
-    clear = 2 * votes > len(frames)
-    lines = []
-    for identity in counts:
-        ranks = [rank for rank, frame in enumerate(frames) if frame.identity == identity]
-        lines.append(f"  {_ranks(world, ranks)}: {_said(frames[ranks[0]])}")
-    odd = [rank for rank, frame in enumerate(frames) if clear and frame.identity != common]
-    if not all(frame.valid for frame in frames) and world.channel is not None:
-        world.channel.broken = "a rank answered with a message that is not rankwise's"
+    clear = 2 * votes > len(marks)
+    groups = [[rank for rank in marks if marks[rank] == mark] for mark in counts]
+    odd = [rank for rank in marks if clear and marks[rank] != common]
+    lines = [f"  {_ranks(world, ranks)}: {_said(frames[ranks[0]])}" for ranks in groups]
     return DesyncError(
-        f"the ranks make different calls{f', not as the others: {_ranks(world, odd)}' if clear else ''}\n"
-        + "\n".join(lines)
-        + "\nEvery rank must make the same calls in the same order, with trees of equal structure, shapes and dtypes",
+        "\n".join([f"the ranks {what}{f', not as the others: {_ranks(world, odd)}' if clear else ''}", *lines, mend]),
         ranks=tuple(sorted(world.global_ranks[rank] for rank in odd)),
+        differ=True,
     )
 
 

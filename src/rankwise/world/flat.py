@@ -26,15 +26,23 @@ def flat_of(leaf: Leaf) -> torch.Tensor:
     import torch
 
     if leaf.kind == "tensor":
-        found: torch.Tensor = leaf.value.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
-        return found
+        return _dense(leaf.value.detach().resolve_conj().resolve_neg().contiguous().reshape(-1))
     if leaf.kind == "int" and not _INT64[0] <= leaf.value <= _INT64[1]:
         raise ConfigError(f"{leaf.path} is {leaf.value}, which does not fit 64 bits: send it as float or as an object")
     if leaf.kind not in ("array", "scalar"):
         return torch.tensor([leaf.value], dtype=getattr(torch, leaf.dtype), device="cpu")
     array = np.asarray(leaf.value, dtype=leaf.dtype).reshape(-1)  # a dtype by name is in native byte order
     array = np.ascontiguousarray(array)
-    return torch.from_numpy(array if array.flags.writeable else array.copy())
+    if not array.flags.writeable or array.strides != (array.itemsize,):  # one element is contiguous at any stride
+        array = array.copy()
+    return torch.from_numpy(array)
+
+
+def _dense(flat: torch.Tensor) -> torch.Tensor:
+    """A single element counts as contiguous whatever its stride, but its bytes cannot be viewed unless that is 1."""
+    import torch
+
+    return flat if flat.stride(0) == 1 else flat.clone(memory_format=torch.contiguous_format)
 
 
 def value_of(flat: torch.Tensor, leaf: Leaf, shape: tuple[int, ...] | None = None) -> Any:

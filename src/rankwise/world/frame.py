@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 __all__ = ["FRAME_BYTES", "INLINE", "Call", "Frame", "decode_frame", "encode_frame"]
 
-_MAGIC = b"RKW1"
+_MAGIC = b"RKW2"
 _IDENTITY = struct.Struct(
     "<4sQ20s4si16s"
 )  # magic, number of the call, op, reduce op, root, hash of the trees' structure
-_REST = struct.Struct("<BHQ")  # error flag, bytes of the text, bytes of the whole payload
-_TEXT = 439
+_REST = struct.Struct("<B8sHQ")  # error flag, hash of the caller's place, bytes of the text and of the whole payload
+_TEXT = 431
 INLINE = 1024
 FRAME_BYTES = _IDENTITY.size + _REST.size + _TEXT + INLINE
 
@@ -28,7 +28,7 @@ class Call:
 
     Attributes:
         op: its name.
-        place: file and line of the caller.
+        place: file and line of the caller, and the public name that it called.
         reduce: how it reduces, "" if it does not.
         root: rank that sends or receives alone, -1 if there is none.
     """
@@ -55,6 +55,7 @@ class Frame:
         valid: whether it is a frame at all.
         number: which call of its group the sender makes.
         failed: whether the sender comes with an error; the payload is its message then.
+        place: hash of where the sender makes the call.
         text: the sender's call for people.
         payload: the inline part of the payload, up to `INLINE` bytes.
         payload_bytes: size of the whole payload; it is complete if this is at most `INLINE`.
@@ -64,26 +65,39 @@ class Frame:
     valid: bool
     number: int
     failed: bool
+    place: bytes
     text: str
     payload: memoryview
     payload_bytes: int
 
 
 def encode_frame(
-    call: Call, number: int, *, structure: str, payload: bytes | memoryview, payload_bytes: int, failed: bool
+    call: Call,
+    number: int,
+    *,
+    payload: bytes | memoryview,
+    payload_bytes: int,
+    structure: str = "",
+    failed: bool = False,
 ) -> bytes:
     """Return the frame, `FRAME_BYTES` long; of a payload that is too long only its beginning travels."""
     text = (f"{call.title} of {structure}" if structure else call.title).encode()[:_TEXT]
     digest = hashlib.blake2b(structure.encode(), digest_size=16).digest()
     head = _IDENTITY.pack(_MAGIC, number, call.op.encode(), call.reduce.encode(), call.root, digest)
     body = bytes(payload[:INLINE])
-    return head + _REST.pack(failed, len(text), payload_bytes) + text.ljust(_TEXT, b"\0") + body.ljust(INLINE, b"\0")
+    place = hashlib.blake2b(call.place.encode(), digest_size=8).digest()
+    return (
+        head
+        + _REST.pack(failed, place, len(text), payload_bytes)
+        + text.ljust(_TEXT, b"\0")
+        + body.ljust(INLINE, b"\0")
+    )
 
 
 def decode_frame(raw: memoryview) -> Frame:
     """Return the frame in `FRAME_BYTES` bytes."""
     magic, number, *_ = _IDENTITY.unpack_from(raw)
-    failed, text_bytes, payload_bytes = _REST.unpack_from(raw, _IDENTITY.size)
+    failed, place, text_bytes, payload_bytes = _REST.unpack_from(raw, _IDENTITY.size)
     text_start = _IDENTITY.size + _REST.size
     start = text_start + _TEXT
     return Frame(
@@ -91,6 +105,7 @@ def decode_frame(raw: memoryview) -> Frame:
         valid=magic == _MAGIC,
         number=number,
         failed=bool(failed),
+        place=place,
         text=bytes(raw[text_start : text_start + min(text_bytes, _TEXT)]).decode(errors="replace"),
         payload=raw[start : start + min(payload_bytes, INLINE)],
         payload_bytes=payload_bytes,
