@@ -8,7 +8,7 @@ import pytest
 import torch.distributed as dist
 
 from rankwise.errors import WorldError
-from rankwise.world.arrival import Card, judge, meet
+from rankwise.world.arrival import Card, _Mail, judge, meet
 
 
 def card(rank, world_size=2, **other):
@@ -96,3 +96,69 @@ def test_a_shared_gpu_can_be_allowed():
     assert "allow_shared_device=True" in judge(cards, world_size=2, allow_shared_device=False)
     assert judge(cards, world_size=2, allow_shared_device=True) == ""
     assert judge([card(0, gpu="GPU-1"), card(1, gpu="GPU-2")], world_size=2, allow_shared_device=False) == ""
+
+
+def knock_as_a_stranger(store, text):
+    """What somebody does who knows the protocol and the port, and nothing else."""
+    number = store.add("rankwise/knocks", 1)
+    store.set(f"rankwise/knock/{number}", text)
+
+
+@pytest.mark.parametrize("text", ["deadbeef", f"{'0' * 64} deadbeef", b"\xff\xfe \x00", ""])
+def test_a_stranger_is_refused_and_the_job_goes_on(text):
+    """Knocks without the secret, sealed with another one or garbage: the ranks meet, and nobody learns their prefix."""
+    store = dist.HashStore()
+    knock_as_a_stranger(store, text)
+    found = meet_all(store, [card(0), card(1)], secret="s3cret")
+    assert found[0].hosts == [0, 0], found
+    assert found[0] == found[1]
+    answers = [store.get(key).decode() for key in store.list_keys() if "/answer/" in key] if text == "deadbeef" else []
+    assert all(found[0].prefix.rpartition("/")[2] not in answer for answer in answers)
+
+
+def test_a_rank_with_another_secret_hears_so_at_once():
+    """It is not let in and told why; the others wait on for the rank that is missing."""
+    store, results = dist.HashStore(), {}
+
+    def one(rank, secret, timeout):
+        try:
+            results[rank, secret] = meet(store, card(rank), timeout=timedelta(seconds=timeout), secret=secret)
+        except WorldError as error:
+            results[rank, secret] = str(error)
+
+    first = threading.Thread(target=one, args=(0, "ours", 120))
+    first.start()
+    one(1, "theirs", 100)
+    assert "has another secret" in results[1, "theirs"]
+    assert first.is_alive()
+    one(1, "ours", 100)
+    first.join(60)
+    assert results[0, "ours"] == results[1, "ours"]
+
+
+@pytest.mark.parametrize(
+    "text", ["no json", "[1]", '{"rank": 1}', '{"rank": "1", "world_size": 2, "host": "h"}', '{"colour": "red"}']
+)
+def test_a_malformed_card_is_refused_and_the_job_goes_on(text, caplog):
+    """Without a secret a stranger may hand in a card: what is none is put aside, with a warning."""
+
+    class Watched:
+        """The store; as soon as rank 1 hands in its card, a stranger's lies before it."""
+
+        def __init__(self, store):
+            self.store, self.done = store, False
+
+        def __getattr__(self, name):
+            return getattr(self.store, name)
+
+        def add(self, key, amount):
+            if key.endswith("/arrived") and amount and not self.done:
+                self.done = True
+                number = self.store.add(key, 1)
+                _Mail(self.store, "").put(f"{key.removesuffix('arrived')}card/{number}", text)
+            return self.store.add(key, amount)
+
+    found = meet_all(Watched(dist.HashStore()), [card(0), card(1)])
+    assert found[0] == found[1]
+    assert found[0].hosts == [0, 0]
+    assert "a card that no rank of this job has written was refused" in caplog.text

@@ -301,3 +301,72 @@ def test_torchrun_restarts_reliably(tmp_path):
         )
         assert done.returncode == 0, done.stderr
         assert done.stdout.split() == ["attempt", "1"]
+
+
+LISTENING = """
+    import json, os, pathlib, torch, rankwise
+    from torch import nn
+
+    def listening():
+        own, found = set(), []
+        for link in pathlib.Path("/proc/self/fd").iterdir():
+            if link.is_symlink():  # not the one of this very listing, which is closed again
+                own.add(os.readlink(link))
+        for table in ("tcp", "tcp6"):
+            for line in pathlib.Path(f"/proc/self/net/{table}").read_text().splitlines()[1:]:
+                fields = line.split()
+                if fields[3] == "0A" and f"socket:[{fields[9]}]" in own:
+                    found.append(fields[1].partition(":")[0])
+        return found
+
+    before = os.environ.get("GLOO_SOCKET_IFNAME")
+    with rankwise.bind(timeout=60, device="cpu") as world:
+        part = world.subgroup([0, 1])
+        model = nn.parallel.DistributedDataParallel(nn.Linear(2, 2))
+        model(torch.ones(1, 2)).sum().backward()
+        part.all_reduce(torch.ones(5000))
+        print(json.dumps(listening()))
+    assert os.environ.get("GLOO_SOCKET_IFNAME") == before
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads Linux's tables of sockets")
+def test_a_job_of_one_machine_listens_on_loopback_alone(tmp_path):
+    """Store, gloo, DDP and subgroups: no rank has a socket that another machine could reach."""
+    found = Ranks(tmp_path, LISTENING, torchrun(2)).end()
+    loopback = {"0100007F", "00000000000000000000000001000000"}  # 127.0.0.1 and ::1, as the kernel writes them
+    for out, err, code in found:
+        assert (err, code) == ("", 0)
+        assert json.loads(out)
+        assert set(json.loads(out)) <= loopback
+    assert any("0100007F" in json.loads(out) for out, _, _ in found)
+
+
+STRANGER = """
+    import datetime, os, torch.distributed as dist
+    store = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), is_master=False, wait_for_workers=False,
+                          timeout=datetime.timedelta(seconds=60))
+    number = store.add("rankwise/knocks", 1)
+    store.set(f"rankwise/knock/{number}", "0123456789abcdef")
+    store.wait(["rankwise/answer/0123456789abcdef"])
+    print(store.get("rankwise/answer/0123456789abcdef").decode())
+"""
+
+HOST = """
+    import rankwise
+    with rankwise.bind(timeout=90, device="cpu") as world:
+        print(world.all_gather_object(f"rank {world.rank}"))
+"""
+
+
+def test_a_stranger_at_the_port_does_not_become_a_rank(tmp_path):
+    """Whoever comes before rank 1 and has not the launcher's secret is refused; then the right one joins."""
+    zero, one = (variables | {"RANKWISE_SECRET": "of this launch"} for variables in torchrun(2))
+    (tmp_path / "stranger").mkdir()
+    main = Ranks(tmp_path, HOST, [zero])
+    stranger = Ranks(tmp_path / "stranger", STRANGER, [one]).end()
+    assert stranger[0][0].strip() == "refused", stranger
+    (tmp_path / "late").mkdir()
+    late = Ranks(tmp_path / "late", HOST, [one]).end()
+    for out, err, code in (*main.end(), *late):
+        assert (out.strip(), code) == ("['rank 0', 'rank 1']", 0), err

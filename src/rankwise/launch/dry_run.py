@@ -34,6 +34,7 @@ def describe_job(job: Job) -> str:
     added = {name: value for name, value in env.items() if os.environ.get(name) != value}
     if job.master_port is None:
         added["MASTER_PORT"] = "a free one, held until the end"
+    added |= {name: "a random one" for name in added if name == "RANKWISE_SECRET"}
     return "\n".join([*lines, *(f"  {name}={value}" for name, value in sorted(added.items()))])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from pathlib import Path
 
 from rankwise.launch.cores import num_usable_cores
@@ -14,6 +15,10 @@ __all__ = ["rank_environment"]
 # RANKWISE_RESUME are the user's, and stay
 _OURS = ("RANKWISE_FRESH", "RANKWISE_VITALS")
 _STALE = (*_OURS, "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE")
+
+
+# what the ranks of this process's launches show each other when they meet, see world/arrival
+_SECRET = secrets.token_hex(16)
 
 
 def rank_environment(job: Job, *, rank: int, attempt: int, port: int, run_id: str, vitals: Path) -> dict[str, str]:
@@ -33,6 +38,7 @@ def rank_environment(job: Job, *, rank: int, attempt: int, port: int, run_id: st
     size = str(job.num_ranks)
     env = {name: value for name, value in os.environ.items() if name not in _STALE}
     env.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
+    env.setdefault("RANKWISE_SECRET", _SECRET)
     threads = job.num_threads
     if threads is None and job.num_ranks > 1 and "OMP_NUM_THREADS" not in env:
         threads = max(1, num_usable_cores() // job.num_ranks)

@@ -4,11 +4,17 @@ A store may be left over from an earlier attempt (torch's agent keeps one store 
 can be trusted. Each rank *knocks* with a random nonce, rank 0 answers every knock with the attempt's own random prefix,
 and all further keys live under it: what is stale is never read. Under the prefix each rank leaves a card; rank 0 reads
 them all, judges, and publishes one verdict that every rank obeys.
+
+Whoever reaches the store can write to it. Every text of the meeting is therefore sealed with the secret that the ranks
+have from their launcher (HMAC-SHA256 over key and text), and the prefix cannot be told without it: what a stranger puts
+there is not obeyed, and whoever knocks without the secret is refused while the job goes on.
 """
 
 from __future__ import annotations
 
+import hmac
 import json
+import logging
 import secrets
 import time
 from dataclasses import asdict, dataclass
@@ -17,11 +23,17 @@ from typing import Any
 
 from rankwise.errors import WorldError
 
-__all__ = ["Card", "Company", "await_key", "judge", "meet"]
+__all__ = ["SECRET_VARIABLE", "Card", "Company", "await_key", "judge", "meet"]
+
+SECRET_VARIABLE = "RANKWISE_SECRET"  # noqa: S105  (its name)
 
 _POLL_S = 0.01
 _GRACE_S = 10.0  # after a rank has reported an error the others get this long to arrive and hear of it
 _PREFIX = "rankwise"
+_MAX_KNOCKS = 100_000  # looked at in one turn: the count is anybody's to raise
+_REFUSED = "refused"
+
+_log = logging.getLogger("rankwise.world")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,22 +112,59 @@ def _twice(cards: list[Card], *, by_gpu: bool) -> str:
     return ""
 
 
-def meet(store: Any, card: Card, *, timeout: timedelta, allow_shared_device: bool = False) -> Company:
+class _Mail:
+    """Texts in a store, sealed.
+
+    Args:
+        store: a store of torch's, or a `SmallStore`.
+        secret: what the ranks of this job know, "" if their launcher has given them none.
+    """
+
+    def __init__(self, store: Any, secret: str) -> None:
+        self.store, self._secret = store, secret.encode()
+
+    def seal(self, *texts: str) -> str:
+        """Return a code over texts that nobody can make without the secret."""
+        return hmac.new(self._secret, "\n".join(texts).encode(), "sha256").hexdigest()
+
+    def put(self, key: str, text: str) -> None:
+        """Put a text under a key."""
+        self.store.set(key, f"{self.seal(key, text)} {text}")
+
+    def read(self, key: str) -> str | None:
+        """Return the text under a key that is there; None if it is not one of ours."""
+        code, _, text = self.store.get(key).decode(errors="replace").partition(" ")
+        return text if hmac.compare_digest(code.encode(), self.seal(key, text).encode()) else None
+
+    def prefix(self, salt: str) -> str:
+        """Return what the keys of an attempt begin with."""
+        return f"{_PREFIX}/{self.seal('prefix', salt)[:16]}"
+
+
+def meet(store: Any, card: Card, *, timeout: timedelta, allow_shared_device: bool = False, secret: str = "") -> Company:
     """Meet the other ranks; every rank calls it, with a store of the same server.
+
+    Args:
+        store: a store of torch's, or a `SmallStore`.
+        card: what this rank says of itself.
+        timeout: how long the ranks wait for each other.
+        allow_shared_device: whether two ranks may compute on one GPU.
+        secret: the same on all ranks; who does not have it cannot join. "" lets everybody in who reaches the store.
 
     Raises:
         WorldError: a rank did not arrive in time, or the ranks cannot form a world; every rank that arrived raises.
     """
+    mail = _Mail(store, secret)
     deadline = time.monotonic() + timeout.total_seconds()
     if card.rank == 0:
-        return _host(store, card, deadline, allow_shared_device=allow_shared_device)
+        return _host(mail, card, deadline, allow_shared_device=allow_shared_device)
     nonce = secrets.token_hex(8)
     number = store.add(f"{_PREFIX}/knocks", 1)
-    store.set(f"{_PREFIX}/knock/{number}", nonce)
-    prefix = _await(store, f"{_PREFIX}/answer/{nonce}", deadline, card)
+    mail.put(f"{_PREFIX}/knock/{number}", nonce)
+    prefix = mail.prefix(_await(mail, f"{_PREFIX}/answer/{nonce}", deadline, card))
     arrived = store.add(f"{prefix}/arrived", 1)
-    store.set(f"{prefix}/card/{arrived}", json.dumps(asdict(card)))
-    verdict = json.loads(_await(store, f"{prefix}/verdict", deadline + _GRACE_S, card))
+    mail.put(f"{prefix}/card/{arrived}", json.dumps(asdict(card)))
+    verdict = json.loads(_await(mail, f"{prefix}/verdict", deadline + _GRACE_S, card))
     store.add(f"{prefix}/heard", 1)
     return _obey(verdict, prefix)
 
@@ -126,14 +175,22 @@ def await_key(store: Any, key: str, patience: timedelta) -> str:
     return str(store.get(key).decode())
 
 
-def _await(store: Any, key: str, deadline: float, card: Card) -> str:
+def _await(mail: _Mail, key: str, deadline: float, card: Card) -> str:
     try:
-        return await_key(store, key, timedelta(seconds=max(1.0, deadline - time.monotonic())))
+        await_key(mail.store, key, timedelta(seconds=max(1.0, deadline - time.monotonic())))
     except Exception as error:
         raise WorldError(
             f"rank {card.rank} ({card.place}) reached the store but heard nothing from rank 0 in time: "
             "look at rank 0's output, it did not start, failed, or was stopped"
         ) from error
+    text = mail.read(key)
+    if text is None:
+        raise WorldError(
+            f"rank {card.rank} ({card.place}) was refused by rank 0: it is of another job, or has another secret. "
+            f"Start all ranks with one launcher, or give all of them the same {SECRET_VARIABLE} (and another "
+            "MASTER_PORT to each job)"
+        )
+    return text
 
 
 def _obey(verdict: dict[str, Any], prefix: str) -> Company:
@@ -142,9 +199,10 @@ def _obey(verdict: dict[str, Any], prefix: str) -> Company:
     return Company(prefix=prefix, hosts=verdict["hosts"], sharers=verdict["sharers"])
 
 
-def _host(store: Any, card: Card, deadline: float, *, allow_shared_device: bool) -> Company:
-    prefix = f"{_PREFIX}/{secrets.token_hex(8)}"
-    cards = _collect(store, card, prefix, deadline)
+def _host(mail: _Mail, card: Card, deadline: float, *, allow_shared_device: bool) -> Company:
+    salt = secrets.token_hex(8)
+    prefix = mail.prefix(salt)
+    cards = _collect(mail, card, salt, deadline)
     error = judge(cards, world_size=card.world_size, allow_shared_device=allow_shared_device)
     missing = sorted(set(range(card.world_size)) - {found.rank for found in cards})
     if missing and not error:
@@ -153,9 +211,9 @@ def _host(store: Any, card: Card, deadline: float, *, allow_shared_device: bool)
             "Look at their output; a machine that cannot reach rank 0's address and port looks the same"
         )
     verdict = {"error": error, **({} if error else _survey(cards))}
-    store.set(f"{prefix}/verdict", json.dumps(verdict))
+    mail.put(f"{prefix}/verdict", json.dumps(verdict))
     if error:
-        _wait_until_heard(store, prefix, len(cards) - 1)
+        _wait_until_heard(mail.store, prefix, len(cards) - 1)
     return _obey(verdict, prefix)
 
 
@@ -163,24 +221,29 @@ def _some(ranks: list[int]) -> str:
     return ", ".join(map(str, ranks[:20])) + (f" and {len(ranks) - 20} more" if len(ranks) > 20 else "")
 
 
-def _collect(store: Any, own: Card, prefix: str, deadline: float) -> list[Card]:
+def _collect(mail: _Mail, own: Card, salt: str, deadline: float) -> list[Card]:
     """Answer knocks and read cards until everybody is here, time is up, or a failure has had its time to spread."""
-    cards, unanswered, knocks = [own], list[int](), 0
+    prefix, cards, unanswered, knocks, read = mail.prefix(salt), [own], list[int](), 0, 0
     grace = min(deadline, time.monotonic() + _GRACE_S) if own.error else deadline
     while True:
-        count = store.add(f"{_PREFIX}/knocks", 0)
+        count = min(mail.store.add(f"{_PREFIX}/knocks", 0), knocks + _MAX_KNOCKS)
         unanswered += range(knocks + 1, count + 1)
         knocks = count
-        unanswered = [number for number in unanswered if not _answer(store, number, prefix)]
-        arrived = store.add(f"{prefix}/arrived", 0)
-        for number in range(len(cards), arrived + 1):
+        unanswered = [number for number in unanswered if not _answer(mail, number, salt)]
+        arrived = mail.store.add(f"{prefix}/arrived", 0)
+        while read < arrived:
+            read += 1
             # counted before it is put: not every store's get waits for it
             patience = timedelta(seconds=max(1.0, deadline - time.monotonic()))
             try:
-                card = await_key(store, f"{prefix}/card/{number}", patience)
+                await_key(mail.store, f"{prefix}/card/{read}", patience)
             except Exception:  # noqa: BLE001  (each store has its own); it died in between: it is one that is missing
                 return cards
-            cards.append(Card(**json.loads(card)))
+            card = _card(mail.read(f"{prefix}/card/{read}"))
+            if card is None:
+                _log.warning("a card that no rank of this job has written was refused")
+                continue
+            cards.append(card)
             if judge(cards, world_size=own.world_size, allow_shared_device=True):
                 grace = min(grace, time.monotonic() + _GRACE_S)
         if len(cards) >= own.world_size or time.monotonic() > grace:
@@ -188,12 +251,29 @@ def _collect(store: Any, own: Card, prefix: str, deadline: float) -> list[Card]:
         time.sleep(_POLL_S)
 
 
-def _answer(store: Any, number: int, prefix: str) -> bool:
+def _answer(mail: _Mail, number: int, salt: str) -> bool:
+    """Answer a knock if it is there; a stranger's too, so that a rank of another job hears at once that it is wrong."""
     key = f"{_PREFIX}/knock/{number}"
-    if not store.check([key]):
+    if not mail.store.check([key]):
         return False
-    store.set(f"{_PREFIX}/answer/{store.get(key).decode()}", prefix)
+    nonce = mail.read(key)
+    if nonce is not None:
+        mail.put(f"{_PREFIX}/answer/{nonce}", salt)
+        return True
+    # not one of ours, or left over from an attempt before this one (whose ranks have gone)
+    mail.store.set(f"{_PREFIX}/answer/{mail.store.get(key).decode(errors='replace').rpartition(' ')[2]}", _REFUSED)
     return True
+
+
+def _card(text: str | None) -> Card | None:
+    """Return the card in a text, None if there is none in it."""
+    try:
+        card = Card(**json.loads(text or ""))
+    except (TypeError, ValueError):
+        return None
+    known = Card(rank=0, world_size=0, host="")
+    right = all(type(getattr(card, name)) is type(value) for name, value in asdict(known).items())
+    return card if right else None
 
 
 def _survey(cards: list[Card]) -> dict[str, list[int]]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from rankwise.errors import ConfigError, WorldError
 from rankwise.world import adopt, group
-from rankwise.world.arrival import Card, Company, meet
+from rankwise.world.arrival import SECRET_VARIABLE, Card, Company, meet
 from rankwise.world.devices import choose_device, default_backend, visible_devices
 from rankwise.world.making import host_id, make_world, say_once
 from rankwise.world.place import Place, find_place
@@ -165,7 +165,13 @@ def _meet(store: Any, place: Place, wishes: _Wishes, device: str, trouble: Excep
         error="" if trouble is None else f"{type(trouble).__name__}: {trouble}",
     )
     try:
-        return meet(store, card, timeout=wishes.timeout, allow_shared_device=wishes.allow_shared_device)
+        return meet(
+            store,
+            card,
+            timeout=wishes.timeout,
+            allow_shared_device=wishes.allow_shared_device,
+            secret=os.environ.get(SECRET_VARIABLE, ""),
+        )
     except WorldError:
         if trouble is not None:
             raise trouble from None

@@ -85,7 +85,8 @@ def encode_frame(
     digest = hashlib.blake2b(structure.encode(), digest_size=16).digest()
     head = _IDENTITY.pack(_MAGIC, number, call.op.encode(), call.reduce.encode(), call.root, digest)
     body = bytes(payload[:INLINE])
-    place = hashlib.blake2b(call.place.encode(), digest_size=8).digest()
+    where = call.place.rpartition("/")[2]  # without the folder: each machine may run a copy of its own
+    place = hashlib.blake2b(where.encode(), digest_size=8).digest()
     return (
         head
         + _REST.pack(failed, place, len(text), payload_bytes)

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import socket
 from datetime import timedelta
 from typing import Any
 
 from rankwise.errors import WorldError
 from rankwise.world.channel import Channel, close_all, frame_device
-from rankwise.world.place import Place
+from rankwise.world.place import Place, loopback_address
 from rankwise.world.small_store import store_trouble
 
 __all__ = ["leave", "local_store", "open_group", "open_store", "prefixed"]
+
+
+_INTERFACE = "GLOO_SOCKET_IFNAME"
+_chosen: list[str] = []  # by us, for as long as the group lives: groups that are made later need it, too
 
 
 def local_store() -> Any:
@@ -31,18 +37,43 @@ def prefixed(store: Any, prefix: str) -> Any:
 def open_store(place: Place, timeout: timedelta) -> Any:
     """Return the TCP store of the ranks; rank 0 serves it unless the launcher's agent does.
 
+    If all ranks are on this machine, by the address that they have, nobody else is served.
+
     Raises:
         WorldError: the port is taken, or the server could not be reached in time.
     """
     import torch.distributed as dist
 
     serves = place.rank == 0 and not place.agent_store
+    alone = loopback_address(place.master_addr)
     try:
         return dist.TCPStore(  # type: ignore[attr-defined]
-            place.master_addr, place.master_port, is_master=serves, timeout=timeout, wait_for_workers=False
+            place.master_addr,
+            place.master_port,
+            is_master=serves,
+            timeout=timeout,
+            wait_for_workers=False,
+            master_listen_fd=_bound_socket(alone, place.master_port) if serves and alone else None,
         )
     except Exception as error:
         raise WorldError(f"{store_trouble(place, timeout)} ({error})") from error
+
+
+def _bound_socket(address: str, port: int) -> int:
+    """Return a descriptor for the store to listen on, and to close; left alone it would listen on all addresses."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as bound:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a launcher holds the port for us
+        bound.bind((address, port))
+        return bound.detach()
+
+
+def _stay_on_this_machine(place: Place) -> None:
+    """Have gloo listen where only this machine reaches it; by itself it takes the address of the host's name."""
+    interface = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), "")
+    if interface and loopback_address(place.master_addr) and _INTERFACE not in os.environ:
+        os.environ[_INTERFACE] = interface
+        _chosen.append(interface)
 
 
 def open_group(store: Any, place: Place, backend: str, device: str, timeout: timedelta) -> Channel:
@@ -54,6 +85,7 @@ def open_group(store: Any, place: Place, backend: str, device: str, timeout: tim
     import torch
     import torch.distributed as dist
 
+    _stay_on_this_machine(place)
     try:
         dist.init_process_group(
             backend,
@@ -76,6 +108,8 @@ def leave(*, in_peace: bool) -> None:
     """Destroy the default group and all others; not in peace: abort them, which waits for nobody."""
     import torch.distributed as dist
 
+    if _chosen and os.environ.get(_INTERFACE) == _chosen.pop():
+        del os.environ[_INTERFACE]
     if not dist.is_initialized():
         return
     abort = getattr(dist.distributed_c10d, "_abort_process_group", None)

@@ -6,7 +6,7 @@ import contextlib
 import socket
 from dataclasses import dataclass
 
-from rankwise.world.place import Place
+from rankwise.world.place import Place, loopback_address
 
 __all__ = ["Coordinator", "choose_coordinator"]
 
@@ -27,7 +27,7 @@ class Coordinator:
     def bind_address(self) -> str:
         """Where the server listens: on this machine alone if that is where all ranks are."""
         host, _, port = self.address.rpartition(":")
-        return self.address if _is_loopback(host.strip("[]")) else f"[::]:{port}"
+        return self.address if loopback_address(host.strip("[]")) else f"[::]:{port}"
 
 
 def choose_coordinator(place: Place) -> Coordinator:
@@ -37,7 +37,7 @@ def choose_coordinator(place: Place) -> Coordinator:
     from which this one reaches it.
     """
     host = _own_host(place.master_addr) if place.master_addr else socket.gethostname()
-    held = _hold("127.0.0.1" if _is_loopback(host) else "")
+    held = _hold("127.0.0.1" if loopback_address(host) else "")
     name = f"[{host}]" if ":" in host else host
     return Coordinator(address=f"{name}:{held.getsockname()[1]}", held=held)
 
@@ -60,10 +60,6 @@ def _is_own(family: int, kind: int, address: object) -> bool:
         except OSError:
             return False
     return True
-
-
-def _is_loopback(host: str) -> bool:
-    return host in ("localhost", "::1") or host.startswith("127.")
 
 
 def _hold(host: str) -> socket.socket:

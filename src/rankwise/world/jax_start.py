@@ -14,7 +14,7 @@ from typing import Any
 
 from rankwise.errors import ConfigError, WorldError
 from rankwise.world import adopt, jax_exit
-from rankwise.world.arrival import Card, Company, await_key, meet
+from rankwise.world.arrival import SECRET_VARIABLE, Card, Company, await_key, meet
 from rankwise.world.jax_coordinator import Coordinator, choose_coordinator
 from rankwise.world.jax_state import devices_started, import_jax, jax_client, jax_numbers
 from rankwise.world.key_channel import KeyChannel
@@ -147,7 +147,7 @@ def _meet(store: Any, place: Place, timeout: timedelta, trouble: ConfigError | N
         error="" if trouble is None else f"{type(trouble).__name__}: {trouble}",
     )
     try:
-        return meet(store, card, timeout=timeout)
+        return meet(store, card, timeout=timeout, secret=os.environ.get(SECRET_VARIABLE, ""))
     except WorldError:
         if trouble is not None:
             raise trouble from None

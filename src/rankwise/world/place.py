@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rankwise.errors import WorldError
 from rankwise.world.variables import check_ranges, first_set, int_of, port_of
 
-__all__ = ["Place", "find_place"]
+__all__ = ["Place", "find_place", "loopback_address"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,3 +111,10 @@ def _refuse_half_a_family(environ: Mapping[str, str]) -> None:
         f"{', '.join(there)} is set but {', '.join(missing)} is not, so this process cannot find its place: "
         "start it with `rankwise run` or torchrun, which set all of them, or unset what is left over to run as one rank"
     )
+
+
+def loopback_address(host: str) -> str:
+    """Return the address to listen on if a host is this machine's name for itself alone, "" if others can reach it."""
+    if host == "::1" or host.startswith("127."):
+        return host
+    return "127.0.0.1" if host == "localhost" else ""

@@ -16,12 +16,11 @@ from datetime import timedelta
 from typing import Any
 
 from rankwise.errors import WorldError
-from rankwise.world.place import Place
+from rankwise.world.place import Place, loopback_address
 
 __all__ = ["Shelf", "SmallStore", "StoreServer", "open_small_store", "store_trouble"]
 
 _RETRY_S = 0.05
-_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 class Shelf:
@@ -105,9 +104,8 @@ class StoreServer(socketserver.ThreadingTCPServer):
 
     def __init__(self, host: str, port: int) -> None:
         self.shelf = Shelf()
-        alone, both = host in _LOOPBACK, socket.has_dualstack_ipv6()
-        self.address_family = socket.AF_INET6 if host == "::1" or (both and not alone) else socket.AF_INET
-        where = ("::1" if host == "::1" else "127.0.0.1") if alone else ""
+        where, both = loopback_address(host), socket.has_dualstack_ipv6()
+        self.address_family = socket.AF_INET6 if where == "::1" or (both and not where) else socket.AF_INET
         super().__init__((where, port), _Answering)
         threading.Thread(target=self.serve_forever, args=(0.05,), name="rankwise-store", daemon=True).start()
 
