@@ -1,12 +1,13 @@
 """Streams on their way to console and log files."""
 
+import itertools
 import os
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankwise.launch.pump import LogFile, Pump, _settled
+from rankwise.launch.pump import LogFile, Pump, _last_state, _settled
 
 
 class Page:
@@ -28,7 +29,7 @@ class Page:
 
 @given(st.binary(min_size=1, max_size=300), st.integers(1, 7))
 def test_nothing_is_lost_however_it_is_cut(data, size):
-    """Lines arrive whole and in order, with their prefix, whatever pieces they were written in."""
+    """Lines arrive whole and in order, with their prefix and in their last state, whatever pieces they came in."""
     for prefix in (b"", b"[1] "):
         read_end, write_end = os.pipe()
         page = Page()
@@ -39,7 +40,7 @@ def test_nothing_is_lost_however_it_is_cut(data, size):
         os.close(write_end)
         assert not pump.pump()
         pump.close()
-        lines = data.removesuffix(b"\n").split(b"\n")
+        lines = [_last_state(line) for line in data.removesuffix(b"\n").split(b"\n")]
         wanted = b"".join(prefix + line + b"\n" for line in lines)
         assert page.text.removesuffix(b"\n") == (wanted if prefix else data).removesuffix(b"\n")
 
@@ -64,3 +65,48 @@ def test_a_full_disk_is_said_once_and_stops_nothing(tmp_path):
     log.close()
     assert len(page.said) == 1
     assert "the run goes on without this log" in page.said[0]
+
+
+class Counting(Page):
+    """Counts, too, what it was given."""
+
+    num_lines = 0
+
+    def line(self, _stream, line):
+        self.num_lines += 1
+        super().line(_stream, line)
+
+
+def test_a_progress_bar_of_another_rank_is_not_kept(monkeypatch):
+    """A line that is written over again and again: its last state is shown and one now and then, none is piled up."""
+    read_end, write_end = os.pipe()
+    page = Counting()
+    pump = Pump(read_end, "err", page, shown=True, raw=False, prefix=b"[1] ", log=None)
+    ticks, start_s = itertools.count(1), pump._shown_s
+    monkeypatch.setattr("rankwise.launch.pump.time.monotonic", lambda: start_s + next(ticks) * 0.1)
+    most = 0
+    for state in range(1000):
+        os.write(write_end, b"\rstep %d" % state)
+        pump.pump()
+        most = max(most, len(pump._partial))
+    os.write(write_end, b"\n")
+    pump.pump()
+    os.close(write_end)
+    pump.close()
+    assert most < 20
+    assert 8 <= page.num_lines <= 12  # in 100 s
+    assert page.text.splitlines()[-1] == b"[1] step 999"
+
+
+def test_a_line_without_end_is_given_out_in_pieces():
+    """Megabytes without a new line are not gathered."""
+    read_end, write_end = os.pipe()
+    page = Page()
+    pump = Pump(read_end, "out", page, shown=True, raw=False, prefix=b"[1] ", log=None)
+    for _ in range(300):
+        os.write(write_end, b"x" * 10_000)
+        pump.pump()
+        assert len(pump._partial) <= (1 << 20) + 10_000
+    os.close(write_end)
+    pump.close()
+    assert page.text.count(b"x") == 3_000_000

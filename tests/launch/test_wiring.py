@@ -3,6 +3,8 @@
 import fcntl
 import os
 import pty
+import re
+import signal
 import struct
 import subprocess
 import termios
@@ -124,3 +126,49 @@ def test_a_reader_that_leaves_does_not_stop_the_run(launcher):
     process.stdout = None
     log = launcher.folder / "logs" / "attempt-0" / "rank-1.out"
     assert log.read_text().splitlines()[-1] == "line 19999"
+
+
+FLOODS = """
+    import os, pathlib, signal, sys, time
+    rank = os.environ["RANK"]
+    if rank == "0":
+        pathlib.Path("there-0").write_text(str(os.getpid()))
+        time.sleep(1000)
+    for i in range(40_000):
+        print("x" * 99)
+    pathlib.Path("there-1").write_text(str(os.getpid()))
+    {deed}
+"""
+
+
+@pytest.mark.parametrize("deed", ["time.sleep(1000)", "os._exit(3)"])
+def test_a_console_that_nobody_reads_stops_nothing(launcher, wait_until, is_alive, deed):
+    """Four megabytes for a paused pager: signals and deaths are noticed, and what is left out is said when it reads."""
+    process = launcher.start("--nproc", 2, "--tee", "all", launcher.script(FLOODS.format(deed=deed)))
+    pids = launcher.pids("there-0", "there-1")  # rank 1 came to its end: it was not held up for ever
+    if "sleep" in deed:
+        process.terminate()
+    wait_until(lambda: not any(map(is_alive, pids)))
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == (3 if "exit" in deed else 128 + signal.SIGTERM)
+    assert "exited with 3" in err if "exit" in deed else "SIGTERM: asking the ranks to end" in err
+    left_out = sum(int(found.replace(",", "")) for found in re.findall(r"rankwise: ([\d,]+) bytes of output", out))
+    lines = out.splitlines()
+    assert left_out > 1_000_000
+    assert left_out + 104 * sum("x" in line for line in lines) == 104 * 40_000
+
+
+def test_a_slow_console_loses_nothing(launcher):
+    """A reader that reads, however slowly, gets every line: the ranks wait for it."""
+    script = launcher.script("for i in range(40_000): print(i, 'x' * 99)")
+    process = launcher.start("--nproc", 2, "--tee", "all", script)
+    out = []
+    while piece := os.read(process.stdout.fileno(), 4096):
+        out.append(piece)
+        os.sched_yield()
+    assert process.wait() == 0
+    lines = b"".join(out).splitlines()
+    for prefix in (b"", b"[1] "):
+        assert [line for line in lines if line.startswith(b"[1]") == bool(prefix)] == [
+            prefix + b"%d " % i + b"x" * 99 for i in range(40_000)
+        ]

@@ -28,6 +28,7 @@ __all__ = ["Attempt"]
 SETTLE_S = 0.2  # how long to listen for an earlier failure once one is clear
 SETTLE_COLLATERAL_S = 3.0  # how long to wait for the cause when only its consequences have shown
 SETTLE_TIMEOUT_S = 1.0  # the same when ranks gave up waiting: the cause may never show, it is alive and quiet
+HELD_S = 0.05  # how soon to look again whether a slow console has room
 DRAIN_S = 0.5  # how long output may still come after the last rank has ended
 SHUTDOWN_AFTER_FAILURE_S = 5.0
 SHUTDOWN_FROM_OUTSIDE_S = 30.0
@@ -56,6 +57,7 @@ class Attempt:
         self._ranks: list[RankProcess] = []
         self._wires: list[Wires] = []
         self._open_pumps: set[Pump] = set()
+        self._held: list[Pump] = []  # not read from now, because the console is behind
         self._hung: Failure | None = None
         self._stop_s: float | None = None  # when we first asked the ranks to end
         self._kill_s: float | None = None  # when patience ends
@@ -73,6 +75,7 @@ class Attempt:
             self._start(port)
             while not self._is_over():
                 self._loop.step(self._patience())
+                self._let_go()
                 self._reap()
                 self._take_signals()
                 self._judge()
@@ -115,10 +118,16 @@ class Attempt:
         if self._all_ended_s is None:
             self._all_ended_s = time.monotonic()
             kill_sessions({process.pid for process in self._ranks})
+        if self._held:
+            self._all_ended_s = time.monotonic()  # what was written before the end is still to be read
         return not self._open_pumps or time.monotonic() > self._all_ended_s + DRAIN_S
 
     def _patience(self) -> float | None:
         """Seconds until something must be looked at even if nothing happens."""
+        patience = self._next_look()
+        return patience if not self._held else HELD_S if patience is None else min(patience, HELD_S)
+
+    def _next_look(self) -> float | None:
         now = time.monotonic()
         if self._all_ended_s is not None:
             return max(0.0, self._all_ended_s + DRAIN_S - now) + 0.001
@@ -132,9 +141,21 @@ class Attempt:
             self._loop.forget(process.report_fd)
 
     def _pump(self, pump: Pump) -> None:
-        if not pump.pump():
+        if pump.shown and self._console.is_full(pump.stream):
+            self._loop.forget(pump.fd)
+            self._held.append(pump)
+        elif not pump.pump():
             self._loop.forget(pump.fd)
             self._open_pumps.discard(pump)
+
+    def _let_go(self) -> None:
+        """Read on where the console has room again, or where nobody reads it any more."""
+        held, self._held = self._held, []
+        for pump in held:
+            if self._console.is_full(pump.stream):
+                self._held.append(pump)
+            else:
+                self._loop.watch(pump.fd, partial(self._pump, pump))
 
     def _reap(self) -> None:
         for process in self._ranks:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from pathlib import Path
 from typing import BinaryIO
 
@@ -12,6 +13,8 @@ from rankwise.launch.console import Console
 __all__ = ["LogFile", "Pump"]
 
 _READ_BYTES = 1 << 16
+_LINE_BYTES = 1 << 20  # a longer line is given out in pieces
+_STATE_S = 10.0  # how often a line that is written again and again is shown meanwhile
 _ESCAPES = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[@-Z\\-_]")
 
 
@@ -60,7 +63,11 @@ class LogFile:
 
 def _settled(line: bytes) -> bytes:
     """What a line looks like on a terminal after all its carriage returns, without colours."""
-    parts = [part for part in _ESCAPES.sub(b"", line).split(b"\r") if part]
+    return _last_state(_ESCAPES.sub(b"", line))
+
+
+def _last_state(line: bytes) -> bytes:
+    parts = [part for part in line.split(b"\r") if part]
     return parts[-1] if parts else b""
 
 
@@ -84,6 +91,7 @@ class Pump:
         self.num_lines = 0
         self._console, self._raw, self._prefix, self._log = console, raw, prefix, log
         self._partial = b""
+        self._shown_s = time.monotonic()
         os.set_blocking(fd, False)
 
     def pump(self) -> bool:
@@ -113,14 +121,38 @@ class Pump:
             self._console.raw(self.stream, self._partial + data[:end] if end else b"")
             self._partial = data[end:] if end else self._partial + data
         elif self.shown:
-            *lines, self._partial = (self._partial + data).split(b"\n")
+            *lines, rest = (self._partial + data).split(b"\n")
             for line in lines:
-                self._console.line(self.stream, self._prefix + line)
+                self._show(line)
+            self._partial = self._newest_state(rest)
+        if len(self._partial) > _LINE_BYTES:
+            self._give_partial()
+
+    def _show(self, line: bytes) -> None:
+        self._console.line(self.stream, self._prefix + _last_state(line))
+        self._shown_s = time.monotonic()
+
+    def _give_partial(self) -> None:
+        if self._prefix:
+            self._show(self._partial)
+        else:
+            self._console.raw(self.stream, self._partial)
+        self._partial = b""
+
+    def _newest_state(self, rest: bytes) -> bytes:
+        """Drop the states of a line that it has overwritten itself; of a progress bar, one is shown now and then."""
+        older, gone_back, newest = rest.rpartition(b"\r")
+        if not gone_back:
+            return rest
+        if time.monotonic() - self._shown_s > _STATE_S:
+            self._show(older)
+            return newest
+        return newest or _last_state(older) + b"\r"
 
     def close(self) -> None:
         """Give out the last unfinished line, and close everything."""
         if self._partial:
-            self._console.line(self.stream, self._prefix + self._partial)
+            self._give_partial()
         if self._log is not None:
             self._log.close()
         os.close(self.fd)

@@ -54,6 +54,7 @@ def supervise(
         janitor.dismiss()
     if tell_last and outcome.text:
         _tell(console, outcome.text)
+    console.flush()
     return outcome
 
 
