@@ -154,6 +154,60 @@ def test_subsets_and_splits(one):
     assert read(parts["val"].select(["n"]), [0, 1])[0].keys() == {"n"}
 
 
+def test_rows_to_look_at(one):
+    """One row by its number in the part, as a transform is given it; the table of a part's rows, in their order."""
+    source = RowSource(one.places, matrices=ALL, obs=OBS)
+    part, _ = source.split(by="row", fractions=(0.3, 0.7), seed=2)
+    rows = part.row_numbers(np.arange(len(part)))
+    table = part.obs(["n", "kind"])
+    assert table.index.tolist() == one.obs.index[rows].tolist()
+    assert table["n"].tolist() == one.obs["n"].to_numpy()[rows].tolist()
+    assert part.obs().columns.tolist() == one.obs.columns.tolist()
+    for place in (0, 5, -1):
+        row = part[place]
+        assert (row["X"].shape, list(row)) == ((1, NUM_COLS), [*ALL, *OBS])
+        fields = {name: np.array([value]) if name in OBS else value for name, value in row.items()}
+        fields |= {name: row[name][None] for name in ALL[2:]}
+        check(fields, one, rows[[place]], part)
+    with pytest.raises(IndexError, match=f"there are {len(part)}"):
+        part[len(part)]
+    with pytest.raises(ConfigError, match=r"no obs columns \['donors'\] in .*; there are \['kind', 'donor', 'n'\]"):
+        part.obs(["donors"])
+    with pytest.raises(ConfigError, match=r"write \['n'\]"):
+        part.obs("n")
+    drawn = part.drawn(balance="kind")
+    for look in (lambda: drawn[0], drawn.obs):
+        with pytest.raises(ConfigError, match="look at the rows that they are drawn from"):
+            look()
+
+
+def test_few_donors_come_out_as_asked(one):
+    """So many donors in each part, named ones where they are to be, and of each kind its fraction of the rows."""
+    source = RowSource(one.places, obs=OBS)
+    donors, kinds = one.obs["donor"].to_numpy(), one.obs["kind"].to_numpy()
+    num_donors = len(set(donors))
+
+    def rows(part):
+        return part.row_numbers(np.arange(len(part)))
+
+    for seed in range(5):
+        train, val = source.split(by="donor", fractions=(0.7, 0.3), exact=True, seed=seed)
+        assert len(set(donors[rows(val)])) == round(0.3 * num_donors)
+        assert not set(donors[rows(train)]) & set(donors[rows(val)])
+        assert len(train) + len(val) == len(source)
+    parts = source.split(by="donor", groups={"val": [donors[7], donors[50]]})
+    assert set(donors[rows(parts["val"])]) == {donors[7], donors[50]}
+    assert len(parts["train"]) + len(parts["val"]) == len(source)
+    inner = parts["train"].split(by="donor", fractions={"a": 0.5, "b": 0.5}, exact=True)  # donors that are left
+    sizes = [len(set(donors[rows(part)])) for part in inner.values()]
+    assert abs(sizes[0] - sizes[1]) <= 1
+    half, _ = source.split(by="row", fractions=(0.5, 0.5), stratify="kind")
+    for kind in set(map(str, kinds)):
+        assert abs((kinds[rows(half)].astype(str) == kind).sum() - (kinds.astype(str) == kind).sum() / 2) < 1
+    with pytest.raises(ConfigError, match="stratify= wants a column that is the same for all rows of one 'donor'"):
+        source.split(by="donor", fractions=(0.5, 0.5), stratify="kind")
+
+
 def test_it_travels_and_is_shared(one):
     """A pickled source reads the same; threads read through one source at a time."""
     source = RowSource(one.places, matrices=ALL, obs=OBS, dense=True)

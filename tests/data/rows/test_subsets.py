@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from rankwise.data.order import SplitRule
 from rankwise.data.rows.obs import RowGroups
 from rankwise.data.rows.subsets import chosen_rows, part_of_groups, part_of_rows, rows_of_part, say_split
 from rankwise.errors import ConfigError
@@ -36,6 +37,10 @@ def test_what_cannot_be_meant(rows, said):
         chosen_rows(rows, 3)
 
 
+def rule(*fractions, seed=1, **options):
+    return SplitRule.of(fractions, None, **{"exact": False, **options}, seed=seed)
+
+
 def groups(num_groups, per_group=3):
     labels = tuple(f"donor {number}" for number in range(num_groups))
     return RowGroups(labels=labels, codes=np.repeat(np.arange(num_groups), per_group))
@@ -43,27 +48,27 @@ def groups(num_groups, per_group=3):
 
 def test_groups_stay_together_and_where_they_were():
     """Rows of a group are in one part; more groups move no old one; the parts are about as large as asked for."""
-    part = part_of_groups(groups(2000), (0.7, 0.3), seed=4)
+    part = part_of_groups(groups(2000), rule(0.7, 0.3, seed=4), by="donor")
     assert (part.reshape(2000, 3) == part[::3, None]).all()
-    assert part_of_groups(groups(3000), (0.7, 0.3), seed=4)[:6000].tolist() == part.tolist()
+    assert part_of_groups(groups(3000), rule(0.7, 0.3, seed=4), by="donor")[:6000].tolist() == part.tolist()
     assert abs((part == 0).mean() - 0.7) < 0.04
     assert set(part.tolist()) == {0, 1}
-    assert part_of_groups(groups(2000), (0.7, 0.3), seed=5).tolist() != part.tolist()
-    leaving = part_of_groups(groups(2000), (0.2, 0.3), seed=4)
+    assert part_of_groups(groups(2000), rule(0.7, 0.3, seed=5), by="donor").tolist() != part.tolist()
+    leaving = part_of_groups(groups(2000), rule(0.2, 0.3, seed=4), by="donor")
     assert abs((leaving == 2).mean() - 0.5) < 0.04
 
 
 def test_rows_by_their_number():
     """A row's part depends on its number alone."""
-    part = part_of_rows(np.arange(5000), (0.8, 0.2), seed=1)
+    part = part_of_rows(np.arange(5000), rule(0.8, 0.2, seed=1))
     assert abs((part == 1).mean() - 0.2) < 0.03
-    assert part_of_rows(np.array([4711]), (0.8, 0.2), seed=1)[0] == part[4711]
+    assert part_of_rows(np.array([4711]), rule(0.8, 0.2, seed=1))[0] == part[4711]
 
 
 def test_rows_of_a_part():
     """Parts hold all rows between them, and a range of rows is split like the list of them."""
-    part = part_of_rows(range(5000), (0.8, 0.15), seed=1)
-    assert part.tolist() == part_of_rows(np.arange(5000), (0.8, 0.15), seed=1).tolist()
+    part = part_of_rows(range(5000), rule(0.8, 0.15, seed=1))
+    assert part.tolist() == part_of_rows(np.arange(5000), rule(0.8, 0.15, seed=1)).tolist()
     members = [rows_of_part(part, number) for number in range(3)]
     assert sorted(np.concatenate(members).tolist()) == list(range(5000))
     assert all((part[member] == number).all() for number, member in enumerate(members))
@@ -77,13 +82,13 @@ def test_bytes_of_a_row():
     listed = np.flatnonzero(mask)
     codes = (np.arange(num) // 1000 % 100).astype(np.int8)
     many = RowGroups(labels=tuple(map(str, range(100))), codes=codes)
-    part = part_of_groups(many, (0.8, 0.2), seed=1)
+    part = part_of_groups(many, rule(0.8, 0.2), by="donor")
     assert part.dtype == np.uint8
     for work, held, most in (
         (lambda: chosen_rows(mask, num), 2, 3),
         (lambda: chosen_rows(listed, num), 2, 3),
-        (lambda: part_of_groups(many, (0.8, 0.2), seed=1), 1, 2),
-        (lambda: part_of_rows(range(num), (0.8, 0.2), seed=1), 1, 5),  # hashes of one block at a time
+        (lambda: part_of_groups(many, rule(0.8, 0.2), by="donor"), 1, 2),
+        (lambda: part_of_rows(range(num), rule(0.8, 0.2, seed=1)), 1, 5),  # hashes of one block at a time
         (lambda: rows_of_part(part, 0), 4, 5),
     ):
         tracemalloc.start()
@@ -97,12 +102,18 @@ def test_bytes_of_a_row():
 def test_what_cannot_be_split():
     """Fractions beyond one, rows without a group, and parts that come out empty."""
     with pytest.raises(ConfigError, match="above 0 and at most 1"):
-        part_of_rows(np.arange(3), (0.8, 0.3), seed=1)
+        part_of_rows(np.arange(3), rule(0.8, 0.3, seed=1))
     with pytest.raises(ConfigError, match=r"2 rows have no value in the column 'donor', .*notna\(\)\).split"):
-        part_of_groups(RowGroups(labels=("a",), codes=np.array([0, -1, -1])), (0.5, 0.5), seed=1, by="donor")
+        part_of_groups(RowGroups(labels=("a",), codes=np.array([0, -1, -1])), rule(0.5, 0.5), by="donor")
     with pytest.raises(ConfigError, match=r"got object\[2\]; of truth values .*fillna\(False\)"):
         chosen_rows(pd.array([True, None], dtype="boolean"), 2)
-    with pytest.raises(ConfigError, match="leaves val empty"):
-        say_split([5, 0], ["train", "val"], [0.8, 0.2], 5, "donor")
-    with pytest.warns(UserWarning, match="far from what was asked for"):
-        say_split([1, 4], ["train", "val"], [0.8, 0.2], 5, "donor")
+    with pytest.raises(ConfigError, match=r"leaves part 1 empty .* take exact=True"):
+        say_split([5, 0], rule(0.8, 0.2), 5, "donor")
+    with pytest.warns(UserWarning, match=r"far from what was asked for.*exact=True counts"):
+        say_split([1, 4], rule(0.8, 0.2), 5, "donor")
+    say_split([1, 4], rule(0.8, 0.2, exact=True), 5, "donor")
+    with pytest.raises(ConfigError, match='names values of a column: say which with by="donor"'):
+        part_of_rows(range(5), SplitRule.of(None, {"val": ["3"]}, exact=False, seed=1))
+    two = RowGroups(labels=("x", "y"), codes=np.array([0, 0, 1, 1, 1, 0]))
+    with pytest.raises(ConfigError, match="the same for all rows of one 'donor'; 'donor 0' has several"):
+        part_of_groups(groups(2), rule(0.5, 0.5, exact=True), by="donor", strata=two)

@@ -44,6 +44,30 @@ def test_it_is_what_it_says(kind, dtype, num_rows):
     np.testing.assert_array_equal(plain(given["X"]), matrix.toarray())
 
 
+@pytest.mark.parametrize("dtype", ["f4", "i4"])
+@pytest.mark.parametrize("kind", ["numpy", "scipy", "torch dense", "torch sparse", "in place"])
+def test_sizes_of_rows_from_a_field(kind, dtype):
+    """log1p(counts * total / size), whatever the batch holds of a row; size 0 gives zeros, a missing one NaN."""
+    matrix = random_csr(25, 12, seed=4, density=0.9).astype(dtype)
+    sizes = np.random.default_rng(1).integers(1000, 9000, 25).astype("f8")
+    sizes[3], sizes[4] = 0, np.nan
+    dense = matrix.toarray().astype("f8")
+    with np.errstate(divide="ignore"):
+        wanted = np.log1p(dense * np.where(sizes == 0, 0, 1e4 / sizes)[:, None])
+    change = Log1pCounts(total=1e4, size="n_counts")
+    if kind == "in place":
+        found = dense.astype("f4")
+        change.change(found, sizes)
+    else:
+        field = made(kind, matrix)
+        batch = {"X": field, "n_counts": torch.from_numpy(sizes) if hasattr(field, "layout") else sizes}
+        found = plain(change(batch, None)["X"])
+    assert np.isnan(found[4][dense[4] > 0]).all()
+    assert not found[3].any()
+    good = np.arange(25) != 4
+    np.testing.assert_allclose(found[good], wanted[good], rtol=1e-5)
+
+
 @pytest.mark.parametrize("kind", ["numpy", "torch dense", "torch sparse", "in place"])
 def test_half_precision(kind):
     """Sums and counts per million beyond what 16 bits hold, 65,504, come out as with 32, in 16."""
@@ -85,7 +109,7 @@ def by_row(source, device, **options):
     rows = {}
     for (batch,) in loader:
         for name in batch:
-            field = np.asarray(batch[name]).copy()  # the memory is used again
+            field = np.array(plain(batch[name]))  # the memory is used again
             rows.update({(name, number): row for number, row in zip(batch.ids.tolist(), field, strict=True)})
     return rows, loader
 
@@ -104,6 +128,30 @@ def test_the_loader_does_it_where_rows_are_made(tmp_path, name, device):
         np.testing.assert_allclose(rows[name, number], wanted[number], rtol=1e-5)
         assert rows["obsm/pca", number].tolist() == held.dense("obsm/pca")[number].tolist()
     assert source.fields[name].dtype == held.dense(name).dtype
+
+
+@pytest.mark.parametrize("options", [{"dense": True}, {"genes": [0, 5]}, {}])
+def test_chosen_genes_with_the_size_of_all(tmp_path, options):
+    """With genes= the size of a row is that of its column, not their sum; dense rows are changed as they are read."""
+    held = make_stores(tmp_path)
+    source = RowSource(held.places, obs=("n",), **options)
+    rows, loader = by_row(source, None, batch_transform=Log1pCounts(total=1e4, size="n"))
+    assert (loader.source is source) == (not options)  # dense rows are changed by the source
+    sizes = held.obs["n"].to_numpy().astype("f8")
+    counts = held.dense("X")[:, options.get("genes", slice(None))]
+    for number in range(93):
+        scale = 1e4 / sizes[number] if sizes[number] > 0 else 0
+        np.testing.assert_allclose(rows["X", number], np.log1p(counts[number] * scale), rtol=1e-5)
+
+
+def test_sizes_that_are_not_there(tmp_path):
+    """A size that no field holds is named with the way to it; so is one that is no name."""
+    source = RowSource(make_stores(tmp_path).places, dense=True)
+    with pytest.raises(ConfigError, match=r"Log1pCounts\(size='n'\) finds no such field .* obs=\['n'\]"):
+        by_row(source, None, batch_transform=Log1pCounts(size="n"))
+    for size in ("X", 1e4):
+        with pytest.raises(ConfigError, match="size= to be the name of a field"):
+            Log1pCounts(size=size)
 
 
 def test_what_it_leaves_to_the_batch(tmp_path):

@@ -1,12 +1,22 @@
 """Which sample, at which step, on which rank: pure arithmetic, no I/O, no torch.
 
 `Order` maps (seed, epoch, position) to samples; `BatchSampler` hands a rank's part of it to torch's ``DataLoader``;
-`shard` cuts an explicit list among ranks; `part_at` and `place_of_group` split data into parts by hashes.
+`shard` cuts an explicit list among ranks; a `SplitRule` says which data go into which part.
 """
 
 from rankwise.data.order.ordering import Order
 from rankwise.data.order.sampler import BatchSampler
 from rankwise.data.order.sharding import shard
-from rankwise.data.order.splitting import part_at, place_of_group, place_of_samples
+from rankwise.data.order.splitting import Groups, SplitRule, exact_parts, part_at, place_of_group, place_of_samples
 
-__all__ = ["BatchSampler", "Order", "part_at", "place_of_group", "place_of_samples", "shard"]
+__all__ = [
+    "BatchSampler",
+    "Groups",
+    "Order",
+    "SplitRule",
+    "exact_parts",
+    "part_at",
+    "place_of_group",
+    "place_of_samples",
+    "shard",
+]

@@ -1,18 +1,157 @@
-"""Parts of data by a hash of what belongs together: data that are added later move nothing that was there."""
+"""Parts of data: by a hash of what belongs together, so that later data move nothing, exactly, or as they are named."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import EllipsisType
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 
 from rankwise.data.contract import FloatArray, IntArray, sample_keys
 from rankwise.errors import ConfigError
 
-__all__ = ["part_at", "place_of_group", "place_of_samples"]
+__all__ = ["Groups", "SplitRule", "exact_parts", "part_at", "place_of_group", "place_of_samples"]
+
+Made = TypeVar("Made")
+Groups: TypeAlias = Mapping[str, Sequence[object] | EllipsisType]
 
 _SUM_TOLERANCE = 1e-9
+_OTHERS = "train"  # the part of what no list names
+_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitRule:
+    """What a user asks of a split: which parts, and what goes where.
+
+    Attributes:
+        names: of the parts.
+        fractions: of the parts that share out what no list names: the last ones of `names`.
+        members: for each of the other parts, the names of its groups.
+        exact: whether parts are as large as asked for, rather than stable when data are added.
+        seed: another seed, another split.
+        by_name: whether the parts are handed out by name, or in order.
+    """
+
+    names: tuple[str, ...]
+    fractions: tuple[float, ...]
+    members: tuple[tuple[str, ...], ...] = ()
+    exact: bool = False
+    seed: int
+    by_name: bool
+
+    @classmethod
+    def of(
+        cls,
+        fractions: Mapping[str, float] | Sequence[float] | None,
+        groups: Groups | None,
+        *,
+        exact: bool,
+        seed: int,
+    ) -> SplitRule:
+        """Return the rule of arguments as users pass them.
+
+        Args:
+            fractions: sizes of parts, by name or in order; None = all that `groups` does not name is "train".
+            groups: ``{part: names of groups}``; ``...`` instead of a list = all that no list names.
+            exact: see the attribute.
+            seed: likewise.
+
+        Raises:
+            ConfigError: there is neither, they contradict each other, or a group is in two parts.
+        """
+        if fractions is not None:
+            _checked(fractions.values() if isinstance(fractions, Mapping) else fractions)
+        if not groups:
+            if fractions is None:
+                raise ConfigError('a split wants fractions={"train": 0.8, "val": 0.2}, groups={"val": [...]}, or both')
+            named = isinstance(fractions, Mapping)
+            names = tuple(map(str, fractions)) if named else tuple(f"part {k}" for k in range(len(fractions)))
+            sizes = tuple(fractions.values()) if isinstance(fractions, Mapping) else tuple(fractions)
+            return cls(names=names, fractions=sizes, exact=exact, seed=seed, by_name=named)
+        listed = {str(name): _listed(name, held) for name, held in groups.items() if held is not ...}
+        others = {str(name): 1.0 for name, held in groups.items() if held is ...}
+        if fractions is not None:
+            if not isinstance(fractions, Mapping) or others:
+                raise ConfigError(
+                    "beside groups= the fractions are those of what no list names: pass them by name, "
+                    'fractions={"train": 0.9, "test": 0.1}, and no `...` in groups='
+                )
+            others = {str(name): size for name, size in fractions.items()}
+        elif not others and _OTHERS not in listed:
+            others = {_OTHERS: 1.0}
+        _refuse_twice(listed, others)
+        members = tuple(listed.values())
+        return cls(
+            names=(*listed, *others), fractions=tuple(others.values()), members=members,
+            exact=exact, seed=seed, by_name=True,
+        )  # fmt: skip
+
+    @property
+    def asked(self) -> tuple[float | None, ...]:
+        """The fraction of each part; None where its groups were named, or where all others are."""
+        return (*[None] * len(self.members), *(None if self.members else size for size in self.fractions))
+
+    def parts(self, labels: Sequence[str], strata: IntArray | None = None) -> IntArray:
+        """Return the part of each group, int64[G]; len(names) = in none.
+
+        Args:
+            labels: names of the groups, each once.
+            strata: int64[G], the stratum of each group: every part gets its fraction of each; None = there are none.
+
+        Raises:
+            ConfigError: fractions are out of range, or a group that was named is not there.
+        """
+        found = np.full(len(labels), len(self.names), dtype=np.int64)
+        place = {label: number for number, label in enumerate(labels)}
+        for part, named in enumerate(self.members):
+            unknown = [label for label in named if label not in place]
+            if unknown:
+                raise ConfigError(
+                    f"groups= names {len(unknown)} groups for {self.names[part]!r} that are not there, such as "
+                    f"{unknown[:_SHOWN]}; there are {len(labels)}, such as {list(labels[:_SHOWN])}"
+                )
+            found[[place[label] for label in named]] = part
+        if self.fractions:
+            left = np.flatnonzero(found == len(self.names))
+            places = np.array([place_of_group(labels[number], self.seed) for number in left.tolist()])
+            found[left] = len(self.members) + self.shared_out(places, None if strata is None else strata[left])
+        return found
+
+    def shared_out(self, places: FloatArray, strata: IntArray | None = None) -> IntArray:
+        """Return the part of each place among those with fractions, int64; len(fractions) = in none.
+
+        Raises:
+            ConfigError: fractions are out of range.
+        """
+        if self.exact or strata is not None:
+            return exact_parts(places, self.fractions, strata)
+        return part_at(places, self.fractions)
+
+    def handed_out(self, made: Sequence[Made]) -> dict[str, Made] | tuple[Made, ...]:
+        """Return what was made of the parts, as it was asked for: by name, or in order."""
+        return dict(zip(self.names, made, strict=True)) if self.by_name else tuple(made)
+
+
+def _listed(part: object, held: object) -> tuple[str, ...]:
+    if isinstance(held, (str, bytes)) or not hasattr(held, "__iter__"):
+        raise ConfigError(f"groups= wants a list of names for each part, got {held!r} for {part!r}: write [{held!r}]")
+    return tuple(dict.fromkeys(map(str, held)))
+
+
+def _refuse_twice(listed: Mapping[str, Sequence[str]], others: Mapping[str, float]) -> None:
+    both = [name for name in others if name in listed]
+    if both:
+        raise ConfigError(f"the part {both[0]!r} has both a list of groups and a fraction: give it one of them")
+    seen: dict[str, str] = {}
+    for part, members in listed.items():
+        for label in members:
+            if label in seen:
+                raise ConfigError(f"groups= puts {label!r} into {seen[label]!r} and {part!r}: name it once")
+            seen[label] = part
 
 
 def part_at(places: FloatArray, fractions: Sequence[float]) -> IntArray:
@@ -27,12 +166,59 @@ def part_at(places: FloatArray, fractions: Sequence[float]) -> IntArray:
     Raises:
         ConfigError: fractions are out of range.
     """
-    if not fractions or not all(fraction > 0 for fraction in fractions) or sum(fractions) > 1 + _SUM_TOLERANCE:
-        raise ConfigError(f"fractions are above 0 and at most 1 together, got {list(fractions)}")
-    bounds = np.cumsum(fractions)
+    bounds = np.cumsum(_checked(fractions))
     if abs(bounds[-1] - 1) <= _SUM_TOLERANCE:
         bounds[-1] = 1.0  # rounding of the sum must not leave a gap at the end
     return np.searchsorted(bounds, places, side="right").astype(np.int64)
+
+
+def exact_parts(places: FloatArray, fractions: Sequence[float], strata: IntArray | None = None) -> IntArray:
+    """Return the part of each place, int64, so that parts have as many as asked for; len(fractions) = in none.
+
+    Counts are rounded by the largest remainder: each is its fraction of all, rounded down or up. In the order of their
+    places, the first ones are in the first part, and so on. With strata this is so inside each stratum; which part gets
+    what is left over there follows from what it lacks over all, so that the whole is rounded well, too.
+
+    Args:
+        places: float64, anything that says an order.
+        fractions: how large the parts are, at most 1 together; what they leave is in no part.
+        strata: int64, the stratum of each; None = all are one.
+
+    Raises:
+        ConfigError: fractions are out of range.
+    """
+    held = _checked(fractions)
+    shares = np.append(held, max(0.0, 1 - held.sum()))
+    found = np.full(len(places), len(held), dtype=np.int64)
+    of = np.zeros(len(places), dtype=np.int64) if strata is None else np.unique(strata, return_inverse=True)[1]
+    sizes = np.bincount(of, minlength=1)
+    quotas = sizes[:, None] * shares
+    counts = np.floor(quotas + _SUM_TOLERANCE).astype(np.int64)
+    lacking = _rounded(len(places) * shares, len(places)) - counts.sum(axis=0)
+    for stratum, left in enumerate((sizes - counts.sum(axis=1)).tolist()):
+        for _ in range(left):
+            over = quotas[stratum] - counts[stratum]
+            part = int(np.lexsort((over, lacking, over > _SUM_TOLERANCE))[-1])  # by the last one first
+            counts[stratum, part] += 1
+            lacking[part] -= 1
+    order = np.lexsort((places, of))
+    found[order] = np.repeat(np.tile(np.arange(len(shares)), len(sizes)), counts.ravel())
+    return found
+
+
+def _rounded(quotas: FloatArray, total: int) -> IntArray:
+    """Return whole numbers that add up to a total: the largest remainders are rounded up."""
+    counts: IntArray = np.floor(quotas + _SUM_TOLERANCE).astype(np.int64)
+    up = np.argsort(counts - quotas, kind="stable")[: total - int(counts.sum())]
+    counts[up] += 1
+    return counts
+
+
+def _checked(fractions: Iterable[float]) -> FloatArray:
+    sizes = list(fractions)
+    if not sizes or not all(size > 0 for size in sizes) or sum(sizes) > 1 + _SUM_TOLERANCE:
+        raise ConfigError(f"fractions are above 0 and at most 1 together, got {sizes}")
+    return np.asarray(sizes, dtype=np.float64)
 
 
 def place_of_group(group: str, seed: int) -> float:

@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 
 from rankwise.data.contract import IntArray, NDArray
+from rankwise.data.order import SplitRule
 from rankwise.data.rows.blockwise import taken
 from rankwise.data.rows.datasets import Dataset
 from rankwise.data.rows.drawing import DrawOptions, Draws, make_draws
 from rankwise.data.rows.identity import rows_fingerprint
-from rankwise.data.rows.obs import RowGroups, read_groups
+from rankwise.data.rows.obs import RowGroups, read_groups, read_tables
 from rankwise.data.rows.places import NamedRows, stacked_rows
 from rankwise.data.rows.subsets import chosen_rows, part_of_groups, part_of_rows, rows_of_part, say_split
 from rankwise.errors import ConfigError
@@ -96,7 +97,7 @@ class ChosenRows:
         Raises:
             ConfigError: they are drawn.
         """
-        self._refuse_draws("place in a list: list the rows first, then draw from them")
+        self.refuse_draws("place in a list: list the rows first, then draw from them")
         return NamedRows(
             name=" + ".join(one.name for one in self.named),
             places=tuple(dataset.place for dataset in self.datasets),
@@ -115,26 +116,37 @@ class ChosenRows:
         Raises:
             ConfigError: there are no such rows, or they are drawn.
         """
-        self._refuse_draws("subsets: take the subset first, then draw from it")
+        self.refuse_draws("subsets: take the subset first, then draw from it")
         return self._of(chosen_rows(rows, self.num_rows))
 
     def _of(self, chosen: NDArray) -> ChosenRows:
         return replace(self, rows=chosen if self.rows is None else taken(self.rows, chosen))
 
-    def split(self, by: str, names: Sequence[str], fractions: Sequence[float], seed: int) -> list[ChosenRows]:
-        """Return parts of these rows, one for each fraction; see `RowSource.split`.
+    def split(self, by: str, rule: SplitRule, stratify: str | None) -> list[ChosenRows]:
+        """Return parts of these rows, in the order of the rule's names; see `RowSource.split`.
 
         Raises:
             ConfigError: there is no such column, rows have no value in it, a part is empty, or rows are drawn.
         """
-        self._refuse_draws("splits: split first, then draw from a part")
+        self.refuse_draws("splits: split first, then draw from a part")
+        strata = None if stratify is None else self.groups(stratify)
         if by == "row":
-            part = part_of_rows(range(self.num_stored) if self.rows is None else self.rows, fractions, seed=seed)
+            part = part_of_rows(range(self.num_stored) if self.rows is None else self.rows, rule, strata=strata)
         else:
-            part = part_of_groups(self.groups(by), fractions, seed=seed, by=by)
-        members = [rows_of_part(part, number) for number in range(len(fractions))]
-        say_split([len(member) for member in members], names, fractions, self.num_rows, by)
+            part = part_of_groups(self.groups(by), rule, by=by, strata=strata)
+        members = [rows_of_part(part, number) for number in range(len(rule.names))]
+        say_split([len(member) for member in members], rule, self.num_rows, by)
         return [self._of(member) for member in members]
+
+    def table(self, columns: Sequence[str] | None) -> Any:
+        """Return columns of the table of observations of these rows; see `RowSource.obs`.
+
+        Raises:
+            ConfigError: there is no such column, or rows are drawn.
+        """
+        self.refuse_draws("table: every epoch draws others; look at the rows that they are drawn from")
+        whole = read_tables(self.datasets, columns)
+        return whole if self.rows is None else whole.iloc[self.rows]
 
     def groups(self, column: str) -> RowGroups:
         """Return the groups of these rows by an obs column.
@@ -151,12 +163,17 @@ class ChosenRows:
         Raises:
             ConfigError: they are drawn already, or the options do not fit them.
         """
-        self._refuse_draws("draws of their own: draw once, from the rows themselves")
+        self.refuse_draws("draws of their own: draw once, from the rows themselves")
         edges = self.edges if self.rows is None else _places_in(self.rows, self.edges)
         draws = make_draws(options, num_rows=self.num_rows, edges=edges, groups_of=self.groups)
         return replace(self, draws=draws, options=options)
 
-    def _refuse_draws(self, said: str) -> None:
+    def refuse_draws(self, said: str) -> None:
+        """Refuse drawn rows: they have no `said`.
+
+        Raises:
+            ConfigError: these are drawn.
+        """
         if self.draws is not None:
             raise ConfigError(f"drawn rows have no {said}")
 

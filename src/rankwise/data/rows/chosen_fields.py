@@ -60,12 +60,21 @@ class ChosenFields:
 
     @property
     def read(self) -> RowFields:
-        """Those that are read."""
-        change = self.opened.change
+        """Those that are read.
+
+        Raises:
+            ConfigError: it was never said which variables.
+        """
+        if self.choice.is_open:
+            raise ConfigError(
+                "genes=... leaves the variables open, so these rows can be counted, split and ordered, but not read: "
+                "say source.reading(genes=[...]), or pass genes=[...] to the loader"
+            )
+        change, names = self.opened.change, set(self.names)
         return RowFields(
             matrices={name: field for name, field in self.opened.matrices.items() if name in self.names},
             columns={name: column for name, column in self.opened.columns.items() if name in self.names},
-            change=change if change is not None and change.field in self.names else None,
+            change=change if change is not None and {change.field, change.size or change.field} <= names else None,
         )
 
     @property
@@ -105,6 +114,8 @@ class ChosenFields:
         name = batch_transform.field if isinstance(batch_transform, Log1pCounts) else None
         matrices = self.opened.matrices
         if name not in matrices or name not in self.names:
+            return None
+        if batch_transform.size is not None and batch_transform.size not in set(self.opened.columns) & set(self.names):
             return None
         spec, made = matrices[name].spec, self
         if spec.ragged or len(spec.shape) != 1 or spec.dtype.kind not in "biuf":

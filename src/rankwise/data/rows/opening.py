@@ -52,7 +52,8 @@ def _opened(samples: Any) -> RowSource | None:
     if isinstance(samples, RowSource):
         return samples
     named = samples if isinstance(samples, (list, tuple)) else [samples]
-    return open_rows(samples) if named and all(_names_rows(one) for one in named) else None
+    # an order counts rows: which of the stores' variables are read is the loader's business
+    return open_rows(samples, genes=...) if named and all(_names_rows(one) for one in named) else None
 
 
 def _names_rows(one: Any) -> bool:

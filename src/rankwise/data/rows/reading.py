@@ -94,5 +94,6 @@ class RowFields:
         for name, column in self.columns.items():
             column.take(plan.rows, into.arrays(name)[0])
         if self.change is not None:
-            self.change.change(arrays[self.change.field][0])
+            sizes = None if self.change.size is None else into.arrays(self.change.size)[0]
+            self.change.change(arrays[self.change.field][0], sizes)
         return errors.summed(reports)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType, TracebackType
-from typing import Any, Self, overload
+from typing import TYPE_CHECKING, Any, Self, overload
 
 import numpy as np
 
-from rankwise.data.contract import BatchBuffer, FieldSpec, IntArray, ReadReport, Share
+from rankwise.data.contract import BatchBuffer, FieldSpec, IntArray, OrderState, ReadReport, Share, Step, shares
+from rankwise.data.feed import HostBuffer
+from rankwise.data.feed.csr_rows import num_cols_of, one_row
+from rankwise.data.order import Groups, SplitRule
 from rankwise.data.rows.binding import bound_rows
 from rankwise.data.rows.chosen import ChosenRows
 from rankwise.data.rows.chosen_fields import ChosenFields
@@ -22,6 +26,9 @@ from rankwise.data.rows.places import NamedRows, find_rows
 from rankwise.data.rows.plans import RowPlan
 from rankwise.data.rows.reading import Shelf
 from rankwise.data.store import DEFAULT_CACHE_BYTES, BoxReader, ChunkCache, ReaderStats
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["RowSource"]
 
@@ -40,7 +47,8 @@ class RowSource:
             of one table over all stores (see `categories`), -1 where the value is missing.
         dense: whether CSR rows come out as dense ones.
         genes: variables by name or number; of X and the layers only these come out, dense, in this order. Of several
-            matrices, modalities say, ``{matrix: variables}``. Stores whose variables differ want names.
+            matrices, modalities say, ``{matrix: variables}``. Stores whose variables differ want names. ``...`` = to
+            be said by the loader: until then rows can be counted, split and ordered, not read.
         rows: only these rows: bool[rows of all stores], or row numbers, whose order is without meaning.
         dtype: dtype of the elements, one for all matrices or ``{matrix: dtype}``; None = as stored.
         cache: bytes of decoded chunks kept in memory (0 = none), or a `ChunkCache` that several sources share.
@@ -78,11 +86,54 @@ class RowSource:
         self._shelf = Shelf()
 
     def __repr__(self) -> str:
-        fields = ", ".join(f"{name}: {spec.dtype}{list(spec.shape)}" for name, spec in self.fields.items())
+        specs = self._fields.opened.specs
+        fields = ", ".join(f"{name}: {specs[name].dtype}{list(specs[name].shape)}" for name in self._fields.names)
         return f"RowSource({len(self)} rows of {len(self.datasets)} stores; {fields})"
 
     def __len__(self) -> int:
         return self.num_samples
+
+    def __getitem__(self, sample: int) -> dict[str, Any]:
+        """Return the fields of one sample, for a look: what a loader's `transform=` is given.
+
+        Arrays and numbers of NumPy, CSR rows as SciPy matrices [1, columns]; codes of categories stand for those of
+        `categories`. Each call reads what it needs: for more than a few rows make a loader.
+
+        Args:
+            sample: its number, below 0 from the end.
+
+        Raises:
+            IndexError: there is none.
+            ConfigError: rows are drawn, so that its number means another row in each epoch.
+            SampleError: it cannot be read.
+        """
+        self._chosen.refuse_draws("samples to look at: look at the rows that they are drawn from")
+        number = operator.index(sample)
+        number += len(self) if number < 0 else 0
+        if not 0 <= number < len(self):
+            raise IndexError(f"sample {sample} was asked for, there are {len(self)}")
+        ids = np.array([number], dtype=np.int64)
+        state = OrderState(seed=0, epoch=0, position=1, recipe="")
+        step = Step(epoch=0, index=0, start=0, count=1, ids=ids, lanes=np.zeros_like(ids), resume=state)
+        buffer = HostBuffer()
+        report = self.read(self.plan(*shares(step, rank=0, world_size=1, num_micro=1)), buffer)
+        for error in report.errors:
+            raise error
+        num_cols = num_cols_of(self)
+        return {name: one_row(buffer.arrays(name), 0, num_cols.get(name)) for name in self.fields}
+
+    def obs(self, columns: Sequence[str] | None = None) -> pd.DataFrame:
+        """Return the table of observations of these rows, in their order; read each time.
+
+        Args:
+            columns: which; None = all. Where a store lacks one its rows have no value; categories are united.
+
+        Raises:
+            ConfigError: there is no such column, or rows are drawn.
+            DataError: a column cannot be read.
+        """
+        table: pd.DataFrame = self._chosen.table(columns)
+        return table
 
     @property
     def num_samples(self) -> int:
@@ -267,31 +318,50 @@ class RowSource:
         return self._with(_fields=self._fields.select(fields))
 
     @overload
-    def split(self, *, by: str, fractions: Mapping[str, float], seed: int = ...) -> dict[str, RowSource]: ...
-    @overload
-    def split(self, *, by: str, fractions: Sequence[float], seed: int = ...) -> tuple[RowSource, ...]: ...
     def split(
-        self, *, by: str, fractions: Mapping[str, float] | Sequence[float], seed: int = 1889
+        self, *, by: str, fractions: Mapping[str, float] | None = ..., groups: Groups | None = ...,
+        exact: bool = ..., stratify: str | None = ..., seed: int = ...,
+    ) -> dict[str, RowSource]: ...  # fmt: skip
+    @overload
+    def split(
+        self, *, by: str, fractions: Sequence[float], groups: None = ...,
+        exact: bool = ..., stratify: str | None = ..., seed: int = ...,
+    ) -> tuple[RowSource, ...]: ...  # fmt: skip
+    def split(
+        self,
+        *,
+        by: str,
+        fractions: Mapping[str, float] | Sequence[float] | None = None,
+        groups: Groups | None = None,
+        exact: bool = False,
+        stratify: str | None = None,
+        seed: int = 1889,
     ) -> dict[str, RowSource] | tuple[RowSource, ...]:
-        """Return sources over parts of the rows, the same on every rank; rows that are added later move no old one.
+        """Return sources over parts of the rows, the same on every rank.
 
-        Where a row goes follows from a hash of its group's name (or of its number), so parts are as large as asked for
-        only within chance; what came out is logged, and a warning says when it is far off.
+        By default where a row goes follows from a hash of its group's name (or of its number): rows that are added
+        later move no old one, and parts are as large as asked for only within chance. What came out is logged, and a
+        warning says when it is far off; of few groups it mostly is, which `exact` and `groups` are for.
 
         Args:
             by: the obs column whose equal values stay together, such as "donor" (it need not be a field); "row" = none,
                 each row goes by its number.
-            fractions: sizes of the parts, ``{"train": 0.8, "val": 0.2}`` or ``(0.8, 0.2)``, at most 1 together.
+            fractions: sizes of the parts, ``{"train": 0.8, "val": 0.2}`` or ``(0.8, 0.2)``, at most 1 together. Beside
+                `groups` of what is left.
+            groups: values of the column for a part, ``{"val": ["donor 3", "donor 7"]}``. What no list names is shared
+                out by `fractions`; without them it is ``"train"``, or the part that is given ``...`` instead of a list.
+            exact: count the groups, in the order of their hashes, so that each part has its fraction of their number,
+                rounded. Groups that are added later may then move others; rows are sorted (24 bytes each, for a while).
+            stratify: an obs column; each part gets its fraction of the groups (of the rows with ``by="row"``) of each
+                of its values, exactly. The rows of one group have one value.
             seed: another seed, another split.
 
         Raises:
-            ConfigError: there is no such column, rows have no value in it, or a part is empty.
+            ConfigError: there is no such column or group, rows have no value in it, a group lies in several strata, or
+                a part is empty.
         """
-        named = isinstance(fractions, Mapping)
-        names = [str(name) for name in fractions] if named else [f"part {number}" for number in range(len(fractions))]
-        sizes = list(fractions.values()) if isinstance(fractions, Mapping) else list(fractions)
-        made = [self._with(_chosen=part) for part in self._chosen.split(by, names, sizes, seed)]
-        return dict(zip(names, made, strict=True)) if named else tuple(made)
+        rule = SplitRule.of(fractions, groups, exact=exact or stratify is not None, seed=seed)
+        return rule.handed_out([self._with(_chosen=part) for part in self._chosen.split(by, rule, stratify)])
 
     def fused_with(self, batch_transform: Any) -> RowSource | None:
         """Return a source that does what a transform of whole batches does, while rows are read; None = it cannot.

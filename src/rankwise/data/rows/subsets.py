@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from rankwise.data.contract import DType, NDArray
-from rankwise.data.order import part_at, place_of_group, place_of_samples
+from rankwise.data.contract import DType, IntArray, NDArray
+from rankwise.data.order import SplitRule, place_of_samples
 from rankwise.data.rows.blockwise import blocks, places_where, row_dtype, taken
 from rankwise.data.rows.obs import RowGroups
 from rankwise.errors import ConfigError
@@ -60,29 +60,61 @@ def _listed(given: NDArray, num_rows: int) -> NDArray:
     return found
 
 
-def part_of_groups(groups: RowGroups, fractions: Sequence[float], *, seed: int, by: str = "group") -> NDArray:
+def part_of_groups(groups: RowGroups, rule: SplitRule, *, by: str, strata: RowGroups | None = None) -> NDArray:
     """Return the part of each row, [N] of the smallest unsigned dtype, where rows of a group stay together.
 
-    A group goes where the hash of its label falls: parts are stretches of [0, 1) as long as their fractions, and
-    len(fractions) = in none. So data that are added later move no group.
+    Args:
+        groups: the group of each row.
+        rule: which group goes where; len(rule.names) = in no part.
+        by: the column of the groups, for messages.
+        strata: a group of the rows in which those of one group are all alike; every part gets its share of each.
 
     Raises:
-        ConfigError: fractions are out of range, or rows belong to no group.
+        ConfigError: fractions are out of range, there is no such group, rows belong to none, or a group lies in several
+            strata.
     """
-    if len(groups.codes) and groups.codes.min() < 0:
+    codes = groups.codes
+    if len(codes) and codes.min() < 0:
         raise ConfigError(
-            f"{int((groups.codes < 0).sum())} rows have no value in the column {by!r}, by which they were to be split: "
+            f"{int((codes < 0).sum())} rows have no value in the column {by!r}, by which they were to be split: "
             f"leave them out first, collection.subset(collection.obs([{by!r}])[{by!r}].notna()).split(...)"
         )
-    places = np.array([place_of_group(label, seed) for label in groups.labels])
-    return taken(part_at(places, fractions).astype(_part_dtype(fractions)), groups.codes)
+    held = np.zeros(len(groups.labels), dtype=np.bool_)
+    for block in blocks(len(codes)):
+        held[codes[block]] = True
+    present = np.flatnonzero(held)  # those of a subset may be few
+    told = None if strata is None else _strata_of(groups, strata, by)[present]
+    part = np.zeros(len(groups.labels), dtype=_part_dtype(rule))
+    part[present] = rule.parts([groups.labels[number] for number in present.tolist()], told)
+    return taken(part, codes)
 
 
-def part_of_rows(rows: NDArray | range, fractions: Sequence[float], *, seed: int) -> NDArray:
-    """Return the part of each row by a hash of its number; see `part_of_groups`."""
-    found: NDArray = np.empty(len(rows), dtype=_part_dtype(fractions))
+def part_of_rows(rows: NDArray | range, rule: SplitRule, *, strata: RowGroups | None = None) -> NDArray:
+    """Return the part of each row by a hash of its number; see `part_of_groups`. An exact one sorts all of them."""
+    if rule.members:
+        raise ConfigError('groups= names values of a column: say which with by="donor"; rows by number are .subset()s')
+    if rule.exact or strata is not None:
+        places = place_of_samples(np.asarray(rows, dtype=np.int64), rule.seed)
+        return rule.shared_out(places, None if strata is None else strata.codes).astype(_part_dtype(rule))
+    found: NDArray = np.empty(len(rows), dtype=_part_dtype(rule))
     for block in blocks(len(rows)):
-        found[block] = part_at(place_of_samples(np.asarray(rows[block], dtype=np.int64), seed), fractions)
+        found[block] = rule.shared_out(place_of_samples(np.asarray(rows[block], dtype=np.int64), rule.seed))
+    return found
+
+
+def _strata_of(groups: RowGroups, strata: RowGroups, by: str) -> IntArray:
+    """Return the stratum of each group, int64; a missing value is one, too."""
+    found = np.full(len(groups.labels), -2, dtype=np.int64)
+    for block in blocks(len(groups.codes)):
+        found[groups.codes[block]] = strata.codes[block]
+    for block in blocks(len(groups.codes)):
+        odd = np.flatnonzero(found[groups.codes[block]] != strata.codes[block])
+        if len(odd):
+            label = groups.labels[groups.codes[block][odd[0]]]
+            raise ConfigError(
+                f"stratify= wants a column that is the same for all rows of one {by!r}; {label!r} has several of its "
+                'values: split by="row", or stratify by something else'
+            )
     return found
 
 
@@ -91,27 +123,30 @@ def rows_of_part(part: NDArray, number: int) -> NDArray:
     return places_where(len(part), lambda block: part[block] == number)
 
 
-def _part_dtype(fractions: Sequence[float]) -> DType:
-    return np.min_scalar_type(len(fractions))
+def _part_dtype(rule: SplitRule) -> DType:
+    return np.min_scalar_type(len(rule.names))
 
 
-def say_split(sizes: Sequence[int], names: Sequence[str], fractions: Sequence[float], total: int, by: str) -> None:
-    """Say what came out; few groups seldom come out as asked.
+def say_split(sizes: Sequence[int], rule: SplitRule, total: int, by: str) -> None:
+    """Say what came out; few groups seldom come out as asked by their hashes.
 
     Raises:
         ConfigError: a part is empty.
     """
     text = ", ".join(
-        f"{name}: {size} of {total} rows (asked for {fraction:.3g})"
-        for name, size, fraction in zip(names, sizes, fractions, strict=True)
+        f"{name}: {size} of {total} rows{'' if asked is None else f' (asked for {asked:.3g})'}"
+        for name, size, asked in zip(rule.names, sizes, rule.asked, strict=True)
     )
-    empty = [name for name, size in zip(names, sizes, strict=True) if size == 0]
+    empty = [name for name, size in zip(rule.names, sizes, strict=True) if size == 0]
     if empty:
         raise ConfigError(
-            f"the split by {by!r} leaves {', '.join(empty)} empty ({text}): take another seed, larger fractions or "
-            "smaller groups"
+            f"the split by {by!r} leaves {', '.join(empty)} empty ({text}): take exact=True, another seed, larger "
+            "fractions or smaller groups"
         )
     _LOG.info("split by %r: %s", by, text)
-    wrong = [abs(size / total - fraction) > fraction / 2 for size, fraction in zip(sizes, fractions, strict=True)]
-    if any(wrong):
-        warnings.warn(f"the split by {by!r} is far from what was asked for: {text}", stacklevel=4)
+    asked = ((size, fraction) for size, fraction in zip(sizes, rule.asked, strict=True) if fraction is not None)
+    if not rule.exact and any(abs(size / total - fraction) > fraction / 2 for size, fraction in asked):
+        warnings.warn(
+            f"the split by {by!r} is far from what was asked for: {text}; exact=True counts instead of drawing",
+            stacklevel=4,
+        )

@@ -24,7 +24,10 @@ _SINGLE_BYTES = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Log1pCounts:
-    """A ``batch_transform=``: a field of counts becomes ``log1p(counts * total / sum of the row)``; others stay.
+    """A ``batch_transform=``: a field of counts becomes ``log1p(counts * total / size of the row)``; others stay.
+
+    The size of a row, its library size, is the sum of what the batch holds of it: with `genes=` that of the chosen
+    genes alone. `size` takes it from a field instead, such as the obs column that was counted over all genes.
 
     With dense rows on the CPU a loader of rows does it itself, on the reader thread, where the rows are made: the step
     does not wait for it, and only counts that are not zero are looked at.
@@ -32,6 +35,8 @@ class Log1pCounts:
     Attributes:
         total: what rows add up to before the logarithm.
         field: name of the field, [B, genes], counts of any dtype.
+        size: name of the field of sizes, [B] numbers, such as ``"n_counts"`` with the loader's ``obs=["n_counts"]``.
+            Rows of size 0 become zeros, counts of those whose size is missing NaN. None = the sum of the row.
 
     Raises:
         ConfigError: `total` is not above 0.
@@ -39,10 +44,15 @@ class Log1pCounts:
 
     total: float = 1e6
     field: str = "X"
+    size: str | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.total < math.inf:
             raise ConfigError(f"Log1pCounts wants a total above 0, got {self.total}")
+        if self.size is not None and (not isinstance(self.size, str) or self.size == self.field):
+            raise ConfigError(
+                f"Log1pCounts wants size= to be the name of a field of sizes, such as 'n_counts'; got {self.size!r}"
+            )
 
     def __call__(self, fields: dict[str, Any], _keys: Any) -> dict[str, Any]:
         """Return the fields, the one of counts transformed.
@@ -55,58 +65,73 @@ class Log1pCounts:
                 f"Log1pCounts(field={self.field!r}) finds no such field in the batch, which has "
                 f"{', '.join(map(repr, fields))}: name the one of the counts"
             )
-        return {**fields, self.field: log1p_normalized(fields[self.field], total=self.total)}
+        if self.size is not None and self.size not in fields:
+            raise ConfigError(
+                f"Log1pCounts(size={self.size!r}) finds no such field in the batch, which has "
+                f"{', '.join(map(repr, fields))}: pass the column to the loader, obs=[{self.size!r}]"
+            )
+        sizes = None if self.size is None else fields[self.size]
+        return {**fields, self.field: log1p_normalized(fields[self.field], total=self.total, sizes=sizes)}
 
-    def change(self, rows: NDArray) -> None:
+    def change(self, rows: NDArray, sizes: NDArray | None = None) -> None:
         """Transform dense rows, floats [B, genes], where they lie; a few at a time, so that they stay in the cache."""
         step = max(1, _PIECE // max(1, rows.shape[1]))
         with np.errstate(all="ignore"):  # rows that could not be read hold anything
             for low in range(0, len(rows), step):
-                _change(rows[low : low + step], self.total)
+                part = slice(low, low + step)
+                _change(rows[part], self.total, None if sizes is None else sizes[part])
 
 
 # Counts per million and their logarithm.
 log1p_cpm = Log1pCounts()
 
 
-def log1p_normalized(counts: Any, *, total: float) -> Any:
-    """Return ``log1p(counts * total / sum of the row)``; rows without counts stay zero.
+def log1p_normalized(counts: Any, *, total: float, sizes: Any = None) -> Any:
+    """Return ``log1p(counts * total / size of the row)``; rows without counts stay zero.
 
-    Each row depends on itself alone, so the result does not depend on how batches are cut. With chosen genes the sum
-    is that of these genes. Half precision, which cannot hold such sums, is computed in single precision.
+    Each row depends on itself alone, so the result does not depend on how batches are cut. Half precision, which cannot
+    hold such sums, is computed in single precision.
 
     Args:
         counts: [B, genes], a matrix of torch, NumPy, SciPy (CSR) or JAX (BCSR); floats come back as what they were,
             others become float32.
         total: what rows add up to before the logarithm.
+        sizes: [B] numbers of the same library, the size of each row; None = the sum of what `counts` holds of it.
 
     Returns:
         A matrix of the same kind; of a sparse one columns and row pointers are shared.
     """
     if type(counts).__module__.partition(".")[0] in ("jax", "jaxlib"):
-        return jax_normalized(counts, total)
+        return jax_normalized(counts, total, sizes)
     parts = csr_parts(counts)
     if hasattr(counts, "layout"):
-        return _torch_dense(counts, total) if parts is None else _torch_sparse(parts, counts.shape[1], total)
-    return _numpy_dense(counts, total) if parts is None else _scipy_sparse(parts, counts.shape[1], total)
+        if parts is None:
+            return _torch_dense(counts, total, sizes)
+        return _torch_sparse(parts, counts.shape[1], total, sizes)
+    return _numpy_dense(counts, total, sizes) if parts is None else _scipy_sparse(parts, counts.shape[1], total, sizes)
 
 
-def _torch_dense(counts: torch.Tensor, total: float) -> torch.Tensor:
+def _torch_dense(counts: torch.Tensor, total: float, sizes: torch.Tensor | None) -> torch.Tensor:
     import torch
 
     values = _torch_floats(counts)
-    sums = values.sum(dim=1, keepdim=True)
-    return _as_before(torch.log1p(values * torch.where(sums > 0, total / sums, 0)), counts)
+    sums = values.sum(dim=1, keepdim=True) if sizes is None else sizes.to(values.dtype)[:, None]
+    return _as_before(torch.log1p(values * torch.where(sums <= 0, 0, total / sums)), counts)
 
 
-def _torch_sparse(parts: tuple[torch.Tensor, ...], num_cols: int, total: float) -> torch.Tensor:
+def _torch_sparse(
+    parts: tuple[torch.Tensor, ...], num_cols: int, total: float, sizes: torch.Tensor | None
+) -> torch.Tensor:
     import torch
 
     data, indices, indptr = parts
     values = _torch_floats(data)
     lengths = indptr.diff().to(torch.int64)
-    sums = torch.segment_reduce(values, "sum", lengths=lengths, initial=0, unsafe=True)
-    scale = torch.where(sums > 0, total / sums, 0).repeat_interleave(lengths)
+    if sizes is None:
+        sums = torch.segment_reduce(values, "sum", lengths=lengths, initial=0, unsafe=True)
+    else:
+        sums = sizes.to(values.dtype)
+    scale = torch.where(sums <= 0, 0, total / sums).repeat_interleave(lengths)
     return torch_csr((_as_before(torch.log1p(values * scale), data), indices, indptr), num_cols)
 
 
@@ -120,25 +145,29 @@ def _as_before(made: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
     return made.to(counts.dtype) if counts.is_floating_point() else made
 
 
-def _numpy_dense(counts: NDArray, total: float) -> NDArray:
+def _numpy_dense(counts: NDArray, total: float, sizes: NDArray | None) -> NDArray:
     values = _as_floats(counts)
-    sums = values.sum(axis=1, keepdims=True)
-    return _of_kind(np.log1p(values * _scale(sums, total)), counts)
+    sums = values.sum(axis=1) if sizes is None else np.asarray(sizes).astype(values.dtype)
+    return _of_kind(np.log1p(values * _scale(sums, total)[:, None]), counts)
 
 
-def _scipy_sparse(parts: tuple[NDArray, ...], num_cols: int, total: float) -> Any:
+def _scipy_sparse(parts: tuple[NDArray, ...], num_cols: int, total: float, sizes: NDArray | None) -> Any:
     data, indices, indptr = parts
     values, lengths = _as_floats(data), np.diff(indptr)
-    sums = np.bincount(np.repeat(np.arange(len(lengths)), lengths), weights=values, minlength=len(lengths))
+    if sizes is None:
+        sums = np.bincount(np.repeat(np.arange(len(lengths)), lengths), weights=values, minlength=len(lengths))
+    else:
+        sums = np.asarray(sizes)
     scale = np.repeat(_scale(sums.astype(np.float64), total).astype(values.dtype), lengths)
     return scipy_csr((np.log1p(values * scale), indices, indptr), num_cols)
 
 
-def _change(rows: NDArray, total: float) -> None:
+def _change(rows: NDArray, total: float, sizes: NDArray | None) -> None:
     if rows.itemsize < _SINGLE_BYTES:
-        rows[...] = _numpy_dense(rows, total)
+        rows[...] = _numpy_dense(rows, total, sizes)
         return
-    scale = _scale(rows.sum(axis=1), total).astype(rows.dtype, copy=False)
+    sums = rows.sum(axis=1) if sizes is None else sizes.astype(rows.dtype)
+    scale = _scale(sums, total).astype(rows.dtype, copy=False)
     held = rows != 0
     counts = np.count_nonzero(held, axis=1)
     if 2 * counts.sum() > rows.size:
@@ -161,5 +190,5 @@ def _of_kind(made: NDArray, counts: NDArray) -> NDArray:
 
 
 def _scale(sums: NDArray, total: float) -> NDArray:
-    scale: NDArray = np.divide(total, sums, out=np.zeros_like(sums), where=sums > 0)
+    scale: NDArray = np.divide(total, sums, out=np.zeros_like(sums), where=~(sums <= 0))  # NaN stays NaN
     return scale

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rankwise.data.crops.index import CropIndex
 from rankwise.data.crops.index.splitting import split_images
-from rankwise.data.order import place_of_group
+from rankwise.data.order import SplitRule, place_of_group
 from rankwise.errors import ConfigError
 
 pytestmark = pytest.mark.filterwarnings("ignore:the split is far from what was asked for")
@@ -30,7 +30,8 @@ def people(count, *, first=0):
 
 def where(images, by, seed=1, fractions=(0.5, 0.3, 0.2)):
     names = [str(number) for number in range(len(fractions))]
-    parts = split_images(images, by=by, fractions=fractions, names=names, seed=seed)
+    rule = SplitRule.of(dict(zip(names, fractions, strict=True)), None, exact=False, seed=seed)
+    parts = split_images(images, by=by, rule=rule)
     return {images[number].name: part for part, numbers in enumerate(parts) for number in numbers}
 
 
@@ -107,3 +108,21 @@ def test_an_index_splits_into_indexes(volumes):
     names = [image.name for part in again for image in part.images]
     assert sorted(names) == sorted(by)
     assert sum(len(part) for part in again) == len(index)
+
+
+def test_few_images_come_out_as_asked(volumes):
+    """Exactly so many images, whatever their hashes; named ones where they are to be; strata in every part."""
+    index = CropIndex(volumes.images, shape=(8, 8, 8))
+    for seed in range(9):
+        parts = index.split(by="array", fractions={"train": 2 / 3, "val": 1 / 3}, exact=True, seed=seed)
+        assert [len(part.images) for part in parts.values()] == [2, 1]
+    parts = index.split(by="array", groups={"val": ["image1.zarr"]})
+    assert [[image.name for image in parts[name].images] for name in ("val", "train")] == [
+        ["image1.zarr"], ["image0.zarr", "image2.zarr"],
+    ]  # fmt: skip
+    images = [Who(f"p{n}", plate="a" if n < 4 else "b") for n in range(8)]
+    rule = SplitRule.of((0.5, 0.5), None, exact=True, seed=1)
+    for part in split_images(images, by="array", rule=rule, stratify="plate"):
+        assert sorted(images[number].plate for number in part) == ["a", "a", "b", "b"]
+    with pytest.raises(ConfigError, match="the same for all images of a group; 'a' has 'p0' and 'p1'"):
+        split_images(images, by="plate", rule=rule, stratify="array")

@@ -93,6 +93,34 @@ def test_dense_matrices_in_another_order(tmp_path):
         RowSource(places)
 
 
+@pytest.mark.parametrize("drawn", [{}, {"mix": [0.5, 0.5]}, {"balance": "n"}])
+def test_an_order_wants_no_genes(stores, drawn):
+    """An order of stores with different variables counts rows; the loader alone is told which of them it reads."""
+    places, tables = stores
+    order = Order(places, batch_size=8, **drawn)
+    assert order.recipe == Order(RowSource(places, genes=["a"]), batch_size=8, **drawn).recipe
+    loader = Loader(places, order=order, genes=["d", "b"], device=None)
+    for (batch,) in loader:
+        step = batch.share.step
+        rows = loader.source.row_numbers(batch.ids, seed=step.resume.seed, epoch=step.epoch)
+        assert batch["X"].tolist() == tables["X"][["d", "b"]].to_numpy()[rows].tolist()
+    with pytest.raises(ConfigError, match=r"choose genes=\[...\] by names"):
+        Loader(places, order=order)
+
+
+def test_variables_left_open(stores):
+    """Rows whose variables are still to be said are counted and split; what would read them says what it lacks."""
+    places, tables = stores
+    source = RowSource(places, genes=...)
+    assert repr(source).startswith("RowSource(40 rows of 2 stores; X")
+    part, _ = source.split(by="row", fractions=(0.5, 0.5))
+    order = Order(part, batch_size=5)
+    wanted = tables["X"][["a"]].to_numpy()[part.row_numbers(np.arange(len(part)))]
+    assert rows_of(Loader(part, order=order, genes=["a"], device=None), "X") == wanted.tolist()
+    with pytest.raises(ConfigError, match=r"genes=... leaves the variables open.* pass genes=\[...\] to the loader"):
+        Loader(part, order=order)
+
+
 def test_what_cannot_be_chosen(stores):
     """Genes that a store lacks are named with it; numbers mean nothing across different variables."""
     places, _ = stores

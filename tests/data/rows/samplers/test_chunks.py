@@ -57,7 +57,7 @@ def test_num_samples_is_what_was_asked(given_sizes, replacement, drop_last, data
     """Exactly so many rows of the range come, each once unless drawn with replacement."""
     args, n_obs, mask = given_sizes
     size = len(range(n_obs)[mask])
-    asked = data.draw(st.integers(1, 3 * size if replacement else size))
+    asked = data.draw(st.integers(1, 3 * size if replacement and size >= args[0] else size))
     sampler = RandomSampler(*args, replacement=replacement, num_samples=asked, drop_last=drop_last, mask=mask, rng=1)
     out = sampled_rows(sampler, n_obs)
     rows = np.concatenate([[], *out]).astype(int).tolist()
@@ -153,3 +153,13 @@ def test_what_cannot_work_says_what_to_change(make, said):
     """Wrong sizes, masks and numbers are refused with the mend."""
     with pytest.raises(ValueError, match=said):
         make()
+
+
+@pytest.mark.parametrize(("mask", "n_obs"), [(None, 5), (slice(50, 55), 100)])
+def test_more_draws_than_a_range_that_holds_no_chunk(mask, n_obs):
+    """With replacement, too, a range below chunk_size gives no more than its rows; as many as these it does."""
+    options = {"replacement": True, "mask": mask, "rng": 0}
+    with pytest.raises(ValueError, match=r"the 5 rows .* smaller than chunk_size \(10\), and num_samples \(15\)"):
+        list(RandomSampler(10, 2, 5, num_samples=15, **options).sample(n_obs))
+    assert sum(map(len, sampled_rows(RandomSampler(10, 2, 5, num_samples=5, **options), n_obs))) == 5
+    assert sum(map(len, sampled_rows(RandomSampler(10, 2, 5, **options), n_obs))) == 5

@@ -37,8 +37,28 @@ def test_batches_of_one_class(lengths, args, asked, drop_last, seed):
     assert [b.tolist() for b in out] == [b.tolist() for b in again]
 
 
-def test_weights_are_followed_and_rows_of_a_class_are_equally_likely():
-    """Classes by weight; inside a class, edges of runs as often as their middle."""
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.integers(6, 30), min_size=1, max_size=8),
+    st.sampled_from([(6, 4, 12), (6, 4, 8), (5, 3, 15), (1, 8, 4)]),
+    st.integers(1, 200),
+    st.sampled_from([ClassSampler, WeightedClassSampler]),
+    st.integers(0, 99),
+)
+def test_a_request_consists_of_whole_chunks(lengths, args, asked, kind, seed):
+    """Each slice of a load request has chunk_size rows inside one run of one class; the last of a pass what is left."""
+    classes = runs_of(lengths)
+    edges = np.cumsum([0, *lengths])
+    requests = list(kind(*args, classes=classes, num_samples=asked, rng=seed).sample(len(classes)))
+    slices = [one for request in requests for one in request["requests"]]
+    sizes = [one.stop - one.start for one in slices]
+    assert sizes == [args[0]] * (asked // args[0]) + [asked % args[0]] * (asked % args[0] > 0)
+    runs = [np.searchsorted(edges, [one.start, one.stop - 1], side="right") for one in slices]
+    assert all(first == last for first, last in runs)
+
+
+def test_weights_are_followed_and_rows_of_a_class_are_about_equally_likely():
+    """Classes by weight; runs by their rows; inside a run rows near an edge 0.5 to 1.5 times as often as others."""
     classes = runs_of([12, 30, 25, 10])  # a: 12 + 10 rows
     sampler = WeightedClassSampler(
         10, 10, 50, classes=classes, num_samples=40_000, class_weights=np.array([3.0, 1.0, 0.0]), rng=0
@@ -49,7 +69,12 @@ def test_weights_are_followed_and_rows_of_a_class_are_equally_likely():
     assert held["c"] == 0
     assert abs(held["a"] / 40_000 - 0.75) < 0.03
     of_a = counts[np.asarray(classes) == "a"]
-    assert abs(of_a / of_a.mean() - 1).max() < 0.2
+    assert abs(of_a[:12].mean() / of_a.mean() - 1) < 0.1  # 12 and 10 rows
+    long = counts[12:42] / counts[12:42].mean()  # 30 rows of b, chunks of 10
+    starts = np.r_[5.5, np.ones(19), 5.5]  # a chunk that would reach beyond an edge lies at one of the two instead
+    wanted = np.convolve(starts, np.ones(10)) / 10
+    assert (wanted.min(), wanted.max()) == (pytest.approx(0.55), pytest.approx(1.45))
+    np.testing.assert_allclose(long * wanted[10:20].mean() / long[10:20].mean(), wanted, atol=0.3)
     assert np.mean([len(set(classes[rows])) for rows in out]) > 1.9  # batches are mixed
 
 

@@ -157,3 +157,12 @@ def test_two_real_ranks():
         assert not set(mine) & set(others)
         assert len(mine) == len(others) == 496
     assert {row for part in (*first, *second) for row in part} == set(range(1001))
+
+
+def test_every_rank_refuses_what_one_of_them_cannot_draw():
+    """19 rows are 10 for one rank and 9 for the other, below a chunk of 10: both say so, and nobody waits."""
+    for rank in range(2):
+        sampler = RandomSampler(10, 2, 5, replacement=True, num_samples=20, rng=0)
+        shared = DistributedSampler(sampler, dist_info=lambda rank=rank: (rank, 2), enforce_equal_batches=False)
+        with pytest.raises(ValueError, match=r"the 9 rows of the range .* smaller than chunk_size"):
+            list(shared.sample(19))

@@ -27,6 +27,7 @@ from rankwise.data.crops.index.take import Take
 from rankwise.data.crops.index.tiles import Tiles
 from rankwise.data.crops.index.together import make_together
 from rankwise.data.crops.reading.field import MASK_SUFFIX
+from rankwise.data.order import Groups, SplitRule
 from rankwise.data.store.boxes import Pad
 from rankwise.errors import ConfigError
 from rankwise.world import World
@@ -281,34 +282,53 @@ class CropIndex:
         return chosen
 
     @overload
-    def split(self, *, by: By, fractions: Mapping[str, float], seed: int = ...) -> dict[str, CropIndex]: ...
-    @overload
-    def split(self, *, by: By, fractions: Sequence[float], seed: int = ...) -> tuple[CropIndex, ...]: ...
     def split(
-        self, *, by: By, fractions: Mapping[str, float] | Sequence[float], seed: int = 1889
+        self, *, by: By, fractions: Mapping[str, float] | None = ..., groups: Groups | None = ...,
+        exact: bool = ..., stratify: By | None = ..., seed: int = ...,
+    ) -> dict[str, CropIndex]: ...  # fmt: skip
+    @overload
+    def split(
+        self, *, by: By, fractions: Sequence[float], groups: None = ...,
+        exact: bool = ..., stratify: By | None = ..., seed: int = ...,
+    ) -> tuple[CropIndex, ...]: ...  # fmt: skip
+    def split(
+        self,
+        *,
+        by: By,
+        fractions: Mapping[str, float] | Sequence[float] | None = None,
+        groups: Groups | None = None,
+        exact: bool = False,
+        stratify: By | None = None,
+        seed: int = 1889,
     ) -> dict[str, CropIndex] | tuple[CropIndex, ...]:
-        """Return indexes over parts of the images, the same on every rank; images that are added later move no old one.
+        """Return indexes over parts of the images, the same on every rank.
 
-        Where an image goes follows from a hash of its plate, well or name. So parts are as large as asked for only
-        within chance; what came out is logged, and a warning says when it is far off.
+        By default where an image goes follows from a hash of its plate, well or name: images that are added later move
+        no old one, and parts are as large as asked for only within chance. What came out is logged, and a warning says
+        when it is far off; of few images it mostly is, which `exact` and `groups` are for.
 
         Args:
             by: what stays together: "plate", "well" (of a plate), "array" (the image), or a function of the image.
-            fractions: sizes of the parts, ``{"train": 0.8, "val": 0.2}`` or ``(0.8, 0.2)``, at most 1 together.
+            fractions: sizes of the parts, ``{"train": 0.8, "val": 0.2}`` or ``(0.8, 0.2)``, at most 1 together. Beside
+                `groups` of what is left.
+            groups: names for a part, as `by` gives them: ``{"val": ["image 3.zarr"]}``. What no list names is shared
+                out by `fractions`; without them it is ``"train"``, or the part that is given ``...`` instead of a list.
+            exact: count the groups, in the order of their hashes, so that each part has its fraction of their number,
+                rounded. Images that are added later may then move others.
+            stratify: like `by`; each part gets its fraction of the groups of each stratum, exactly. The images of one
+                group are of one stratum.
             seed: another seed, another split.
 
         Returns:
             The parts, by name or in order.
 
         Raises:
-            ConfigError: an image has no plate or well, names are not unique, or a part is empty.
+            ConfigError: an image has no plate or well, names are not unique, a group is not there or of several strata,
+                or a part is empty.
         """
-        named = isinstance(fractions, Mapping)
-        names = [str(name) for name in fractions] if named else [f"part {number}" for number in range(len(fractions))]
-        sizes = list(fractions.values()) if isinstance(fractions, Mapping) else list(fractions)
-        parts = split_images(self.images, by=by, fractions=sizes, names=names, seed=seed)
-        made = [self.of_images(part) for part in parts]
-        return dict(zip(names, made, strict=True)) if named else tuple(made)
+        rule = SplitRule.of(fractions, groups, exact=exact or stratify is not None, seed=seed)
+        parts = split_images(self.images, by=by, rule=rule, stratify=stratify)
+        return rule.handed_out([self.of_images(part) for part in parts])
 
 
 def _chosen_images(

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from rankwise.data.order import Groups
 from rankwise.data.rows.collection.adding import add_rows, plan_of, settle
 from rankwise.data.rows.collection.arguments import listed, named, seed_of
 from rankwise.data.rows.collection.crew import Crew, take_seat
@@ -101,8 +102,15 @@ class DatasetCollection:
         return _one_over_the_other(frames) if frames else pd.DataFrame()
 
     def split(
-        self, *, by: str, fractions: Mapping[str, float] | Sequence[float], seed: int = 1889
-    ) -> dict[str, RowSource] | tuple[RowSource, ...]:
+        self,
+        *,
+        by: str,
+        fractions: Mapping[str, float] | Sequence[float] | None = None,
+        groups: Groups | None = None,
+        exact: bool = False,
+        stratify: str | None = None,
+        seed: int = 1889,
+    ) -> Any:
         """Return parts of the rows for `Order` and `Loader`, the same on every rank; see `RowSource.split`.
 
         Equal values of a column stay together, and go where a hash says: data that are added later move none of them.
@@ -110,12 +118,19 @@ class DatasetCollection:
         Args:
             by: column of obs, such as "donor"; "row" = each row goes by its number.
             fractions: sizes of the parts, ``{"train": 0.8, "val": 0.2}`` or ``(0.8, 0.2)``.
+            groups: values of the column for a part, ``{"val": ["donor 3"]}``.
+            exact: count groups rather than draw by hash: for few of them.
+            stratify: a column of whose values each part gets its fraction.
             seed: another seed, another split.
 
+        Returns:
+            `RowSource`s, in a dict by name or, of a list of fractions, in a tuple.
+
         Raises:
-            ConfigError: there is no such column, rows have no value in it, or a part is empty.
+            ConfigError: there is no such column or group, rows have no value in it, or a part is empty.
         """
-        return open_rows(self).split(by=by, fractions=fractions, seed=seed)
+        whole: Any = open_rows(self)
+        return whole.split(by=by, fractions=fractions, groups=groups, exact=exact, stratify=stratify, seed=seed)
 
     def subset(self, rows: Any) -> RowSource:
         """Return some of the rows for `Order` and `Loader`.

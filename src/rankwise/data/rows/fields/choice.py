@@ -21,7 +21,8 @@ class FieldChoice:
         matrices: names of matrices.
         obs: names of columns.
         dense: whether CSR rows come out dense.
-        genes: names or numbers of variables, or ``{matrix: names}``; None = all.
+        genes: names or numbers of variables, or ``{matrix: names}``; None = all; ... = not known yet: rows of stores
+            whose variables differ can then be counted, but not read.
         dtype: one for all matrices, or ``{matrix: dtype}``; None = as stored.
 
     Raises:
@@ -55,6 +56,11 @@ class FieldChoice:
 
         for dtype in self.dtype.values() if isinstance(self.dtype, Mapping) else [self.dtype]:
             _check_dtype(dtype)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is still to be said which variables are read."""
+        return self.genes is ...
 
     def dtype_of(self, matrix: str) -> Any:
         """Return the dtype that the elements of a matrix are wanted in; None = as stored."""

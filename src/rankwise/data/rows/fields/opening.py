@@ -30,7 +30,7 @@ def open_fields(datasets: Sequence[Dataset], choice: FieldChoice) -> dict[str, R
     found = {name: modality_of(name) for name in choice.matrices}
     tables = {modality: Variables(datasets, modality) for modality in set(found.values()) if modality is not None}
     genes = {name: _wanted(choice.genes, name, modality) for name, modality in found.items()}
-    if choice.genes is not None and not any(wanted is not None for wanted in genes.values()):
+    if choice.genes is not None and not choice.is_open and not any(wanted is not None for wanted in genes.values()):
         raise ConfigError(
             f"genes= chooses columns of X and layers (of a modality with {{'mod/protein/X': [...]}}); asked for are "
             f"{', '.join(choice.matrices) or 'none'}"
@@ -44,6 +44,8 @@ def open_fields(datasets: Sequence[Dataset], choice: FieldChoice) -> dict[str, R
 
 def _wanted(genes: Any, name: str, modality: str | None) -> list[Any] | None:
     """The variables that are wanted of a matrix; None = all."""
+    if genes is ...:
+        return None
     if isinstance(genes, Mapping):
         given = genes.get(name)
         if given is not None and modality is None:
@@ -63,10 +65,12 @@ def _field(
     matrices = [dataset.matrix(name) for dataset in datasets]
     columns = None
     if variables is not None and genes is None:
-        variables.check_same()
+        if not choice.is_open:
+            variables.check_same()
     elif variables is not None and genes is not None:
         columns = variables.columns(genes, matrices[0].row_shape[0] if matrices[0].row_shape else 0)
     differ = columns is not None and len(columns) > 1
-    stack = stack_matrices(matrices, dtype=choice.dtype_of(name), side_by_side=differ)
+    loose = differ or (choice.is_open and variables is not None)
+    stack = stack_matrices(matrices, dtype=choice.dtype_of(name), side_by_side=loose)
     widths = [matrix.row_shape[0] for matrix in matrices] if differ else []
     return make_field(stack, dense=choice.dense, columns=columns, widths=widths)

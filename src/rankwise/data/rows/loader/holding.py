@@ -14,8 +14,8 @@ from rankwise.data.rows.loader.blocks import RowBlock
 from rankwise.data.rows.loader.kinds import Kind, check_table, kind_of
 from rankwise.data.rows.loader.memory import MemoryRows
 from rankwise.data.rows.loader.stored import StoredRows, adopt_matrix
-from rankwise.data.rows.loader.tables import join_tables
 from rankwise.data.rows.matrices import StoredDense, StoredMatrix, StoredSparse
+from rankwise.data.rows.obs import join_tables
 from rankwise.data.store import BoxReader
 from rankwise.errors import ConfigError
 

@@ -127,8 +127,8 @@ class RandomSampler(_ChunkSampler):
         rng: generator or seed; None = another order in every process. ``torch.manual_seed`` has no influence.
 
     Raises:
-        ConfigError: sizes do not fit together, or the mask is no range. In a pass: a mask beyond the data, or more
-            samples without replacement than there are rows.
+        ConfigError: sizes do not fit together, or the mask is no range. In a pass: a mask beyond the data, more
+            samples without replacement than there are rows, or with replacement where no chunk fits into the range.
         TypeError: `rng` is neither.
     """
 
@@ -157,13 +157,22 @@ class RandomSampler(_ChunkSampler):
         return True
 
     def validate(self, n_obs: int) -> None:
-        """Refuse a mask that does not fit `n_obs` rows, and more samples than rows without replacement."""
+        """Refuse a mask that does not fit `n_obs` rows, and more samples than its rows can give.
+
+        Without replacement there are no more than rows; with it no more than rows of a range that holds no whole chunk.
+        """
         start, stop = mask_bounds(self._mask, n_obs)
         asked = self._asked(n_obs)
         if not self._replacement and asked > stop - start:
             raise ConfigError(
                 f"num_samples ({asked}) cannot exceed the {stop - start} rows of the range [{start}, {stop}): ask for "
                 "fewer, or draw with replacement=True"
+            )
+        if self._replacement and asked > stop - start < self._sizes.chunk_size:
+            raise ConfigError(
+                f"the {stop - start} rows of the range [{start}, {stop}) are smaller than chunk_size "
+                f"({self._sizes.chunk_size}), and num_samples ({asked}) wants more than them: take a smaller "
+                "chunk_size, a larger mask, or at most as many samples"
             )
 
     def pass_settings(self) -> Mapping[str, JSON] | None:

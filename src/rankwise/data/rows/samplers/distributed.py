@@ -99,6 +99,11 @@ class DistributedSampler(Sampler):
         validates its part.
         """
         self._part(n_obs, is_odd=False)
+        if isinstance(self._sampler, RandomSampler):
+            parts = [self._part(n_obs, is_odd=False, rank=rank) for rank in range(self._world_size)]
+            probe = copy.copy(self._sampler)
+            probe.restrict(min(parts, key=lambda part: part.stop - part.start))
+            probe.validate(n_obs)
         if isinstance(self._sampler, ClassSampler):
             self._sampler.validate(n_obs)
             self._check_classes(self._sampler, n_obs)

@@ -36,8 +36,10 @@ _LOOK_ROWS = 1 << 16
 class ClassSampler(Sampler):
     """Draws batches of one class each, with replacement.
 
-    A class is drawn by its weight for every lcm(chunk_size, batch_size) rows, then chunks of it: every row of a class
-    is equally likely. Classes should lie in long runs on disk; write the collection with ``groupby=``.
+    A class is drawn by its weight for every lcm(chunk_size, batch_size) rows, then chunks of it: chunk_size rows side
+    by side inside one run of the class (the last chunk of a pass is shorter where num_samples is no multiple). Runs are
+    drawn by their rows, so every row is equally likely, but for the first and last ``chunk_size - 1`` of a run, which
+    come 0.5 to 1.5 times as often. Classes should lie in long runs on disk; write the collection with ``groupby=``.
 
     Args:
         chunk_size: rows that are read as one run.

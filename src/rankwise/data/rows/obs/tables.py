@@ -1,0 +1,60 @@
+"""What is known about rows, over all datasets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rankwise.data.rows.datasets import Dataset
+from rankwise.errors import ConfigError
+
+__all__ = ["join_tables", "read_tables"]
+
+
+def read_tables(datasets: Sequence[Dataset], columns: Sequence[str] | None) -> Any:
+    """Return a pandas.DataFrame of columns of all datasets, one over the other, with their index.
+
+    Args:
+        datasets: at least one.
+        columns: which; None = all. Where a dataset lacks one its rows have no value.
+
+    Raises:
+        ConfigError: no dataset has a column of that name, or `columns` is a text.
+        DataError: a column cannot be read.
+    """
+    if isinstance(columns, str):
+        raise ConfigError(f"columns is a list of names, got the text {columns!r}: write [{columns!r}]")
+    every = dict.fromkeys(name for dataset in datasets for name in dataset.obs_columns)
+    wanted = list(every) if columns is None else list(columns)
+    unknown = [name for name in wanted if name not in every]
+    if unknown:
+        raise ConfigError(f"there are no obs columns {unknown} in {datasets[0].place}; there are {list(every)}")
+    held = [[name for name in wanted if name in dataset.obs_columns] for dataset in datasets]
+    joined = join_tables([dataset.obs(names) for dataset, names in zip(datasets, held, strict=True)])
+    return joined[wanted]
+
+
+def join_tables(tables: Sequence[Any]) -> Any:
+    """Put tables one under the other; categories of a column that differ are united, so that it stays categorical.
+
+    Args:
+        tables: pandas.DataFrame, at least one.
+    """
+    import pandas as pd
+    from pandas.api.types import union_categoricals
+
+    if len(tables) == 1:
+        return tables[0]
+    common = [name for name in tables[0].columns if all(name in table.columns for table in tables)]
+    mixed = [
+        name
+        for name in common
+        if all(isinstance(table[name].dtype, pd.CategoricalDtype) for table in tables)
+        and any(table[name].dtype != tables[0][name].dtype for table in tables)
+    ]
+    joined = pd.concat([table.drop(columns=mixed) for table in tables])
+    for name in mixed:
+        values = union_categoricals([table[name] for table in tables], ignore_order=True)
+        joined[name] = values
+    order = [*tables[0].columns, *(name for name in joined.columns if name not in tables[0].columns)]
+    return joined[order]
