@@ -12,7 +12,7 @@ import numpy as np
 
 from rankwise.data.contract import BatchBuffer, FieldSpec, IntArray, OrderState, ReadReport, Share, Step, shares
 from rankwise.data.feed import HostBuffer
-from rankwise.data.feed.csr_rows import num_cols_of, one_row
+from rankwise.data.feed.csr_rows import one_row
 from rankwise.data.order import Groups, SplitRule
 from rankwise.data.rows.binding import bound_rows
 from rankwise.data.rows.chosen import ChosenRows
@@ -119,8 +119,8 @@ class RowSource:
         report = self.read(self.plan(*shares(step, rank=0, world_size=1, num_micro=1)), buffer)
         for error in report.errors:
             raise error
-        num_cols = num_cols_of(self)
-        return {name: one_row(buffer.arrays(name), 0, num_cols.get(name)) for name in self.fields}
+        widths = {name: spec.shape[0] if spec.ragged else None for name, spec in self.fields.items()}
+        return {name: one_row(buffer.arrays(name), 0, width) for name, width in widths.items()}
 
     def obs(self, columns: Sequence[str] | None = None) -> pd.DataFrame:
         """Return the table of observations of these rows, in their order; read each time.
