@@ -169,7 +169,7 @@ def test_rows_to_look_at(one):
         fields = {name: np.array([value]) if name in OBS else value for name, value in row.items()}
         fields |= {name: row[name][None] for name in ALL[2:]}
         check(fields, one, rows[[place]], part)
-    with pytest.raises(IndexError, match=f"there are {len(part)}"):
+    with pytest.raises(IndexError):
         part[len(part)]
     with pytest.raises(ConfigError, match=r"no obs columns \['donors'\] in .*; there are \['kind', 'donor', 'n'\]"):
         part.obs(["donors"])

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
+from typing import Any
 
 import numpy as np
 
-from rankwise.data.contract import BatchBuffer, FieldSpec, ReadReport
+from rankwise.data.contract import BatchBuffer, FieldSpec, OrderState, ReadReport, Share, Step, shares
+from rankwise.data.feed import HostBuffer
+from rankwise.data.feed.csr_rows import one_row
 from rankwise.data.rows.failing import RowErrors
 from rankwise.data.rows.fields import RowField, read_fields
 from rankwise.data.rows.memory_pool import MemoryPool
@@ -18,7 +21,7 @@ from rankwise.data.rows.plans import RowPlan
 from rankwise.data.rows.transforms import Log1pCounts
 from rankwise.data.store import BoxReader
 
-__all__ = ["RowFields", "Shelf"]
+__all__ = ["RowFields", "Shelf", "read_one"]
 
 _PIECES_PER_FIELD = 4
 
@@ -47,6 +50,24 @@ class Shelf:
     def clear(self) -> None:
         """Give the memory back."""
         self._held.clear()
+
+
+def read_one(
+    sample: int, specs: Mapping[str, FieldSpec], read: Callable[[Share, BatchBuffer], ReadReport]
+) -> dict[str, Any]:
+    """Return the fields of one sample, in memory of its own.
+
+    Raises:
+        SampleError: it cannot be read.
+    """
+    ids = np.array([sample], dtype=np.int64)
+    state = OrderState(seed=0, epoch=0, position=1, recipe="")
+    step = Step(epoch=0, index=0, start=0, count=1, ids=ids, lanes=np.zeros_like(ids), resume=state)
+    buffer = HostBuffer()
+    for error in read(shares(step, rank=0, world_size=1, num_micro=1)[0], buffer).errors:
+        raise error
+    widths = {name: spec.shape[0] if spec.ragged else None for name, spec in specs.items()}
+    return {name: one_row(buffer.arrays(name), 0, width) for name, width in widths.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING, Any, Self, overload
 
 import numpy as np
 
-from rankwise.data.contract import BatchBuffer, FieldSpec, IntArray, OrderState, ReadReport, Share, Step, shares
-from rankwise.data.feed import HostBuffer
-from rankwise.data.feed.csr_rows import one_row
+from rankwise.data.contract import BatchBuffer, FieldSpec, IntArray, ReadReport, Share
 from rankwise.data.order import Groups, SplitRule
 from rankwise.data.rows.binding import bound_rows
 from rankwise.data.rows.chosen import ChosenRows
@@ -24,7 +22,7 @@ from rankwise.data.rows.fields import FieldChoice
 from rankwise.data.rows.locality import RowLocality
 from rankwise.data.rows.places import NamedRows, find_rows
 from rankwise.data.rows.plans import RowPlan
-from rankwise.data.rows.reading import Shelf
+from rankwise.data.rows.reading import Shelf, read_one
 from rankwise.data.store import DEFAULT_CACHE_BYTES, BoxReader, ChunkCache, ReaderStats
 
 if TYPE_CHECKING:
@@ -96,31 +94,17 @@ class RowSource:
     def __getitem__(self, sample: int) -> dict[str, Any]:
         """Return the fields of one sample, for a look: what a loader's `transform=` is given.
 
-        Arrays and numbers of NumPy, CSR rows as SciPy matrices [1, columns]; codes of categories stand for those of
-        `categories`. Each call reads what it needs: for more than a few rows make a loader.
-
-        Args:
-            sample: its number, below 0 from the end.
+        Arrays and numbers of NumPy, CSR rows as SciPy matrices [1, columns], codes of `categories`. For many rows make
+        a loader: each call reads anew.
 
         Raises:
-            IndexError: there is none.
-            ConfigError: rows are drawn, so that its number means another row in each epoch.
+            IndexError: there is no sample of this number (below 0: from the end).
+            ConfigError: rows are drawn, so that a number means another row in each epoch.
             SampleError: it cannot be read.
         """
         self._chosen.refuse_draws("samples to look at: look at the rows that they are drawn from")
-        number = operator.index(sample)
-        number += len(self) if number < 0 else 0
-        if not 0 <= number < len(self):
-            raise IndexError(f"sample {sample} was asked for, there are {len(self)}")
-        ids = np.array([number], dtype=np.int64)
-        state = OrderState(seed=0, epoch=0, position=1, recipe="")
-        step = Step(epoch=0, index=0, start=0, count=1, ids=ids, lanes=np.zeros_like(ids), resume=state)
-        buffer = HostBuffer()
-        report = self.read(self.plan(*shares(step, rank=0, world_size=1, num_micro=1)), buffer)
-        for error in report.errors:
-            raise error
-        widths = {name: spec.shape[0] if spec.ragged else None for name, spec in self.fields.items()}
-        return {name: one_row(buffer.arrays(name), 0, width) for name, width in widths.items()}
+        number = range(len(self))[operator.index(sample)]
+        return read_one(number, self.fields, lambda share, into: self.read(self.plan(share), into))
 
     def obs(self, columns: Sequence[str] | None = None) -> pd.DataFrame:
         """Return the table of observations of these rows, in their order; read each time.
@@ -170,11 +154,7 @@ class RowSource:
 
     @property
     def stored_rows(self) -> NamedRows:
-        """What is read from, to be opened with others: ``RowSource([part_of_a, part_of_b])``.
-
-        Raises:
-            ConfigError: rows are drawn.
-        """
+        """What is read from, to be opened with others, ``RowSource([part_of_a, part_of_b])``; drawn rows refuse."""
         return self._chosen.stored
 
     @property
@@ -188,10 +168,7 @@ class RowSource:
         return self._locality.chunk_bytes
 
     def order_layout(self, batch_size: int) -> tuple[int | None, int | None]:
-        """Return the lanes that suit an order, so that its windows decode to at most 128 MiB; the window is its own.
-
-        Of a mix both are those of the mix.
-        """
+        """Return lanes and window that suit an order; see `RowLocality.order_layout`."""
         return self._locality.order_layout(batch_size)
 
     @property
@@ -223,8 +200,8 @@ class RowSource:
 
         Args:
             ids: int64, sample ids.
-            seed: seed of the order, which decides drawn rows; without meaning for others.
-            epoch: epoch, likewise.
+            seed: seed of the order, which with `epoch` decides drawn rows; without meaning for others.
+            epoch: the epoch.
         """
         return self._chosen.numbers(ids, seed=seed, epoch=epoch)
 
@@ -239,8 +216,8 @@ class RowSource:
     ) -> RowSource:
         """Return a source whose samples are draws of these rows, anew in each epoch.
 
-        Which row a draw is follows from (seed, epoch, sample) alone: the same at every world size and after a restart.
-        Draws by weight are made with replacement; a mix alone shows all rows of a collection before one comes again.
+        Which row a draw is follows from (seed, epoch, sample) alone. Draws by weight are made with replacement; a mix
+        alone shows all rows of a collection before one comes again.
 
         Args:
             balance: an obs column (it need not be a field); each of its values is as likely, rows without one never.
@@ -339,9 +316,9 @@ class RowSource:
     ) -> dict[str, RowSource] | tuple[RowSource, ...]:
         """Return sources over parts of the rows, the same on every rank.
 
-        By default where a row goes follows from a hash of its group's name (or of its number): rows that are added
-        later move no old one, and parts are as large as asked for only within chance. What came out is logged, and a
-        warning says when it is far off; of few groups it mostly is, which `exact` and `groups` are for.
+        Where a row goes follows from a hash of its group's name (or of its number): rows that are added later move no
+        old one, and parts are as large as asked for only within chance. What came out is logged, with a warning where
+        it is far off; of few groups it mostly is, which `exact` and `groups` are for.
 
         Args:
             by: the obs column whose equal values stay together, such as "donor" (it need not be a field); "row" = none,
@@ -350,8 +327,8 @@ class RowSource:
                 `groups` of what is left.
             groups: values of the column for a part, ``{"val": ["donor 3", "donor 7"]}``. What no list names is shared
                 out by `fractions`; without them it is ``"train"``, or the part that is given ``...`` instead of a list.
-            exact: count the groups, in the order of their hashes, so that each part has its fraction of their number,
-                rounded. Groups that are added later may then move others; rows are sorted (24 bytes each, for a while).
+            exact: count the groups, in the order of their hashes: each part has its fraction of their number, rounded,
+                and groups that are added later may move others. Rows are sorted (24 bytes each, for a while).
             stratify: an obs column; each part gets its fraction of the groups (of the rows with ``by="row"``) of each
                 of its values, exactly. The rows of one group have one value.
             seed: another seed, another split.
