@@ -46,6 +46,13 @@ def test_the_readme_example_runs_on_two_ranks(tmp_path):
     assert "is finished" in again.stdout
 
 
+def test_the_first_example_of_samples_runs_on_two_ranks(tmp_path):
+    """As it stands, under `rankwise run`: the ranks share the samples, each of them once."""
+    (tmp_path / "train.py").write_text(BLOCK.findall((ROOT / "docs/samples.md").read_text())[0])
+    done = run([sys.executable, "-m", "rankwise", "run", "--nproc", "2", "train.py"], tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_links_lead_somewhere(page):
     """Every relative link names a file that is there."""

@@ -9,6 +9,7 @@ import weakref
 import pytest
 
 from rankwise.errors import WorldError
+from rankwise.metrics import Mean, reduce
 from rankwise.testing import run_ranks
 from rankwise.world import World, bind
 
@@ -18,6 +19,55 @@ def test_without_a_group_it_is_a_world_of_one():
     world = World.current()
     assert (world.rank, world.world_size, world.backend, world.is_main) == (0, 1, "none", True)
     assert World.current() is world
+
+
+def announce(monkeypatch, rank, size):
+    """What a launcher sets, but for the place of the group."""
+    monkeypatch.setenv("RANK", str(rank))
+    monkeypatch.setenv("WORLD_SIZE", str(size))
+
+
+def test_a_launchers_numbers_without_a_group(monkeypatch):
+    """Rank and size are the launcher's, so that work is shared; a collective says what is missing."""
+    announce(monkeypatch, 1, 2)
+    world = World.current()
+    assert (world.rank, world.world_size, world.backend, world.is_main) == (1, 2, "none", False)
+    assert World.current() is world
+    collectives = [
+        world.barrier,
+        lambda: world.all_reduce(1),
+        lambda: world.all_gather(1, grad=True),
+        lambda: world.broadcast_object(1),
+        lambda: world.from_main(int),
+        lambda: world.raise_together(None),
+        lambda: world.subgroup([0]),
+        lambda: reduce({"loss": Mean()}),
+    ]
+    for call in collectives:
+        with pytest.raises(WorldError, match=r"rank 1 of 2 and no process group.*with rankwise.bind\(\) as world"):
+            call()
+
+
+def test_what_trains_together_needs_the_group(monkeypatch, tmp_path):
+    """A Trainer, a step, prepare and evaluate refuse to be one of several ranks without a group, before they begin."""
+    import torch
+
+    from rankwise.train import ExactStep, Trainer, evaluate, prepare
+
+    announce(monkeypatch, 0, 2)
+    monkeypatch.chdir(tmp_path)
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    for make in (
+        lambda **options: Trainer(model, optimizer, len, run=False, **options),
+        lambda **options: ExactStep(model, optimizer, len, **options),
+        lambda **options: prepare(model, **options),
+        lambda **options: evaluate(model, [], len, **options),
+    ):
+        for options in ({}, {"world": World.current()}):
+            with pytest.raises(WorldError, match=r"needs the process group .* rank 0 of 2 and no .* rankwise.bind\(\)"):
+                make(**options)
+    assert prepare(model, World.single()) is model
 
 
 def test_inside_bind_it_is_the_bound_world(monkeypatch):

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankwise.errors import WorldError
-from rankwise.world.place import Place, find_place
+from rankwise.world.place import Place, announced_place, find_place, num_local_ranks
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "node01", "MASTER_PORT": "29400"}
 OPEN_MPI = {
@@ -91,3 +91,40 @@ def test_a_rank_is_accepted_exactly_when_it_lies_in_its_world(rank, size, local)
     else:
         with pytest.raises(WorldError):
             find_place(variables)
+
+
+# What Lightning's own launcher sets for its second process, and Kubeflow's operator for a worker.
+LIGHTNING = {"WORLD_SIZE": "2", "LOCAL_RANK": "1", "NODE_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+KUBEFLOW = {"RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "job-master-0", "MASTER_PORT": "23456"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "announced", "local_ranks"),
+    [
+        ({}, None, 1),
+        (TORCHRUN, (3, 8), 8),
+        (TORCHRUN | {"LOCAL_WORLD_SIZE": "4"}, (3, 8), 4),
+        (OPEN_MPI, (1, 2), 2),
+        ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "LOCAL_RANK": "0"}, (1, 2), 1),
+        (SLURM, (5, 6), 2),
+        (KUBEFLOW, (3, 4), 1),
+        (LIGHTNING, None, 2),
+        ({"WORLD_SIZE": "8"}, None, 1),
+        ({"LOCAL_WORLD_SIZE": "4", "LOCAL_RANK": "0"}, None, 4),
+        (TORCHRUN | {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}, None, 1),
+    ],
+)
+def test_rank_and_size_are_enough_to_share(environ, announced, local_ranks):
+    """Whoever shares work out takes rank and size from any launcher; half of them say nothing, and are no error."""
+    place = announced_place(environ)
+    assert (place and (place.rank, place.world_size)) == announced
+    assert num_local_ranks(environ) == local_ranks
+
+
+def test_numbers_that_contradict_are_no_numbers_to_share_by():
+    """A rank beyond the size is refused where work is shared; threads are counted all the same."""
+    for environ in (KUBEFLOW | {"RANK": "4"}, TORCHRUN | {"RANK": "8"}):
+        with pytest.raises(WorldError, match="contradicts WORLD_SIZE"):
+            announced_place(environ)
+        assert num_local_ranks(environ) >= 1
+    assert num_local_ranks({"LOCAL_RANK": "0", "WORLD_SIZE": "many"}) == 1

@@ -13,6 +13,7 @@ from rankwise.train.output import StepOutput, read_output
 from rankwise.train.warmup import held_sample, kept_buffers, warm_up
 from rankwise.train.window import Window
 from rankwise.world import World
+from rankwise.world.adopt import joined_world
 
 if TYPE_CHECKING:
     import torch
@@ -86,7 +87,7 @@ class ExactStep:
         self._model = model
         self._optimizer = optimizer
         self._step_fn = step_fn
-        self._world = World.current() if world is None else world
+        self._world = joined_world(world, "an ExactStep")
         self._scheduler = scheduler
         self._max_grad_norm = max_grad_norm
         self._counted = counted

@@ -26,6 +26,7 @@ from rankwise.train.session import Resume, RunChoice, Session, training_parts
 from rankwise.train.validation import evaluate
 from rankwise.train.wrapping import prepare, unwrapped
 from rankwise.world import World
+from rankwise.world.adopt import joined_world
 
 if TYPE_CHECKING:
     import torch
@@ -100,7 +101,7 @@ class Trainer:
         counted: bool | None = None,
         **options: Any,
     ) -> None:
-        self.world = World.current() if world is None else world
+        self.world = joined_world(world, "a Trainer")
         self.options = _options(options)
         plain = unwrapped(model) is model
         if ddp and not plain:

@@ -10,6 +10,7 @@ from rankwise.train.output import read_output
 from rankwise.train.parts import RunningMeans
 from rankwise.train.wrapping import unwrapped
 from rankwise.world import World
+from rankwise.world.adopt import joined_world
 
 if TYPE_CHECKING:
     from torch import nn
@@ -35,7 +36,7 @@ def evaluate(model: nn.Module, loader: BatchLoader, step_fn: Any, *, world: Worl
     """
     import torch
 
-    world = World.current() if world is None else world
+    world = joined_world(world, "evaluate")
     module = unwrapped(model)
     _share_buffers(module, world)
     means = RunningMeans()

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from rankwise.errors import ConfigError
 from rankwise.world import World
+from rankwise.world.adopt import joined_world
 
 if TYPE_CHECKING:
     from torch import nn
@@ -33,7 +34,7 @@ def prepare(model: nn.Module, world: World | None = None, **ddp_options: Any) ->
 
     from torch.nn.parallel import DistributedDataParallel
 
-    world = World.current() if world is None else world
+    world = joined_world(world, "prepare")
     if world.backend == "jax":
         raise ConfigError(
             "prepare wraps a module of torch, and this world, of a JAX program (World.init_jax), has no group of "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import weakref
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -12,19 +13,28 @@ from rankwise.errors import WorldError
 from rankwise.world.channel import Channel, frame_device
 from rankwise.world.jax_state import jax_client, jax_numbers
 from rankwise.world.key_channel import KeyChannel
-from rankwise.world.place import Place, find_place
+from rankwise.world.place import Place, announced_place, find_place, num_local_ranks
 from rankwise.world.threads import choose_threads, cpu_mask, usable_cores
 from rankwise.world.value import World
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["bound_world", "current_world", "group_world", "known_world", "refuse_second_bind", "remember"]
+__all__ = [
+    "bound_world",
+    "current_world",
+    "group_world",
+    "joined_world",
+    "known_world",
+    "refuse_second_bind",
+    "remember",
+]
 
 _bound: World | None = None
 _adopted: tuple[weakref.ref[Any], World] | None = None
 _adopted_jax: tuple[Any, World] | None = None
 _single: World | None = None
+_announced: tuple[Place, World] | None = None
 _JAX_TIMEOUT = timedelta(seconds=600)
 
 
@@ -68,12 +78,59 @@ def refuse_second_bind() -> None:
 def current_world() -> World:
     """See `World.current`."""
     global _single  # noqa: PLW0603  (a process has one world)
-    found = known_world()
+    found = known_world() or _announced_world()
     if found is not None:
         return found
     if _single is None:
         _single = World.single()
     return _single
+
+
+def joined_world(world: World | None, caller: str) -> World:
+    """Return the world, or the current one, if its ranks can talk: for what trains or saves together.
+
+    Args:
+        world: the ranks; None = `World.current()`.
+        caller: who needs them, for the message.
+
+    Raises:
+        WorldError: a launcher has started several ranks and nobody has made their group, or the group was left.
+    """
+    world = current_world() if world is None else world
+    if isinstance(world.channel, Channel) and world.channel.group is None:
+        raise WorldError(f"{caller} needs the process group of all ranks, which cannot be used: {world.channel.broken}")
+    return world
+
+
+def _announced_world() -> World | None:
+    """Return the world of a launcher's variables: its numbers share work out, its collectives say what is missing."""
+    global _announced  # noqa: PLW0603  (a process has one launcher)
+    place = announced_place(os.environ)
+    if place is None:
+        return None
+    if _announced is None or _announced[0] != place:
+        _announced = (place, _without_group(place))
+    return _announced[1]
+
+
+def _without_group(place: Place) -> World:
+    import torch
+
+    why = (
+        f"this process was started as rank {place.rank} of {place.world_size} and no process group has been made: put "
+        "what the ranks do together inside `with rankwise.bind() as world:` (or call "
+        "torch.distributed.init_process_group first); to work alone pass world=World.single(), or unset the launcher's "
+        "variables"
+    )
+    return _world_at(
+        replace(place, local_world_size=num_local_ranks(os.environ)),
+        place.rank,
+        place.world_size,
+        device=torch.device("cpu"),
+        backend="none",
+        threads=torch.get_num_threads(),
+        channel=Channel(None, timedelta(0), broken=why),
+    )
 
 
 def bound_world() -> World | None:

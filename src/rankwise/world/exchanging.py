@@ -82,7 +82,7 @@ def exchange(world: World, call: Call, offer: Callable[[], OfferT]) -> tuple[Off
     """
     assert world.channel is not None
     if world.channel.broken:
-        raise WorldError(f"{call.title}: the group cannot be used any more: {world.channel.broken}")
+        raise WorldError(f"{call.title}: the group cannot be used: {world.channel.broken}")
     world.channel.calls += 1
     ready, trouble, raw = _packed(call, world.channel.calls, offer)
     frames = _swap(world, call, raw)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from rankwise.errors import WorldError
 from rankwise.world.variables import check_ranges, first_set, int_of, port_of
 
-__all__ = ["Place", "find_place", "loopback_address"]
+__all__ = ["Place", "announced_place", "find_place", "loopback_address", "num_local_ranks"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +65,52 @@ def find_place(environ: Mapping[str, str]) -> Place:
 
 
 _WANTED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+# Rank and size as launchers name them; these two tell the parts of the work apart, also where the rest is not said.
+_PAIRS = (
+    ("RANK", "WORLD_SIZE"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+)
+
+
+def announced_place(environ: Mapping[str, str]) -> Place | None:
+    """Return where a launcher says that this process is among several ranks, None where nobody says so.
+
+    Rank and size are enough, of whatever family. Variables that do not tell both (a leftover WORLD_SIZE, those of
+    Lightning's own launcher before it makes the group) say nothing.
+
+    Raises:
+        WorldError: rank and size contradict each other.
+    """
+    try:
+        place = find_place(environ)
+    except WorldError:
+        pair = next((pair for pair in _PAIRS if all(first_set(environ, name) for name in pair)), None)
+        if pair is None:
+            return None
+        rank, size = (int_of(environ, name) or 0 for name in pair)
+        check_ranges({pair: (rank, size)})
+        place = Place(
+            family="/".join(pair), rank=rank, world_size=size, local_world_size=None, node_rank=None, num_nodes=None
+        )
+    return place if place.world_size > 1 else None
+
+
+def num_local_ranks(environ: Mapping[str, str]) -> int:
+    """Return how many ranks share this machine, as far as the variables tell; never fails, whatever they are.
+
+    A local rank without a local size (Lightning's own launcher) counts the whole world, as if on one machine.
+    """
+    with contextlib.suppress(WorldError):
+        place = find_place(environ)
+        if place.local_world_size is not None:
+            return max(1, place.local_world_size)
+    with contextlib.suppress(WorldError):
+        sizes = ("LOCAL_WORLD_SIZE", *(["WORLD_SIZE"] if first_set(environ, "LOCAL_RANK") else []))
+        return max(1, int_of(environ, *sizes) or 1)
+    return 1
 
 
 def torchrun_place(environ: Mapping[str, str]) -> Place | None:

@@ -92,7 +92,12 @@ class World:
         """Return the world that this process is in: cheap, not a collective.
 
         The process group that is initialised (by `bind`, Lightning, Accelerate or the user), else the world that `bind`
-        or `init_jax` made, else that of a JAX which the user initialised, else `World.single()`.
+        or `init_jax` made, else that of a JAX which the user initialised. Without any of them it has the rank and size
+        that a launcher's variables announce: loaders share by these numbers, and a collective raises `WorldError`,
+        because nobody has made the group. Without a launcher it is `World.single()`.
+
+        Raises:
+            WorldError: the variables for rank and size contradict each other.
         """
         from rankwise.world.adopt import current_world
 

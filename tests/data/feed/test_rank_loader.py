@@ -9,7 +9,9 @@ from rankwise.data.feed import RankLoader
 from rankwise.data.order import Order
 from rankwise.data.samples import ArraySource, DatasetLoader
 from rankwise.errors import ConfigError
+from rankwise.testing import run_ranks
 from rankwise.testing.sharing import RankPlace
+from rankwise.world import World, adopt
 
 
 class Closing(ArraySource):
@@ -54,3 +56,43 @@ def test_draws_are_not_samples():
     for make in (RankLoader, DatasetLoader):
         with pytest.raises(ConfigError, match="the order draws its samples"):
             make(Closing({"x": np.arange(10)}), order=drawn, world=RankPlace())
+
+
+def loaders_of(source, order):
+    return [RankLoader(source, order=order, device=None), DatasetLoader(source, order=order, device=None)]
+
+
+def test_before_there_is_a_group_the_launchers_numbers_share(monkeypatch):
+    """Made before `init_process_group`, or without one: each rank gets its share, all of them each sample once."""
+    source = ArraySource({"x": np.arange(10)})
+    order, seen = Order(source, batch_size=4), {"RankLoader": [], "DatasetLoader": []}
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    for rank in range(3):
+        monkeypatch.setenv("RANK", str(rank))
+        for loader in loaders_of(source, order):
+            seen[type(loader).__name__] += [sample for (batch,) in loader for sample in batch.ids.tolist()]
+    assert {name: sorted(ids) for name, ids in seen.items()} == {name: list(range(10)) for name in seen}
+
+
+def read_in_a_group(world):
+    """Make loaders as a process that has not been told of the others yet; iterate when the group is there."""
+    source = ArraySource({"x": np.arange(10)})
+    order, told = Order(source, batch_size=4), []
+    for options in ({}, {"world": World.single()}):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(adopt, "group_world", lambda: None)
+            loaders = [make(source, order=order, device=None, **options) for make in (RankLoader, DatasetLoader)]
+        for loader in [*loaders, loaders[0].with_full_length()]:
+            try:
+                told.append([sample for (batch,) in loader for sample in batch.ids.tolist()])
+            except ConfigError as error:
+                told.append(str(error))
+    return told
+
+
+def test_a_loader_made_for_other_ranks_is_refused():
+    """Made in a world of one, iterated in a group of two: an error on every rank, unless that world was passed."""
+    for rank, told in enumerate(run_ranks(read_in_a_group, 2)):
+        for refused in told[:3]:
+            assert f"made for rank 0 of 1, and this process is rank {rank} of 2" in refused
+        assert [sorted(ids) for ids in told[3:]] == [list(range(10))] * 3

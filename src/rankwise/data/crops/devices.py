@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from rankwise.data.crops.exceptions import InvalidArgument
 from rankwise.data.crops.numa import gpu_node
-from rankwise.errors import MissingExtraError, WorldError
+from rankwise.errors import MissingExtraError
 
 if TYPE_CHECKING:
     import torch
@@ -137,13 +137,10 @@ def place_in_world(wanted: int | str | torch.device | None, world: World | None)
 
 
 def _without_torch(environ: Mapping[str, str]) -> RankPlace:
-    from rankwise.world.place import find_place
+    from rankwise.world.place import Place, announced_place, num_local_ranks
 
-    try:
-        place = find_place(environ)
-    except WorldError:
-        return RankPlace(device=None)
-    return RankPlace(device=None, rank=place.rank, world_size=place.world_size, local_ranks=place.local_world_size or 1)
+    place = announced_place(environ) or Place()
+    return RankPlace(device=None, rank=place.rank, world_size=place.world_size, local_ranks=num_local_ranks(environ))
 
 
 def _rank(environ: Mapping[str, str]) -> tuple[int, int]:

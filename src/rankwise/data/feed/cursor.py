@@ -9,6 +9,7 @@ from typing import Any, Protocol, cast
 
 from rankwise.data.contract import JSON, Order, OrderState, Share, Step, num_micro_batches, shares
 from rankwise.data.feed.full_length import FullLength
+from rankwise.data.feed.rank_place import check_ranks
 from rankwise.data.feed.repeating import is_sequential
 from rankwise.data.feed.workers.starts import PassStarts, order_code
 from rankwise.errors import ConfigError
@@ -34,6 +35,9 @@ class Cursor:
         world_size: among how many ranks.
         micro_batch: most samples of one rank in one pass; None = the whole share at once.
 
+    Attributes:
+        follows_world: whether rank and size are those of `World.current()`, which an iteration then looks at again.
+
     Raises:
         ConfigError: the rank is not in the world, or `micro_batch` is below 1.
     """
@@ -46,6 +50,7 @@ class Cursor:
         self.rank = rank
         self.world_size = world_size
         self.micro_batch = micro_batch
+        self.follows_world = False
         self._done = self.order.start(0)
         self._starts: PassStarts | None = None
         self._was_chosen = False
@@ -73,6 +78,15 @@ class Cursor:
         """What workers of a DataLoader know of this, once it is shared."""
         assert self._starts is not None
         return self._starts
+
+    def check_ranks(self) -> None:
+        """Look whether the ranks are still those that the loader was made for; called where an iteration begins.
+
+        Raises:
+            ConfigError: they are others.
+        """
+        if self.follows_world:
+            check_ranks(self.rank, self.world_size)
 
     def begin_pass(self, worker: LoaderWorker | None) -> None:
         """Go to where the next pass of a DataLoader begins.

@@ -203,6 +203,7 @@ class FeedLoader(CursorLoader):
 
     def _batches(self) -> Iterator[tuple[FeedBatch, ...]]:
         self._check_open()
+        self._cursor.check_ranks()
         reading = self._begin()
         num_left = reading.passes.num_steps
         held: tuple[FeedBatch, ...] = ()

@@ -65,6 +65,7 @@ class RankLoader(FeedLoader):
             depth=window_depth(source, order, world_size=place.world_size) if depth is None else depth,
             **options,
         )
+        self._cursor.follows_world = world is None
         warn_small_cache(self.source, order, rank=place.rank, world_size=place.world_size)
 
     def close(self) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from rankwise.data.feed.place_jax import is_jax_target
-from rankwise.errors import MissingExtraError
+from rankwise.errors import ConfigError, MissingExtraError
+from rankwise.world.loader_worker import current_worker
+from rankwise.world.place import Place, announced_place
 
 if TYPE_CHECKING:
     import jax
@@ -15,7 +18,7 @@ if TYPE_CHECKING:
 
     from rankwise.world import World
 
-__all__ = ["RankPlace", "find_place"]
+__all__ = ["RankPlace", "check_ranks", "find_place"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,11 +30,33 @@ class RankPlace:
     device: str | torch.device | jax.sharding.Sharding | None
 
 
+def check_ranks(rank: int, world_size: int) -> None:
+    """Refuse to share out steps in another process group than the one that a loader was made for.
+
+    Args:
+        rank: of the loader, which asked `World.current()` when it was made.
+        world_size: ranks that there were then.
+
+    Raises:
+        ConfigError: the ranks are others now.
+    """
+    from rankwise.world.adopt import known_world
+
+    world = None if current_worker() is not None else known_world()  # workers serve the rank that has started them
+    if world is not None and (world.rank, world.world_size) != (rank, world_size):
+        raise ConfigError(
+            f"this loader was made for rank {rank} of {world_size}, and this process is rank {world.rank} of "
+            f"{world.world_size} of a process group that was made later: samples would be shown twice or never. Make "
+            "the loader when the group is there (inside `with rankwise.bind()`, after init_process_group, in "
+            "Lightning's train_dataloader()); to keep it as it is pass world=, such as World.single()"
+        )
+
+
 def find_place(world: World | None, device: str | torch.device | jax.sharding.Sharding | None) -> RankPlace:
     """Return the place of a loader.
 
     Args:
-        world: the world; None = the current one. Without torch, and without `World.init_jax`, there is one rank.
+        world: the world; None = the current one; without torch, and without `World.init_jax`, as a launcher says.
         device: "auto" = the world's device (in a JAX program NumPy arrays); all else is taken as it is.
 
     Raises:
@@ -46,7 +71,8 @@ def find_place(world: World | None, device: str | torch.device | jax.sharding.Sh
                     f"device={device!r} gives tensors of torch, which is not installed: pip install 'rankwise[train]', "
                     "or pass device=None for NumPy arrays and SciPy matrices, 'jax' for JAX"
                 )
-            return RankPlace(rank=0, world_size=1, device=device)
+            said = announced_place(os.environ) or Place()
+            return RankPlace(rank=said.rank, world_size=said.world_size, device=device)
         world = current_world()
     own = None if getattr(world, "backend", "") == "jax" else world.device
     chosen = own if isinstance(device, str) and device == "auto" else device

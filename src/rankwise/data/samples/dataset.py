@@ -86,6 +86,7 @@ class DatasetLoader(CursorLoader):
         self._device = place.device
         self._pinned = _is_cuda(place.device) if pin_memory is None else pin_memory
         super().__init__(Cursor(order, rank=place.rank, world_size=place.world_size, micro_batch=micro_batch))
+        self._cursor.follows_world = world is None
         self._requests = Requests(self._cursor)
         self._num_iterations = self._num_open = 0
         self._early: Fetching | None = None
@@ -106,6 +107,7 @@ class DatasetLoader(CursorLoader):
     def __iter__(self) -> Iterator[tuple[DatasetBatch, ...]]:
         self._num_iterations += 1
         mine = self._num_iterations
+        self._cursor.check_ranks()
         self._num_open += 1
         try:
             fetching = self._begin()

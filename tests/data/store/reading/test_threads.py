@@ -1,9 +1,13 @@
 """Threads that read: a fair part of the cores, and a crew in which the caller works too."""
 
+import os
 import threading
 
+import numpy as np
 import pytest
 
+from rankwise.data.samples import ArraySource
+from rankwise.data.store import BoxReader
 from rankwise.data.store.reading import WorkCrew, reading_threads, threads
 
 
@@ -27,6 +31,24 @@ def test_ranks_of_a_machine_share_its_cores(monkeypatch, mask, machine, ranks, w
         for name, value in {**launched, "LOCAL_WORLD_SIZE": str(ranks)}.items():
             monkeypatch.setenv(name, value)
     assert reading_threads() == wanted
+
+
+HALF = {
+    "a leftover size": {"WORLD_SIZE": "8"},
+    "Lightning's own launcher": {"WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "h", "MASTER_PORT": "1"},
+    "Kubeflow": {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "1"},
+    "nonsense": {"RANK": "5", "WORLD_SIZE": "2", "LOCAL_RANK": "x", "MASTER_ADDR": "h", "MASTER_PORT": "y"},
+}
+
+
+@pytest.mark.parametrize("variables", HALF.values(), ids=list(HALF))
+def test_reading_never_depends_on_the_launcher(monkeypatch, variables):
+    """Arrays are opened and read whatever a launcher left in the environment."""
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with BoxReader() as reader:
+        assert 1 <= reader.num_threads <= len(os.sched_getaffinity(0))
+    assert ArraySource({"x": np.arange(3)})[2]["x"] == 2
 
 
 @pytest.mark.parametrize("num_threads", [1, 3])

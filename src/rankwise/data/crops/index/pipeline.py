@@ -113,6 +113,7 @@ class IndexPipeline(FeedLoader):
             on_thread=partial(pin_thread, cores),
             **options,
         )
+        self._cursor.follows_world = world is None
         _warn_small_cache(self._crops, order, rank=place.rank, world_size=place.world_size)
         self._say_few_handles(place)
         self.budget = settle_index(

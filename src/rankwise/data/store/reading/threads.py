@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from rankwise.world.loader_worker import part_of_worker
-from rankwise.world.place import find_place
+from rankwise.world.place import num_local_ranks
 from rankwise.world.threads import cpu_mask, usable_cores
 
 __all__ = ["WorkCrew", "reading_threads"]
@@ -21,7 +21,7 @@ def reading_threads() -> int:
     Cores that the ranks of a machine share are divided among them; a rank that was bound to cores of its own has those.
     """
     mask = len(cpu_mask())
-    ranks = find_place(os.environ).local_world_size or 1
+    ranks = num_local_ranks(os.environ)
     has_its_own = mask * ranks <= (os.cpu_count() or 1)
     return max(1, usable_cores(mask) // (1 if has_its_own else ranks))
 

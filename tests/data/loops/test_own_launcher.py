@@ -1,0 +1,72 @@
+"""The pages' Lightning examples as they stand, on two ranks that Lightning's own launcher starts."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from itertools import chain
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("lightning", reason="lightning is not installed")
+
+DOCS = Path(__file__).parents[3] / "docs"
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+DEVICES = 'devices=1,  # more: strategy="ddp"\n'
+LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
+# Each rank runs the whole script, in a folder of its own: the page writes its data where it stands.
+BEFORE = """
+import json, os
+from pathlib import Path
+
+HERE = Path(__file__).parent / os.environ.get("LOCAL_RANK", "0")
+HERE.mkdir()
+os.chdir(HERE)
+"""
+AFTER = """
+seen, plain_step = [], MODULE.training_step
+
+def noting(self, batches, number):
+    seen.extend(sample for batch in batches for sample in batch.ids.tolist())
+    return plain_step(self, batches, number)
+
+MODULE.training_step = noting
+weights = fit()
+(HERE / "told.json").write_text(json.dumps({"seen": seen, "total": TOTAL, "weights": weights.flatten().tolist()}))
+"""
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("page", "names"),
+    [
+        ("crops_in_other_loops.md", {"MODULE": "Module", "TOTAL": "48"}),
+        ("rows_in_other_loops.md", {"MODULE": "Classifier", "TOTAL": "len(train)"}),
+    ],
+)
+def test_two_devices_share_the_samples(page, names, tmp_path):
+    """Under ``devices=2, strategy="ddp"`` both ranks together see each sample once, and end with the same weights."""
+    blocks = BLOCK.findall((DOCS / page).read_text())
+    (example,) = (block for block in blocks if DEVICES in block)
+    example = example.partition("\nwhole = fit()")[0].replace(DEVICES, 'devices=2, strategy="ddp",\n')
+    after = AFTER
+    for name, value in names.items():
+        after = after.replace(name, value)
+    script = tmp_path / "page.py"
+    script.write_text("\n".join([BEFORE, blocks[0], example, after]))
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        env={key: value for key, value in os.environ.items() if key not in LAUNCHER} | {"OMP_NUM_THREADS": "1"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    ranks = [json.loads((tmp_path / str(rank) / "told.json").read_text()) for rank in range(2)]
+    assert sorted(chain(*(rank["seen"] for rank in ranks))) == list(range(ranks[0]["total"]))
+    assert min(len(rank["seen"]) for rank in ranks) > 0.4 * ranks[0]["total"]
+    assert ranks[0]["weights"] == ranks[1]["weights"]
