@@ -31,8 +31,9 @@ FROZEN = [
     "wrapper",
 ]
 HEAVY = ("torch", "zarr", "numba", "pandas", "scipy")
-# Generous against the promised 0.3 s: a loaded machine must not fail the test; the count of modules is the sharp one.
-CPU_LIMIT_S = 0.3
+# The promise is 0.3 s of CPU, on a machine that is not busy: beside 16 others the same work counts twice as much. The
+# number of modules is the sharp limit, the time a generous one.
+CPU_LIMIT_S = 1.0
 
 
 def test_the_names_are_frozen():
@@ -49,26 +50,30 @@ def test_every_name_opens():
 
 
 @pytest.mark.parametrize(
-    "code",
+    ("code", "max_modules"),
     [
-        "import rankwise",
+        ("import rankwise", 120),
         (
-            "import sys, contextlib; sys.argv = ['rankwise', '--help']; import rankwise.cli\n"
-            "with contextlib.suppress(SystemExit): rankwise.cli.main()"
+            (
+                "import sys, contextlib; sys.argv = ['rankwise', '--help']; import rankwise.cli\n"
+                "with contextlib.suppress(SystemExit): rankwise.cli.main()"
+            ),
+            480,
         ),
     ],
     ids=["import", "help"],
 )
-def test_opening_it_is_cheap(code):
-    """`import rankwise` and `rankwise --help` take under 0.3 s of CPU and import no torch, zarr or numba."""
+def test_opening_it_is_cheap(code, max_modules):
+    """`import rankwise` and `rankwise --help` load few modules, no torch, zarr or numba among them, in little time."""
     report = (
         f"import json, sys, time\n{code}\n"
-        f"print(json.dumps([time.process_time(), [m for m in {HEAVY!r} if m in sys.modules]]))"
+        f"print(json.dumps([time.process_time(), len(sys.modules), [m for m in {HEAVY!r} if m in sys.modules]]))"
     )
     costs = []
-    for _ in range(5):
+    for _ in range(3):
         out = subprocess.run([sys.executable, "-c", report], capture_output=True, text=True, check=True).stdout
-        cpu_s, loaded = json.loads(out.splitlines()[-1])
+        cpu_s, num_modules, loaded = json.loads(out.splitlines()[-1])
         assert loaded == []
+        assert num_modules < max_modules
         costs.append(cpu_s)
     assert min(costs) < CPU_LIMIT_S
