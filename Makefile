@@ -1,11 +1,12 @@
 # One entry for people and for CI: `make test` installs and checks, `make check` only checks, `make demo` shows.
 PYTHON ?= python3
 VENV ?= .venv
+GPU_PYTHON ?= python3
 BIN := $(VENV)/bin
 JOBS ?= 2
 STAMP := $(VENV)/.installed
 
-.PHONY: help install demo test check lint types tests test-slow clean
+.PHONY: help install demo test check lint types tests test-slow test-gpu clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -38,6 +39,11 @@ tests:  ## tests, executed docs and examples; JOBS=1 runs them one by one
 
 test-slow:  ## the long variants that CI leaves out
 	$(BIN)/python -m pytest -m slow
+
+# a machine with a GPU may have nothing but PyTorch, NumPy, numba and pytest, so this installs and configures nothing
+test-gpu:  ## the tests that need a CUDA device, with GPU_PYTHON (any Python that has torch, numpy, numba and pytest)
+	PYTHONPATH=src $(GPU_PYTHON) -m pytest -c /dev/null --rootdir=. --confcutdir=tests/gpu --import-mode=importlib \
+	  -p no:cacheprovider -o markers=gpu -m gpu -ra tests/gpu
 
 clean:  ## remove what building and running left behind
 	rm -rf .venv build dist runs .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info

@@ -13,7 +13,6 @@ import rankwise
 from rankwise.errors import ConfigError, WorldError
 from rankwise.testing.held_ports import hold_port
 from rankwise.world import World
-from rankwise.world.devices import visible_devices
 
 CLEAN = {
     key: value
@@ -213,23 +212,6 @@ def test_one_rank_needs_nothing(monkeypatch):
             assert not torch.distributed.is_initialized()
             draws.append(torch.rand(1).item())
     assert draws[0] == draws[1]
-
-
-@pytest.mark.skipif(not visible_devices().num_cuda, reason="needs a CUDA device, torch sees none here")
-def test_a_cuda_rank(monkeypatch):
-    """On a GPU: the device is current, NCCL and gloo stand side by side, tensors of both kinds reduce in one call."""
-    import torch
-
-    for name in set(os.environ) - set(CLEAN):
-        monkeypatch.delenv(name)
-    with rankwise.bind(device="cuda", always_group=True) as world:
-        assert world.device == torch.device("cuda", torch.cuda.current_device())
-        assert world.backend == "cpu:gloo,cuda:nccl"
-        for size in (3, 3000):
-            found = world.all_reduce({"gpu": torch.ones(size, device=world.device), "cpu": torch.ones(size)})
-            assert found["gpu"].device == world.device
-            assert found["cpu"].device.type == "cpu"
-            assert world.all_gather(found)[0]["gpu"].sum() == size
 
 
 def test_a_group_of_one_on_request(monkeypatch):
