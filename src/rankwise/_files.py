@@ -9,7 +9,7 @@ from pathlib import Path
 __all__ = ["fsync_folder", "write_whole"]
 
 
-def write_whole(path: Path, content: bytes, *, durable: bool = True) -> None:
+def write_whole(path: Path, content: bytes, *, durable: bool = True, mode: int = 0o666) -> None:
     """Write a file at once: a temporary file beside it, whose name begins with a dot, and a rename.
 
     Args:
@@ -17,13 +17,14 @@ def write_whole(path: Path, content: bytes, *, durable: bool = True) -> None:
         content: what it will hold.
         durable: whether it also outlives a power cut: the file is flushed to the disk before, the folder after the
             rename. What processes of one moment tell each other need not be.
+        mode: permissions of the file; the umask takes from them.
 
     Raises:
         OSError: it cannot be written; what was there before still is.
     """
     beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
-        with beside.open("xb") as file:
+        with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "wb") as file:
             file.write(content)
             if durable:
                 file.flush()

@@ -2,6 +2,9 @@
 
 import fcntl
 import os
+import subprocess
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -40,3 +43,38 @@ def test_the_holder_is_named_when_the_wait_is_over(tmp_path):
     lock.acquire(wait_s=0)
     assert str(os.getpid()) in (tmp_path / "lock").read_text()
     lock.release()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
+@pytest.mark.parametrize("mode", [0o700, 0o755])
+def test_another_user_cannot_hold_it(mode):
+    """Opening a lock file is enough to hold it: one made before for all to open is closed to them, too."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(mode)
+        (folder / "lock").touch(0o644)
+        hold = ["sh", "-c", f"exec 9<{folder / 'lock'} && echo opened && flock -n 9"]
+        other = {"user": 65534, "group": 65534, "extra_groups": [], "capture_output": True, "text": True}
+        before = subprocess.run(hold, **other, check=False)
+        assert before.stdout == ("opened\n" if mode == 0o755 else "")
+        lock = FileLock(folder / "lock", what="the run")
+        lock.acquire(wait_s=0)
+        lock.release()
+        after = subprocess.run(hold, **other, check=False)
+        assert after.stdout == ""
+        assert "Permission denied" in after.stderr
+
+
+@pytest.mark.parametrize(("folder", "lock"), [(0o755, 0o600), (0o775, 0o660), (0o770, 0o660)])
+def test_who_may_write_the_folder_may_hold_its_lock(tmp_path, folder, lock):
+    """A group that shares a run shares its lock; nobody else does."""
+    before = os.umask(0o002)
+    try:
+        (tmp_path / "run").mkdir()
+        (tmp_path / "run").chmod(folder)
+        held = FileLock(tmp_path / "run" / "lock", what="the run")
+        held.acquire(wait_s=0)
+        held.release()
+        assert (tmp_path / "run" / "lock").stat().st_mode & 0o777 == lock
+    finally:
+        os.umask(before)

@@ -119,3 +119,24 @@ def test_a_line_that_is_no_json_is_named(tmp_path):
 def test_no_file_is_no_lines(tmp_path):
     """Before the first log there is nothing."""
     assert read_metrics(tmp_path) == read_metrics(tmp_path / "metrics.jsonl") == []
+
+
+FOREIGN = [
+    {"loss": 1.0},
+    {"attempt": "one", "step": 1},
+    {"attempt": 1},
+    {"attempt": 1, "step": "2"},
+    {"event": "attempt", "attempt": 2},
+    {"event": "attempt", "attempt": 2, "restored_step": "x"},
+    [1],
+    7,
+]
+
+
+@pytest.mark.parametrize("foreign", FOREIGN, ids=str)
+def test_a_foreign_line_is_skipped_and_said(tmp_path, foreign):
+    """A line of another program, or an edited one, is named by its number; the others count."""
+    path = tmp_path / "metrics.jsonl"
+    write(path, [event(1, None), line(1, 10), foreign, line(1, 20)])
+    with pytest.warns(UserWarning, match=r"metrics\.jsonl, line 3 is not a line of metrics and was skipped"):
+        assert lineage(read_metrics(path)) == [(1, 10), (1, 20)]

@@ -133,19 +133,140 @@ def test_fresh_keeps_the_logs_that_are_being_written(tmp_path, monkeypatch):
     assert sorted(entry.name for entry in (tmp_path / "run.1" / "logs").iterdir()) == ["attempt-0", "attempt-9"]
 
 
+def finish(path):
+    """Let another process finish the run."""
+    with process(path) as other:
+        assert other.tell("open") == "attempt 1"
+        assert other.tell("finish") == "done"
+        assert other.tell("finish").startswith("RunDirError: ")
+        assert "is finished and is never overwritten" in other.tell("fence")
+
+
 def test_a_finished_run_is_never_written(tmp_path):
     """Its record is found; publishing is refused; opening it again counts no attempt."""
-    with opened(tmp_path) as run:
-        run.finish({"accuracy": 0.97, "steps": 10})
-        with pytest.raises(RunDirError, match="is finished and is never overwritten"):
-            run.finish({"accuracy": 0.1})
+    finish(tmp_path)
     before = {entry.name: entry.read_bytes() for entry in tmp_path.iterdir()}
-    again = opened(tmp_path)
-    assert again.finished["values"] == {"accuracy": 0.97, "steps": 10}
+    again = opened(tmp_path, {"lr": 0.1})
+    assert again.finished["values"] == {"loss": 0.5}
     assert again.attempt == 1
     with pytest.raises(RunDirError, match="is finished"):
         Tracker(again, world=World.single())
-    assert {entry.name: entry.read_bytes() for entry in tmp_path.iterdir()} == before
+    after = {entry.name: entry.read_bytes() for entry in tmp_path.iterdir()}
+    assert after.keys() == before.keys()
+    assert all(after[name] == before[name] for name in after if "lock" not in name)
+
+
+def test_what_this_process_finished_is_not_found_finished(tmp_path):
+    """It would be taken for the result of another training: refused, unless it is to go on."""
+    with opened(tmp_path) as run:
+        run.finish({"accuracy": 0.97})
+    with pytest.raises(RunDirError, match=r"was finished by this very process, .* --fresh, Trainer\(fresh=True\)"):
+        opened(tmp_path)
+    opened(tmp_path, reopen=True).close()
+    with opened(tmp_path) as run:
+        assert run.finished is None
+
+
+def test_a_finished_run_can_be_opened_again(tmp_path):
+    """To go on: a new attempt, which publishes; the first final record is kept."""
+    finish(tmp_path)
+    with opened(tmp_path, {"lr": 0.1}, reopen=True) as run:
+        assert (run.attempt, run.resumed, run.finished) == (2, True, None)
+        run.finish({"loss": 0.25})
+    records = [json.loads((tmp_path / name).read_text()) for name in ("finished-1.json", "finished.json")]
+    assert [(record["attempt"], record["values"]["loss"]) for record in records] == [(1, 0.5), (2, 0.25)]
+
+
+@pytest.mark.parametrize(
+    "content",
+    ['{"attempt": 1, "val', "{}", '{"attempt": "1", "values": {}}', '{"attempt": 1}', "[]", "\udcff"],
+    ids=repr,
+)
+def test_a_torn_final_record_is_named(tmp_path, content):
+    """What is no record of an end is neither an end nor a traceback: file and mend are said, nothing is changed."""
+    opened(tmp_path).close()
+    (tmp_path / "finished.json").write_bytes(content.encode(errors="surrogateescape"))
+    for _ in range(2):
+        with pytest.raises(RunDirError, match=r"finished\.json should hold .*; move it away to go on from the newest"):
+            opened(tmp_path)
+    (tmp_path / "finished.json").unlink()
+    with opened(tmp_path) as run:
+        assert run.attempt == 2
+
+
+@pytest.mark.parametrize("content", ["{}", '{"attempt": null}', '{"run": 3}'])
+def test_a_foreign_attempt_file_is_no_traceback(tmp_path, content):
+    """The recorded environments hold the count as well."""
+    opened(tmp_path).close()
+    (tmp_path / "attempt.json").write_text(content)
+    with opened(tmp_path) as run:
+        assert run.attempt == 2
+
+
+def test_what_may_change_is_recorded(tmp_path):
+    """Another value of such a key is the same run; the change is found, and stays with its attempt."""
+    opened(tmp_path).close()
+    other = {**CONFIG, "lr": 0.5}
+    with opened(tmp_path, other, may_change=("lr", "unknown")) as run:
+        assert run.changed == ("lr: 0.1 -> 0.5",)
+    with opened(tmp_path, other) as run:
+        assert run.changed == ()
+    record = json.loads((tmp_path / "config.json").read_text())
+    assert record["config"]["lr"] == 0.5
+    assert [attempt.get("changed") for attempt in record["environment"].values()] == [None, ["lr: 0.1 -> 0.5"], None]
+
+
+def test_a_published_checkpoint_is_remembered(tmp_path):
+    """By all later attempts, so that they notice its loss; not by another run at the same place."""
+    with opened(tmp_path / "run") as run:
+        assert not run.saved
+        run.mark_saved()
+        run.mark_saved()
+    for _ in range(2):
+        with opened(tmp_path / "run") as run:
+            assert run.saved
+    with opened(tmp_path / "run", fresh=True) as run:
+        assert not run.saved
+
+
+def test_secrets_are_not_recorded(tmp_path):
+    """In no file of the run; another secret is no other run, one that was recorded before neither."""
+    path, private = tmp_path / "run", "s3cr3t"
+    config = {"user": {"api_key": private, "url": f"s3://me:{private}@host"}, "argv": [f"--token={private}"]}
+    environment = {"command": ["train.py", "--password", private]}
+    opened(path, config, environment=environment).close()
+    assert not [file for file in path.iterdir() if private in file.read_text()]
+    record = json.loads((path / "config.json").read_text())
+    record["config"] = config
+    (path / "config.json").write_text(json.dumps(record))
+    other = {**config, "user": {**config["user"], "api_key": "another"}}
+    with opened(path, other, environment=environment) as run:
+        assert run.attempt == 2
+    assert not [file for file in path.iterdir() if private in file.read_text()]
+
+
+def modes(path):
+    return {entry.name: oct(entry.stat().st_mode & 0o777) for entry in (path, *path.iterdir())}
+
+
+def test_a_run_is_its_owners(tmp_path):
+    """Nobody else reads it; once its owner has let others in, new files follow the directory's mode; locks never do."""
+    path = tmp_path / "deep" / "run"
+    with opened(path) as run, Tracker(run, world=World.single()) as tracker:
+        tracker.log(1, {"loss": 1.0})
+        run.finish({})
+    files = ["config.json", "attempt.json", "metrics.jsonl", "finished.json", "lock", "running.lock"]
+    assert modes(path) == {"run": "0o700", **dict.fromkeys(files, "0o600")}
+    path.chmod(0o750)
+    opened(path, reopen=True).close()
+    assert {name: modes(path)[name] for name in ("run", "attempt.json", "lock", "running.lock")} == {
+        "run": "0o750",
+        "attempt.json": "0o640",
+        "lock": "0o600",
+        "running.lock": "0o600",
+    }
+    opened(path, fresh=True).close()
+    assert modes(path)["run"] == "0o750"
 
 
 def test_a_lost_attempt_file_does_not_restart_the_count(tmp_path):

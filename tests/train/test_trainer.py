@@ -93,21 +93,6 @@ def test_a_crashed_run_continues_to_the_same_bits(crash):
     assert lineages[0] == lineages[1]
 
 
-def test_a_finished_run_is_left_alone(capsys):
-    """The same command again returns what was found, says so, and writes nothing."""
-    trainer = make_trainer()
-    first = trainer.fit(make_loader(), epochs=2)
-    before = {p: p.stat().st_mtime_ns for p in first.run_dir.rglob("*") if p.is_file() and "lock" not in p.name}
-    loud = make_trainer()
-    loud._show_progress = True
-    again = loud.fit(make_loader(), epochs=2)
-    assert again.already_finished
-    assert again.num_steps == first.num_steps
-    assert dict(again.metrics) == dict(first.metrics)
-    assert "is finished" in capsys.readouterr().out
-    assert {p: p.stat().st_mtime_ns for p in before} == before
-
-
 def test_another_configuration_is_refused_with_the_differences():
     """Changing the learning rate of an unfinished run is refused; the message shows both values and --fresh."""
     with pytest.raises(StopError):

@@ -62,7 +62,7 @@ def _attempts(job: Job, loop: Loop, console: Console, janitor: Janitor) -> Outco
     run_id = f"rankwise-{os.getpid()}-{secrets.token_hex(4)}"
     number = 0
     while True:
-        logs = _next_logs(job.logs)
+        logs = _next_logs(job.logs, job.run_dir)
         attempt = Attempt(job, number, run_id, loop=loop, console=console, janitor=janitor, logs=logs)
         failure, ends = attempt.run()
         _tell_hidden(console, attempt.hidden_lines, logs)
@@ -95,11 +95,13 @@ def _tell_hidden(console: Console, hidden: dict[int, int], logs: Path | None) ->
         console.say(f"not shown: {sum(lines.values())} lines on stdout of rank {ranks} (--tee all shows them)")
 
 
-def _next_logs(root: Path | None) -> Path | None:
+def _next_logs(root: Path | None, run_dir: Path | None) -> Path | None:
     """Make the next `attempt-<n>` folder; logs of earlier attempts and launches stay."""
     if root is None:
         return None
     try:
+        if run_dir is not None:
+            run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)  # as the ranks would make it: for its owner alone
         root.mkdir(parents=True, exist_ok=True)
         taken = [int(m[1]) for m in (re.fullmatch(r"attempt-(\d+)", entry.name) for entry in root.iterdir()) if m]
         folder = root / f"attempt-{max(taken, default=-1) + 1}"

@@ -100,7 +100,7 @@ def close_pools() -> None:
 atexit.register(close_pools)
 
 
-def run_ranks(fn: Callable[..., Any], num_ranks: int, *args: Any, timeout: float = 60.0) -> list[Any]:
+def run_ranks(fn: Callable[..., Any], num_ranks: int, *args: Any, timeout: float = 240.0) -> list[Any]:
     """Call ``fn(world, *args)`` on every one of `num_ranks` gloo ranks and return the results by rank.
 
     The function, and the module that defines it, travel by value: test helpers, lambdas and closures work.

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
 import socket
+import stat
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,16 +18,23 @@ from typing import Any
 from rankwise._version import __version__
 from rankwise.data.contract import JSON
 from rankwise.errors import RunDirError
-from rankwise.tracking.config import describe_differences
+from rankwise.tracking.config import describe_differences, masked
 from rankwise.tracking.files import read_json, write_json
 from rankwise.tracking.lock import FileLock
 
-__all__ = ["Claim", "claim"]
+__all__ = ["FINISHED_HERE", "WAYS", "Claim", "claim"]
 
 # What may lie in a directory that holds no run yet: made by the launcher, or left by a start that died.
 _EARLY = {"logs", "vitals", "lock", "running.lock", "attempt.json"}
 _FORMAT = 1
 _LOGS = re.compile(r"attempt-(\d+)")
+# How to leave a run that is there as it is; for messages.
+WAYS = (
+    "start anew with --fresh, Trainer(fresh=True) or RANKWISE_FRESH=1 (the old run is moved aside, never deleted), or "
+    "take another place with --run-dir or run="
+)
+# Runs that this process has finished.
+FINISHED_HERE: set[str] = set()
 _log = logging.getLogger("rankwise.tracking")
 
 
@@ -38,12 +47,16 @@ class Claim:
         attempt: number of this attempt.
         resumed: an earlier attempt was here.
         finished: the record of a finished run, else None.
+        changed: keys that may change and did, ``key: old -> new``.
+        saved: an earlier attempt has published a checkpoint.
     """
 
     run_id: str
     attempt: int
     resumed: bool
     finished: dict[str, Any] | None
+    changed: tuple[str, ...] = ()
+    saved: bool = False
 
 
 def claim(
@@ -52,8 +65,10 @@ def claim(
     *,
     config: dict[str, JSON],
     environment: dict[str, JSON],
+    may_change: Collection[str],
     resume: str,
     fresh: bool,
+    reopen: bool,
     wait_s: float,
 ) -> Claim:
     """Take the run in `path` and hold `running`, or refuse and hold nothing. Arguments as in `RunDir.open`.
@@ -61,16 +76,16 @@ def claim(
     Raises:
         RunDirError: the run cannot be taken.
     """
-    path.mkdir(parents=True, exist_ok=True)
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
     _refuse_foreign(path)
     running.acquire(wait_s=wait_s)
     try:
         if fresh and (path / "config.json").exists():
             aside = _move_aside(path, running)
-            path.mkdir(exist_ok=True)
+            path.mkdir(mode=stat.S_IMODE(aside.stat().st_mode), exist_ok=True)
             running.acquire(wait_s=wait_s)
             _keep_live_logs(path, aside)
-        found = _take(path, config, environment, resume)
+        found = _take(path, config, environment, may_change=may_change, resume=resume, reopen=reopen)
     except BaseException:
         running.release()
         raise
@@ -79,7 +94,15 @@ def claim(
     return found
 
 
-def _take(path: Path, config: dict[str, JSON], environment: dict[str, JSON], resume: str) -> Claim:
+def _take(
+    path: Path,
+    config: dict[str, JSON],
+    environment: dict[str, JSON],
+    *,
+    may_change: Collection[str],
+    resume: str,
+    reopen: bool,
+) -> Claim:
     record = read_json(path / "config.json")
     if record is None:
         if resume == "must":
@@ -89,52 +112,91 @@ def _take(path: Path, config: dict[str, JSON], environment: dict[str, JSON], res
         record = {"format": _FORMAT, "run": uuid.uuid4().hex, "rankwise": __version__, "created": time.time()}
         record |= {"config": config, "environment": {}}
         return _own(path, record, environment, resumed=False)
-    _check(path, record, config, resume)
-    finished = read_json(path / "finished.json")
-    if finished is not None:
-        return Claim(run_id=record["run"], attempt=int(finished["attempt"]), resumed=True, finished=finished)
-    return _own(path, record, environment, resumed=True)
+    changed = _check(path, record, config, may_change=may_change, resume=resume)
+    finished = _read_finished(path)
+    if finished is not None and not reopen:
+        if record["run"] in FINISHED_HERE:
+            raise RunDirError(
+                f"{path} was finished by this very process, so it is not handed out as the result of another training: "
+                f"name a run for each (Trainer(run='runs/fold-2')), write nothing with run=False, or {WAYS}"
+            )
+        return Claim(
+            run_id=record["run"], attempt=finished["attempt"], resumed=True, finished=finished, changed=changed
+        )
+    record["config"] = config
+    if changed:
+        environment = {**environment, "changed": list(changed)}
+    return _own(path, record, environment, resumed=True, reopen=reopen, changed=changed)
 
 
-def _check(path: Path, record: Mapping[str, Any], config: dict[str, JSON], resume: str) -> None:
+def _read_finished(path: Path) -> dict[str, Any] | None:
+    file = path / "finished.json"
+    mend = "move it away to go on from the newest checkpoint, and to finish again"
+    finished = read_json(file, mend=mend)
+    if finished is None:
+        return None
+    if not isinstance(finished.get("attempt"), int) or not isinstance(finished.get("values"), dict):
+        raise RunDirError(f"{file} should hold the final record of a run (attempt, values) and does not; {mend}")
+    return finished
+
+
+def _check(
+    path: Path, record: Mapping[str, Any], config: dict[str, JSON], *, may_change: Collection[str], resume: str
+) -> tuple[str, ...]:
     if record.get("format") != _FORMAT:
         raise RunDirError(
             f"{path} is a run of format {record.get('format')}; this rankwise reads format {_FORMAT}: resume it with "
             f"rankwise {record.get('rankwise')}, or start another run with --run-dir"
         )
-    ways = "or give --fresh to start anew (the old run is moved aside, never deleted), or --run-dir for another place"
     if resume == "never":
-        raise RunDirError(f"resume='never' wants no run in {path}, which holds one; let it resume, {ways}")
-    differences = describe_differences(record["config"], config)
+        raise RunDirError(f"resume='never' wants no run in {path}, which holds one; let it resume, or {WAYS}")
+    # one of before masks were made holds what they hide now
+    differences, changed = describe_differences(masked(record["config"]), config, may_change=may_change)
     if differences:
         lines = "\n".join(f"  {line}" for line in differences)
         raise RunDirError(
             f"{path} holds a run with another configuration, so it was not resumed (recorded -> now):\n{lines}\n"
-            f"Go back to the recorded values to resume it, {ways}."
+            f"Go back to the recorded values to resume it, or {WAYS}."
         )
+    return tuple(changed)
 
 
-def _own(path: Path, record: dict[str, Any], environment: dict[str, JSON], *, resumed: bool) -> Claim:
+def _own(
+    path: Path,
+    record: dict[str, Any],
+    environment: dict[str, JSON],
+    *,
+    resumed: bool,
+    reopen: bool = False,
+    changed: tuple[str, ...] = (),
+) -> Claim:
     """Raise the attempt number under the short lock: from here on, older attempts are fenced out."""
     short = FileLock(path / "lock", what=f"the lock of {path}")
     short.acquire(wait_s=60.0)
     try:
-        before = read_json(path / "attempt.json") or {}
-        last = int(before["attempt"]) if before.get("run") == record["run"] else 0
-        attempt = 1 + max([last, *map(int, record["environment"])])  # both, in case one file was lost
+        before = read_json(path / "attempt.json", mend="move it away: config.json counts the attempts as well") or {}
+        before = before if before.get("run") == record["run"] else {}
+        saved = before.get("saved") is True
+        attempts = map(int, (before.get("attempt") or 0, *record["environment"]))  # both, in case one file was lost
+        attempt = 1 + max(attempts)
         owner = {"pid": os.getpid(), "host": socket.gethostname(), "time": time.time()}
-        write_json(path / "attempt.json", {"run": record["run"], "attempt": attempt, **owner})
+        if reopen:  # killed from here on, it is a run that was not finished
+            with contextlib.suppress(FileNotFoundError):
+                (path / "finished.json").rename(path / f"finished-{attempt - 1}.json")
+        write_json(path / "attempt.json", {"run": record["run"], "attempt": attempt, "saved": saved, **owner})
         record["environment"][str(attempt)] = {**environment, "rankwise": __version__, **owner}
         write_json(path / "config.json", record)
     finally:
         short.release()
-    return Claim(run_id=record["run"], attempt=attempt, resumed=resumed, finished=None)
+    return Claim(run_id=record["run"], attempt=attempt, resumed=resumed, finished=None, changed=changed, saved=saved)
 
 
 def _refuse_foreign(path: Path) -> None:
     if (path / "config.json").exists():
         record = read_json(path / "config.json") or {}
-        if "run" in record and "config" in record:
+        made_of, attempts = record.get("config"), record.get("environment")
+        whole = "run" in record and isinstance(made_of, dict) and isinstance(attempts, dict)
+        if whole and all(number.isdecimal() for number in attempts or ()):
             return
         raise RunDirError(f"{path / 'config.json'} is not a run's; choose another directory with --run-dir")
     foreign = sorted(entry.name for entry in path.iterdir() if entry.name not in _EARLY and not _is_ours(entry.name))

@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from rankwise.data.contract import JSON
 from rankwise.errors import ConfigError
 
-__all__ = ["as_json", "describe_differences"]
+__all__ = ["as_json", "describe_differences", "masked"]
 
 _ABSENT = object()
+_MASK = "***"
+# Words that name a secret wherever they stand. "key" and "token" are words of models and data as well (label_key,
+# pad_token): the first needs one of its companions before it, the second none of those.
+_SECRETS = {"secret", "password", "passwd", "pwd", "passphrase", "credential", "authorization"}
+_KEYS = {"api", "access", "secret", "private", "encryption", "signing", "account", "auth", "ssh", "license", "service"}
+_TOKENS = {"pad", "bos", "eos", "sep", "cls", "unk", "mask", "stop", "start", "end", "special", "image", "prefix"}
+_HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|[^A-Za-z0-9]+")
+_OPTION = re.compile(r"(?P<name>[-+]{0,2}[A-Za-z][\w.\-]*)=(?P<value>.+)", re.DOTALL)
+_IN_URL = re.compile(
+    r"(?<=://)([^/\s:@]*):[^/\s@]+(?=@)|(?<=[?&])([\w-]*(?:sig|signature|token|key|secret)=)[^&\s]+", re.IGNORECASE
+)
 
 
 def as_json(value: Any, *, what: str, place: str = "") -> JSON:
@@ -48,15 +60,74 @@ def as_json(value: Any, *, what: str, place: str = "") -> JSON:
     )
 
 
-def describe_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Return one line per key that differs, ``key: old -> new``, dotted and sorted; empty if they are equal."""
+def describe_differences(
+    old: Mapping[str, Any], new: Mapping[str, Any], *, may_change: Collection[str] = ()
+) -> tuple[list[str], list[str]]:
+    """Compare two configurations.
+
+    Args:
+        old: recorded.
+        new: now.
+        may_change: dotted keys whose difference is no other run; one that is on one side only says nothing.
+
+    Returns:
+        One line per key that differs, ``key: old -> new``, dotted and sorted: of those that must be equal, and of
+        those in `may_change`.
+    """
     before, after = _flat(old), _flat(new)
-    lines = []
+    refused, noted = [], []
     for key in sorted({*before, *after}):
         left, right = before.get(key, _ABSENT), after.get(key, _ABSENT)
-        if _show(left) != _show(right):
-            lines.append(f"{key}: {_show(left)} -> {_show(right)}")
-    return lines
+        if _show(left) == _show(right):
+            continue
+        line = f"{key}: {_show(left)} -> {_show(right)}"
+        if key not in may_change:
+            refused.append(line)
+        elif left is not _ABSENT and right is not _ABSENT:
+            noted.append(line)
+    return refused, noted
+
+
+def masked(value: Any, *, name: str = "") -> Any:
+    """Return JSON without secrets: text under a key that names one, after such an option, or inside a URL, is ``***``.
+
+    Args:
+        value: JSON; a list of text is read as a command line, too (``--api-key=...``, ``--api-key ...``).
+        name: key of the value.
+    """
+    if isinstance(value, Mapping):
+        return {key: masked(item, name=name if _is_secret(name) else key) for key, item in value.items()}
+    if isinstance(value, str):
+        return _MASK if value and _is_secret(name) else _masked_text(value)
+    return _masked_list(value, name) if isinstance(value, Sequence) else value
+
+
+def _masked_list(items: Sequence[Any], name: str) -> list[Any]:
+    shown: list[Any] = []
+    for index, item in enumerate(items):
+        before = items[index - 1] if index else None
+        follows = isinstance(before, str) and before.startswith("-") and _is_secret(before, option=True)
+        hidden = follows and isinstance(item, str) and not item.startswith("-")
+        shown.append(_MASK if hidden else masked(item, name=name))
+    return shown
+
+
+def _masked_text(text: str) -> str:
+    option = _OPTION.fullmatch(text)
+    if option is not None and _is_secret(option["name"], option=True):
+        return f"{option['name']}={_MASK}"
+    return _IN_URL.sub(lambda found: f"{found[1]}:{_MASK}" if found[2] is None else f"{found[2]}{_MASK}", text)
+
+
+def _is_secret(name: str, *, option: bool = False) -> bool:
+    *before, last = _HUMP.sub("_", name).strip("_").lower().split("_")
+    if last == "token":
+        return not before or before[-1] not in _TOKENS
+    if last in ("key", "keys"):
+        return (option and not before) or bool(before and before[-1] in _KEYS)
+    return not _SECRETS.isdisjoint(word.removesuffix("s") for word in (*before, last)) or last.endswith(
+        ("apikey", "accesskey", "secretkey")
+    )
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

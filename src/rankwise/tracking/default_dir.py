@@ -7,7 +7,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from rankwise.errors import ConfigError
+
 __all__ = ["default_run_dir"]
+
+_NOTEBOOKS = ("ipykernel_launcher", "colab_kernel_launcher", "ipython", "ipython3")
 
 
 def default_run_dir(argv: Sequence[str] | None = None) -> Path:
@@ -18,10 +22,18 @@ def default_run_dir(argv: Sequence[str] | None = None) -> Path:
 
     Args:
         argv: the command line, script first; default ``sys.argv``.
+
+    Raises:
+        ConfigError: in a notebook, where all would share one name.
     """
     if given := os.environ.get("RANKWISE_RUN_DIR"):
         return Path(given)
     line = sys.argv if argv is None else argv
     script = Path(line[0]) if line and line[0] not in ("", "-c", "-m", "-") else Path("session")
     name = script.parent.name if script.name == "__main__.py" and script.parent.name else script.stem
+    if name in _NOTEBOOKS:
+        raise ConfigError(
+            "a run in a notebook needs a name, since there is no script to name it after: Trainer(run='runs/NAME'); "
+            "run=False writes nothing"
+        )
     return Path("runs") / name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,17 +11,26 @@ from typing import Any
 from rankwise._files import write_whole
 from rankwise.errors import RunDirError
 
-__all__ = ["read_json", "write_json"]
+__all__ = ["mode_in", "read_json", "write_json"]
+
+
+def mode_in(folder: Path) -> int:
+    """Return the permissions of files in a run directory: who may enter it may read them, nobody else."""
+    return stat.S_IMODE(folder.stat().st_mode) & 0o666
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Write `value` to `path` at once, see `write_whole`."""
     text = json.dumps(value, indent=1, allow_nan=False, ensure_ascii=False)
-    write_whole(path, f"{text}\n".encode())
+    write_whole(path, f"{text}\n".encode(), mode=mode_in(path.parent))
 
 
-def read_json(path: Path) -> dict[str, Any] | None:
+def read_json(path: Path, *, mend: str = "restore it from a copy") -> dict[str, Any] | None:
     """Return the JSON object of a file, None if there is no such file.
+
+    Args:
+        path: the file.
+        mend: what to do when it holds something else.
 
     Raises:
         RunDirError: the file holds something else.
@@ -31,9 +41,9 @@ def read_json(path: Path) -> dict[str, Any] | None:
         return None
     except ValueError as error:
         raise RunDirError(
-            f"{path} should hold a JSON object but cannot be parsed ({error}); restore it from a copy, or start "
-            "another run with --run-dir"
+            f"{path} should hold a JSON object but cannot be parsed ({error}); {mend}, or start another run with "
+            "--run-dir"
         ) from error
     if not isinstance(value, dict):
-        raise RunDirError(f"{path} should hold a JSON object, got {type(value).__name__}")
+        raise RunDirError(f"{path} should hold a JSON object, got {type(value).__name__}; {mend}")
     return value

@@ -80,8 +80,13 @@ class FileLock:
 
     def _try(self) -> int | None:
         """Return a descriptor that holds the lock, None if somebody else has it."""
-        fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        # opening it is enough to hold it: so only who may write in the folder may open it
+        shared = 0o060 if self.path.parent.stat().st_mode & 0o020 else 0
+        fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600 | shared)
         try:
+            found = os.fstat(fd)
+            if found.st_uid == os.geteuid() and found.st_mode & 0o777 & ~(0o600 | shared):
+                os.fchmod(fd, found.st_mode & (0o600 | shared))  # of an earlier version
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # whoever moved the folder aside moved its lock too: a lock on a file that left its place is no lock
             if self.path.stat().st_ino == os.fstat(fd).st_ino:

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rankwise.tracking.files import mode_in
+
 __all__ = ["append_line", "encode_line", "read_metrics", "repair_tail"]
 
 RESERVED = ("step", "attempt", "time", "event", "nonfinite", "superseded", "restored_step")
@@ -52,7 +54,7 @@ def encode_line(record: Mapping[str, Any], values: Mapping[str, float]) -> bytes
 
 def append_line(path: Path, line: bytes) -> None:
     """Append a line in one write, which no other line can tear."""
-    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, mode_in(path.parent))
     try:
         written = os.write(fd, line)
         if written != len(line):
@@ -86,10 +88,20 @@ def _parse(file: Path) -> list[dict[str, Any]]:
         try:
             line = json.loads(row)
             odd = line.pop("nonfinite", {})
+            _check_line(line)
             lines.append(line | {name: float(kind) for name, kind in odd.items()})
-        except (ValueError, AttributeError, TypeError):
+        except (ValueError, AttributeError, TypeError, KeyError):
             warnings.warn(f"{file}, line {number} is not a line of metrics and was skipped", stacklevel=3)
     return lines
+
+
+def _check_line(line: dict[str, Any]) -> None:
+    """Raise where a line lacks what the lineage is worked out from: another program has written it."""
+    numbers = [line["attempt"], line["restored_step"] if line.get("event") == "attempt" else line.get("step")]
+    if not isinstance(numbers[0], int) or not isinstance(numbers[1], int | None):
+        raise TypeError(f"attempt and step are whole numbers, got {numbers}")
+    if "event" not in line and numbers[1] is None:
+        raise KeyError("step")
 
 
 def _superseded(lines: list[dict[str, Any]]) -> list[bool]:

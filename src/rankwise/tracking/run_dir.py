@@ -8,14 +8,14 @@ import json
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from rankwise.errors import ConfigError, DesyncError, FencedError, RunDirError
-from rankwise.tracking.claiming import Claim, claim
-from rankwise.tracking.config import as_json
+from rankwise.tracking.claiming import FINISHED_HERE, WAYS, Claim, claim
+from rankwise.tracking.config import as_json, masked
 from rankwise.tracking.files import read_json, write_json
 from rankwise.tracking.lock import FileLock
 from rankwise.tracking.verdict import on_main, world_or_current
@@ -39,11 +39,16 @@ class RunDir:
     - ``metrics.jsonl``, ``checkpoints/``, ``logs/``;
     - ``finished.json``: the final values, once there are any.
 
+    It is made for its owner alone (mode 0700), its files 0600. One that is there keeps its mode, and new files follow
+    it: after ``chmod -R g+rX`` the group reads them, too.
+
     Attributes:
         path: the directory.
         attempt: number of this attempt, from 1; the last attempt's number when the run is finished.
         resumed: True if an earlier attempt has left something here.
         finished: None, or what `finish` recorded: ``{"attempt", "time", "values"}``. A finished run is never written.
+        changed: what may change and did since the last attempt, ``key: old -> new`` each.
+        saved: True if an earlier attempt has called `mark_saved`.
     """
 
     def __init__(self, path: Path, found: Claim, *, running: FileLock | None) -> None:
@@ -51,6 +56,8 @@ class RunDir:
         self.attempt = found.attempt
         self.resumed = found.resumed
         self.finished: dict[str, Any] | None = found.finished
+        self.changed = found.changed
+        self.saved = found.saved
         self._run_id = found.run_id
         self._running = running
         self._fence = threading.RLock()
@@ -66,8 +73,10 @@ class RunDir:
         config: Mapping[str, Any],
         environment: Mapping[str, Any] | None = None,
         world: World | None = None,
+        may_change: Collection[str] = (),
         resume: Literal["auto", "must", "never"] = "auto",
         fresh: bool = False,
+        reopen: bool = False,
         wait_s: float = 15.0,
     ) -> RunDir:
         """Create or resume the run in `path`. Every rank must call it; the main rank acts, all hear the verdict.
@@ -75,18 +84,22 @@ class RunDir:
         Args:
             path: the directory; made with its parents when missing.
             config: JSON object of everything that makes the run what it is. It must be equal on all ranks, and equal
-                to the recorded one on resume.
+                to the recorded one on resume. Secrets (``api_key``, ``password``, ..., in URLs and command lines, too)
+                are recorded as ``***`` and not compared.
             environment: JSON object of what may change between attempts (host, world size, versions, command line);
                 recorded for each attempt, never compared.
             world: default ``World.current()``.
+            may_change: dotted keys of `config` that do not make another run (how often to log): a change is recorded
+                with the attempt and found in `changed`.
             resume: "auto" resumes a run of the same configuration or starts a new one; "must" wants a run to resume;
                 "never" wants none.
             fresh: move the run that is there aside to ``<name>.<n>`` and start anew.
+            reopen: let a finished run go on; its final record is kept as ``finished-<attempt>.json``.
             wait_s: how long to wait for the process that owns the run now: its predecessor may be dying.
 
         Raises:
             RunDirError: another configuration (the differences are listed), the run is in use, `resume` does not fit,
-                or the directory holds other files. Raised on every rank.
+                this process has finished the run itself, or the directory holds other files. Raised on every rank.
             ConfigError: an argument is not JSON, or `resume` is unknown.
             DesyncError: the ranks came with different configurations.
         """
@@ -94,8 +107,8 @@ class RunDir:
             raise ConfigError(f"resume is 'auto', 'must' or 'never', got {resume!r}")
         world = world_or_current(world)
         place = Path(path).absolute()
-        made_of = as_json(config, what="the run's configuration")
-        around = as_json(environment or {}, what="the run's environment")
+        made_of = masked(as_json(config, what="the run's configuration"))
+        around = masked(as_json(environment or {}, what="the run's environment"))
         assert isinstance(made_of, dict)
         assert isinstance(around, dict)
         _agree(world, made_of)
@@ -103,7 +116,17 @@ class RunDir:
 
         def act() -> Claim:
             assert running is not None
-            return claim(place, running, config=made_of, environment=around, resume=resume, fresh=fresh, wait_s=wait_s)
+            return claim(
+                place,
+                running,
+                config=made_of,
+                environment=around,
+                may_change=may_change,
+                resume=resume,
+                fresh=fresh,
+                reopen=reopen,
+                wait_s=wait_s,
+            )
 
         return cls(place, on_main(world, act), running=running)
 
@@ -153,6 +176,19 @@ class RunDir:
         with self.fence():
             write_json(self.path / "finished.json", record)
         self.finished = record
+        FINISHED_HERE.add(self._run_id)
+
+    def mark_saved(self) -> None:
+        """Record that a checkpoint is published: a later attempt that finds none has lost some. Like `finish`.
+
+        Raises:
+            FencedError: a newer attempt owns the run.
+        """
+        if not self.saved:
+            with self.fence():
+                record = read_json(self.path / "attempt.json") or {}
+                write_json(self.path / "attempt.json", {**record, "saved": True})
+            self.saved = True
 
     def close(self) -> None:
         """Let go of the run, so that another process may open it. Calling it twice is fine."""
@@ -188,10 +224,7 @@ class RunDir:
                 "published; this is a left-over that should end"
             )
         if (self.path / "finished.json").exists():
-            raise RunDirError(
-                f"{self.path} is finished and is never overwritten; start another run with --run-dir, or give --fresh "
-                "to move this one aside"
-            )
+            raise RunDirError(f"{self.path} is finished and is never overwritten; {WAYS}")
 
 
 def _agree(world: World, config: Mapping[str, Any]) -> None:

@@ -102,7 +102,9 @@ class Loop:
                 expect_last_epoch(train)
             self._epoch(train, epoch)
             vitals.beat(epoch=epoch, phase="validate")
-            values = {**self.whole.reduce(self.world), **self.validate(is_last)}
+            # an epoch that was left in its middle is gone on with by a run of more steps
+            ended = int(str(train.state_dict()["epoch"])) > epoch
+            values = {**self.whole.reduce(self.world, reset=ended), **self.validate(is_last)}
             self.session.log({f"epoch_{name}": value for name, value in values.items()}, epoch=epoch)
             self._save(values)
             self.on_epoch(epoch, values)

@@ -64,9 +64,14 @@ class RunningMeans:
         """Add the losses and metrics of one step."""
         self.add_all(report.loss, report.metrics)
 
-    def reduce(self, world: World) -> dict[str, float]:
-        """Return the means over all ranks and start anew; NaN where the weights sum to zero. Every rank calls it."""
-        sums = self._sums.reduce(world, reset=True)
+    def reduce(self, world: World, *, reset: bool = True) -> dict[str, float]:
+        """Return the means over all ranks; NaN where the weights sum to zero. Every rank calls it.
+
+        Args:
+            world: this rank's world.
+            reset: start anew afterwards.
+        """
+        sums = self._sums.reduce(world, reset=reset)
         names = [key.removeprefix("sum ") for key in sums if key.startswith("sum ")]
         weights = {name: sums[f"weight {name}"] for name in names}
         return {name: sums[f"sum {name}"] / weights[name] if weights[name] else math.nan for name in names}

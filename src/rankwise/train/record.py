@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import inspect
 import json
 import platform
 import sys
 from collections.abc import Mapping
+from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from rankwise._version import __version__
@@ -17,7 +20,13 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-__all__ = ["environment_record", "run_record"]
+__all__ = ["MAY_CHANGE", "environment_record", "run_record"]
+
+# What is recorded and decides no number of a step: a run of other values is the same run.
+MAY_CHANGE = (
+    "step_fn_code",
+    *(f"train.{name}" for name in ("epochs", "limit_steps", "log_every", "save_every", "keep")),
+)
 
 
 def run_record(
@@ -30,15 +39,21 @@ def run_record(
     world: World,
     options: Mapping[str, JSON],
     user: Mapping[str, JSON],
+    init_from: str | None,
 ) -> dict[str, JSON]:
-    """Return the configuration of a run: equal for the same command at any world size, different otherwise."""
+    """Return the configuration of a run: equal for the same command at any world size, different otherwise.
+
+    But for `MAY_CHANGE`.
+    """
     state = train.state_dict()
     order = getattr(train, "order", None)
     return {
+        **({} if init_from is None else {"init_from": init_from}),  # runs of before have no such key
         "model": _model_record(model),
         "optimizer": _optimizer_record(optimizer),
         "scheduler": None if scheduler is None else type(scheduler).__name__,
         "step_fn": getattr(step_fn, "__qualname__", type(step_fn).__name__),
+        "step_fn_code": _code_record(step_fn),
         "seed": world.seed,
         "data": {
             "recipe": state.get("recipe"),
@@ -69,6 +84,30 @@ def environment_record(world: World) -> dict[str, JSON]:
         "numpy": np.__version__,
         "rankwise": __version__,
     }
+
+
+def _code_record(step_fn: Any) -> str:
+    """Return a hash of what a function does, of its own code alone, as far as it can be seen.
+
+    The code that this process has imported, not the file, which may have been edited since: comments and lines do not
+    count, and the version of Python, whose code differs, stands before the hash.
+    """
+    while isinstance(step_fn, functools.partial):
+        step_fn = step_fn.func
+    step_fn = inspect.unwrap(step_fn)
+    found = getattr(step_fn, "__code__", None) or getattr(type(step_fn).__call__, "__code__", None)
+    digest = "unknown" if found is None else hashlib.sha256(_told(found).encode()).hexdigest()[:16]
+    return f"{sys.implementation.cache_tag} {digest}"
+
+
+def _told(constant: Any) -> str:
+    if isinstance(constant, CodeType):
+        names = (constant.co_names, constant.co_varnames, constant.co_freevars)
+        return f"{constant.co_code.hex()} {names} {_told(constant.co_consts)}"
+    if isinstance(constant, tuple):
+        return f"({', '.join(map(_told, constant))})"
+    # the order of a set changes from process to process
+    return f"{sorted(map(repr, constant))}" if isinstance(constant, frozenset) else repr(constant)
 
 
 def _model_record(model: nn.Module) -> dict[str, JSON]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from rankwise.checkpoint import Checkpointer, RandomState, Replicated, RestoreReport
 from rankwise.data.contract import BatchLoader, Stateful
-from rankwise.errors import ConfigError
+from rankwise.errors import CheckpointError, ConfigError, RunDirError
 from rankwise.tracking import RunDir, Tracker, default_run_dir
 from rankwise.train.parts import Progressed, seed_training
-from rankwise.train.record import environment_record
+from rankwise.train.record import MAY_CHANGE, environment_record
 from rankwise.train.wrapping import unwrapped
 from rankwise.world import World
 
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 __all__ = ["Resume", "RunChoice", "Session"]
 
 Resume = Literal["auto", "must", "never"]
+_LOG = logging.getLogger("rankwise.train")
+# Set above 0 where this process is a restart of the same start, by rankwise, torchrun or Slurm.
+_RESTARTS = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,12 +40,16 @@ class RunChoice:
         resume: None = RANKWISE_RESUME, else "auto".
         tensorboard: also write TensorBoard event files.
         keep: how many checkpoints stay.
+        fresh: move what is there aside and start anew; None = RANKWISE_FRESH=1. A restart of this start goes on.
+        init_from: run directory, or folder of checkpoints, of whose newest one a new run takes the weights.
     """
 
     path: str | os.PathLike[str] | Literal[False] | None = None
     resume: Resume | None = None
     tensorboard: bool = False
     keep: int = 3
+    fresh: bool | None = None
+    init_from: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
         if self.chosen_resume not in ("auto", "must", "never"):
@@ -52,52 +60,103 @@ class RunChoice:
         """What was asked for, by argument or by the launcher."""
         return self.resume or cast("Resume", os.environ.get("RANKWISE_RESUME", "auto"))
 
+    @property
+    def chosen_fresh(self) -> bool:
+        """What was asked for, by argument or by the launcher, at the first attempt of a start."""
+        wanted = os.environ.get("RANKWISE_FRESH") == "1" if self.fresh is None else self.fresh
+        return wanted and all(os.environ.get(name, "0") in ("", "0") for name in _RESTARTS)
+
 
 @dataclass(slots=True, kw_only=True)
 class Session:
-    """The run directory, tracker and checkpoints of one `fit`, and how far the run is."""
+    """The run directory, tracker and checkpoints of one `fit`, and how far the run is.
 
+    `by_length`: nothing but their number tells these data from others, which is said where it matters.
+    """
+
+    choice: RunChoice
     world: World
+    record: Mapping[str, Any]
     parts: dict[str, Stateful]
+    by_length: bool = False
     run_dir: RunDir | None = None
     tracker: Tracker | None = None
     checkpointer: Checkpointer | None = None
     progressed: Progressed = field(default_factory=Progressed)
     resumed_step: int = 0
     resumed_text: str = ""
+    saved_by: int = 0
     last_values: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
     @contextmanager
     def open(
-        cls, choice: RunChoice, *, world: World, record: Mapping[str, Any], parts: Mapping[str, Stateful]
+        cls,
+        choice: RunChoice,
+        *,
+        world: World,
+        record: Mapping[str, Any],
+        parts: Mapping[str, Stateful],
+        by_length: bool = False,
+        reopen: bool = False,
     ) -> Iterator[Session]:
         """Open the run directory (every rank calls it) and close everything at the end, whatever happens."""
-        session = cls(world=world, parts=dict(parts))
+        session = cls(choice=choice, world=world, record=record, parts=dict(parts), by_length=by_length)
         session.parts["progress"] = session.progressed
-        if choice.path is False:
+        try:
+            if choice.path is not False:
+                session._take_run(reopen=reopen)
             yield session
-            return
-        path = choice.path or os.environ.get("RANKWISE_RUN_DIR") or default_run_dir()
-        with RunDir.open(
+        finally:
+            session._close()
+
+    def reopen(self) -> None:
+        """Open a finished run again, to go on. Every rank calls it, and `restore` after it."""
+        self._close()
+        self._take_run(reopen=True)
+
+    def _take_run(self, *, reopen: bool) -> None:
+        path = self.choice.path or os.environ.get("RANKWISE_RUN_DIR") or default_run_dir()
+        self.run_dir = run_dir = RunDir.open(
             Path(path),
-            config=record,
-            environment=environment_record(world),
-            world=world,
-            resume=choice.chosen_resume,
-            fresh=os.environ.get("RANKWISE_FRESH") == "1",
-        ) as run_dir:
-            session.run_dir = run_dir
-            if run_dir.finished is None:
-                session.tracker = Tracker(run_dir, world=world, tensorboard=choice.tensorboard)
-                session.checkpointer = Checkpointer(
-                    run_dir.checkpoints, world=world, keep=choice.keep, fence=run_dir.fence, attempt=run_dir.attempt
-                )
-            try:
-                yield session
-            finally:
-                if session.tracker is not None:
-                    session.tracker.close()
+            config=self.record,
+            environment=environment_record(self.world),
+            world=self.world,
+            may_change=MAY_CHANGE,
+            resume=self.choice.chosen_resume,
+            fresh=self.choice.chosen_fresh and not reopen,
+            reopen=reopen,
+        )
+        if run_dir.finished is None:
+            self.tracker = Tracker(run_dir, world=self.world, tensorboard=self.choice.tensorboard)
+        self.checkpointer = Checkpointer(
+            run_dir.checkpoints, world=self.world, keep=self.choice.keep, fence=run_dir.fence, attempt=run_dir.attempt
+        )
+        self._say_changes(run_dir)
+
+    def _close(self) -> None:
+        if self.tracker is not None:
+            self.tracker.close()
+            self.tracker = None
+        if self.run_dir is not None:
+            self.run_dir.close()
+
+    def _say_changes(self, run_dir: RunDir) -> None:
+        if not run_dir.resumed or not self.world.is_main:
+            return
+        for line in run_dir.changed:
+            name, _, values = line.partition(": ")
+            old, _, new = values.partition(" -> ")
+            if name != "step_fn_code":
+                _LOG.warning("%s: changed since the last attempt: %s", run_dir.path, line)
+            elif old.partition(" ")[0] == new.partition(" ")[0]:  # compiled by the same version of Python
+                _LOG.warning("%s: the code of the step function has changed since the last attempt", run_dir.path)
+        if self.by_length:
+            _LOG.warning(
+                "%s: the data have no fingerprint, so they were compared by their length only: give the dataset an "
+                "attribute `fingerprint`, or the Order fingerprint=, that changes with its content",
+                run_dir.path,
+            )
 
     @property
     def path(self) -> Path | None:
@@ -110,17 +169,58 @@ class Session:
         return None if self.run_dir is None else self.run_dir.finished
 
     def restore(self) -> None:
-        """Load the newest good checkpoint into the parts, or start afresh. Every rank calls it."""
+        """Load the newest good checkpoint into the parts, or start afresh. Every rank calls it.
+
+        Raises:
+            CheckpointError: the run is finished, and its last state is not there.
+            RunDirError: the run has published checkpoints, and none is there.
+        """
         seed_training(self.world, 0)
         report = None if self.checkpointer is None else self.checkpointer.restore(self.parts)
-        if report is not None:
-            self.resumed_step = self.progressed.num_steps
+        if report is None:
+            self._begin()
+        else:
+            self._refuse_other_state(report)
+            self.resumed_step, self.saved_by = self.progressed.num_steps, report.world_size
             self.last_values = dict(cast("Mapping[str, float]", report.meta.get("values", {})))
             self.resumed_text = self._continued(report)
             if report.rederived:
                 seed_training(self.world, self.resumed_step)
         if self.tracker is not None:
             self.tracker.start_attempt(self.resumed_step)
+
+    def _begin(self) -> None:
+        """Start at step 0, unless something was there before."""
+        run, ways = self.run_dir, "start anew with --fresh, Trainer(fresh=True) or RANKWISE_FRESH=1"
+        if run is not None and run.finished is not None:
+            raise CheckpointError(
+                f"{run.path} is finished, but there is no checkpoint in {run.checkpoints} to restore its model from; "
+                f"bring one back, or {ways}"
+            )
+        if run is not None and run.saved:
+            raise RunDirError(
+                f"{run.path} has published checkpoints, and there is none in {run.checkpoints} any more: it does not "
+                f"begin again unawares. Bring one back, or {ways}"
+            )
+        if run is not None and run.resumed and self.world.is_main:
+            _LOG.warning("%s begins at step 0 again: no earlier attempt has published a checkpoint", run.path)
+        if self.choice.init_from is None:
+            return
+        source = Checkpointer(Path(self.choice.init_from), world=self.world)
+        report = source.restore({"model": self.parts["model"]})
+        if report is None:
+            raise CheckpointError(f"init_from={str(self.choice.init_from)!r} holds no checkpoint to take weights from")
+        self.resumed_text = f"starting from the weights of {report.path}"
+
+    def _refuse_other_state(self, report: RestoreReport) -> None:
+        """Raise where a finished run's newest checkpoint is not that of its end: the recorded values are not its."""
+        wanted = None if self.finished is None else self.finished["values"].get("num_steps")
+        if self.run_dir is not None and wanted not in (None, report.step):
+            raise CheckpointError(
+                f"{self.run_dir.path} is finished after step {wanted}, but its newest good checkpoint is of step "
+                f"{report.step}: bring that of step {wanted} back, or move {self.run_dir.path / 'finished.json'} away "
+                "to go on from there"
+            )
 
     def _continued(self, report: RestoreReport) -> str:
         """Say what is continued, and what another world size changes."""
@@ -140,15 +240,26 @@ class Session:
     def save(self, values: Mapping[str, float]) -> None:
         """Publish a checkpoint of the completed step. Every rank calls it."""
         self.last_values = values
-        if self.checkpointer is not None:
-            self.checkpointer.save(self.progressed.num_steps, self.parts, meta={"values": dict(values)})
+        if self.checkpointer is None or self.run_dir is None:
+            return
+        self.checkpointer.save(self.progressed.num_steps, self.parts, meta={"values": dict(values)})
+        if not self.run_dir.saved:
+            self._record(self.run_dir.mark_saved)
+            self.run_dir.saved = True
 
     def finish(self, values: Mapping[str, float]) -> None:
         """Record the final values: from now on the run is never written again. Every rank calls it."""
+        run = self.run_dir
+        if run is not None:
+            final = {"num_steps": self.progressed.num_steps, **_finite(values)}
+            self._record(lambda: run.finish(final))
+
+    def _record(self, act: Callable[[], None]) -> None:
+        """Let the main rank write; raise its error on every rank."""
         error = None
-        if self.run_dir is not None and self.world.is_main:
+        if self.world.is_main:
             try:
-                self.run_dir.finish({"num_steps": self.progressed.num_steps, **_finite(values)})
+                act()
             except Exception as caught:  # noqa: BLE001  (raised on every rank below)
                 error = caught
         self.world.raise_together(error)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from rankwise.data.contract import JSON, BatchLoader
-from rankwise.errors import ConfigError
+from rankwise.errors import ConfigError, RunDirError
 from rankwise.tracking import Progress
 from rankwise.train.ahead import expect_last_epoch, start_prefetch
 from rankwise.train.exact import ExactStep, StepFn, StepReport
@@ -46,7 +46,7 @@ class FitResult:
         metrics: the last epoch's reduced values: "loss", the step function's metrics, and "val_..." of each.
         run_dir: where everything is written, None if nothing is.
         resumed_step: the step that this process resumed after, 0 when it started fresh.
-        already_finished: True when the run was found finished and nothing was done.
+        already_finished: True when the run was found finished: its model was restored, nothing was trained.
     """
 
     num_steps: int
@@ -67,10 +67,14 @@ class Trainer:
         run: run directory; None = RANKWISE_RUN_DIR, else ``runs/<script>``; False writes nothing.
         resume: "auto" continues a run whose configuration matches and starts one where there is none; "must" wants one
             to continue; "never" wants none. None = RANKWISE_RESUME, else "auto".
+        fresh: move a run that is there aside and start anew; None = whether RANKWISE_FRESH is 1. A restart of the same
+            start by its launcher goes on all the same.
+        init_from: another run's directory, or a folder of checkpoints: a new run begins with the weights of its newest
+            one, at step 0, with a new optimizer; a run that continues has its own.
         scheduler: stepped once after each optimizer step; replicated, never scaled by the world size.
         val_fn: like `step_fn`, for validation; `step_fn` if None.
         hooks: functions called along the way.
-        config: JSON values that made this run (your hyperparameters): recorded, and compared on resume.
+        config: JSON values that made this run (your hyperparameters): recorded, and compared on resume; secrets masked.
         progress: show a progress line on the main rank.
         tensorboard: also write TensorBoard event files into the run directory.
         ddp: options for DistributedDataParallel, when `model` is a plain module.
@@ -91,6 +95,8 @@ class Trainer:
         world: World | None = None,
         run: str | os.PathLike[str] | Literal[False] | None = None,
         resume: Resume | None = None,
+        fresh: bool | None = None,
+        init_from: str | os.PathLike[str] | None = None,
         scheduler: Any = None,
         val_fn: StepFn | None = None,
         hooks: Hooks | None = None,
@@ -113,15 +119,24 @@ class Trainer:
         self._step_fn = step_fn
         self._val_fn = step_fn if val_fn is None else val_fn
         self._config = dict(config or {})
-        self._choice = RunChoice(path=run, resume=resume, tensorboard=tensorboard, keep=self.options.keep)
+        self._choice = RunChoice(
+            path=run,
+            resume=resume,
+            tensorboard=tensorboard,
+            keep=self.options.keep,
+            fresh=fresh,
+            init_from=init_from,
+        )
         self._show_progress = progress
         self.session: Session | None = None
+        self._fitted_epochs: int | None = None
         self._counted = counted
 
     def fit(self, train: BatchLoader, *, val: BatchLoader | None = None, epochs: int = 1) -> FitResult:
         """Train for `epochs` epochs in all, continuing after the run directory's newest good checkpoint.
 
-        Collective: every rank calls it with loaders over the same orders.
+        Collective: every rank calls it with loaders over the same orders. A run that is finished already is restored:
+        model, optimizer and loader are as they were at its end. With more epochs than it had, it goes on.
 
         Args:
             train: steps of the training data.
@@ -130,7 +145,8 @@ class Trainer:
 
         Raises:
             ConfigError: `train` is no `BatchLoader`, such as a torch DataLoader.
-            RunDirError: the run directory belongs to another configuration, is in use, or must (not) exist.
+            RunDirError: the run directory belongs to another configuration, is in use, must (not) exist, is further
+                than `epochs`, or was finished by this very process (by this trainer, with more epochs, is fine).
             StepError: the step function broke its contract, or the loss is no longer finite.
             CheckpointError: a checkpoint could not be written; the previous one is intact.
         """
@@ -146,12 +162,18 @@ class Trainer:
                     world=self.world,
                     record=self._record(train, epochs),
                     parts={**parts, "recent_means": recent, "epoch_means": whole},
+                    by_length=getattr(getattr(train, "order", None), "fingerprint", "") is None,
+                    reopen=self._fitted_epochs is not None and epochs > self._fitted_epochs,
                 )
             )
             self.session = session
             if session.finished is not None:
-                return self._found_finished(session, epochs)
+                session.restore()
+                if self._is_done(session, train, epochs):
+                    return self._found_finished(session, epochs)
+                session.reopen()
             session.restore()
+            self._is_done(session, train, epochs)
             if int(str(train.state_dict()["epoch"])) < epochs:
                 start_prefetch(train)
             progress = stack.enter_context(self._progress(session, train, epochs))
@@ -208,6 +230,7 @@ class Trainer:
         finally:
             self._say_lost(session)
         session.finish(values)
+        self._fitted_epochs = epochs
         if self.hooks.fit_end is not None:
             self.hooks.fit_end(self)
         return FitResult(
@@ -244,6 +267,7 @@ class Trainer:
             world=self.world,
             options={"epochs": epochs, **asdict(self.options)},
             user=self._config,
+            init_from=None if self._choice.init_from is None else os.fspath(self._choice.init_from),
         )
 
     def _progress(self, session: Session, train: BatchLoader, epochs: int) -> Progress:
@@ -264,14 +288,31 @@ class Trainer:
         values = evaluate(self.model, val, self._val_fn, world=self.world)
         return {f"val_{name}": value for name, value in values.items()}
 
+    def _is_done(self, session: Session, train: BatchLoader, epochs: int) -> bool:
+        """Whether the restored run is where this call wants it.
+
+        Raises:
+            RunDirError: it is further.
+        """
+        state, num_steps, limit = train.state_dict(), session.progressed.num_steps, self.options.limit_steps
+        epoch, position = int(str(state["epoch"])), int(str(state["position"]))
+        if (epoch, position) > (epochs, 0) or (limit is not None and num_steps > limit):
+            wanted = f"{epochs} epochs" + ("" if limit is None else f" and {limit} steps at most")
+            raise RunDirError(
+                f"{session.path} is further than was asked for: it has done {num_steps} steps ({epoch} whole epochs "
+                f"and {position} samples), and {wanted} are wanted; ask for at least as much, or take another run="
+            )
+        return epoch >= epochs or num_steps == limit
+
     def _found_finished(self, session: Session, epochs: int) -> FitResult:
         assert session.finished is not None
-        values = dict(session.finished["values"])
-        num_steps = int(values.pop("num_steps"))
-        if self.world.is_main and self._show_progress:
-            print(  # noqa: T201  (the answer to the user's command)
-                f"{session.path} is finished ({num_steps} steps, {epochs} epochs): nothing to do. "
-                "--fresh moves it aside and starts anew; --run-dir starts another run."
+        values, num_steps = dict(session.finished["values"]), session.progressed.num_steps
+        values.pop("num_steps", None)
+        if self.world.is_main:
+            print(  # noqa: T201  (the answer to the user's command, whatever is shown on the way)
+                f"run {session.path} is finished ({epochs} epochs, {num_steps} steps, {session.saved_by} ranks): its "
+                "model was restored, nothing was trained; --fresh, RANKWISE_FRESH=1 or another name trains anew",
+                flush=True,
             )
         return FitResult(
             num_steps=num_steps, metrics=values, run_dir=session.path, resumed_step=num_steps, already_finished=True
