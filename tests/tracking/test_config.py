@@ -1,8 +1,17 @@
 """What is recorded of a run, and compared: its configuration, without its secrets."""
 
+import json
+
 import pytest
 
+from rankwise.tracking import RunDir
 from rankwise.tracking.config import describe_differences, masked
+from rankwise.world import World
+
+
+def opened(path, config, environment):
+    return RunDir.open(path, config=config, environment=environment, world=World.single())
+
 
 NAMES = (
     "api_key apiKey OPENAI_API_KEY --wandb-api-key aws_secret_access_key hf_token token password db.password passwd "
@@ -48,3 +57,19 @@ def test_what_may_change_is_told_apart():
         ["lr: 0.1 -> 0.2", "more: (absent) -> 1"],
         ["train.epochs: 2 -> 5"],
     )
+
+
+def test_secrets_are_not_recorded(tmp_path):
+    """In no file of the run; another secret is no other run, one that was recorded before neither."""
+    path, private = tmp_path / "run", "s3cr3t"
+    config = {"user": {"api_key": private, "url": f"s3://me:{private}@host"}, "argv": [f"--token={private}"]}
+    environment = {"command": ["train.py", "--password", private]}
+    opened(path, config, environment).close()
+    assert not [file for file in path.iterdir() if private in file.read_text()]
+    record = json.loads((path / "config.json").read_text())
+    record["config"] = config
+    (path / "config.json").write_text(json.dumps(record))
+    other = {**config, "user": {**config["user"], "api_key": "another"}}
+    with opened(path, other, environment) as run:
+        assert run.attempt == 2
+    assert not [file for file in path.iterdir() if private in file.read_text()]

@@ -229,22 +229,6 @@ def test_a_published_checkpoint_is_remembered(tmp_path):
         assert not run.saved
 
 
-def test_secrets_are_not_recorded(tmp_path):
-    """In no file of the run; another secret is no other run, one that was recorded before neither."""
-    path, private = tmp_path / "run", "s3cr3t"
-    config = {"user": {"api_key": private, "url": f"s3://me:{private}@host"}, "argv": [f"--token={private}"]}
-    environment = {"command": ["train.py", "--password", private]}
-    opened(path, config, environment=environment).close()
-    assert not [file for file in path.iterdir() if private in file.read_text()]
-    record = json.loads((path / "config.json").read_text())
-    record["config"] = config
-    (path / "config.json").write_text(json.dumps(record))
-    other = {**config, "user": {**config["user"], "api_key": "another"}}
-    with opened(path, other, environment=environment) as run:
-        assert run.attempt == 2
-    assert not [file for file in path.iterdir() if private in file.read_text()]
-
-
 def modes(path):
     return {entry.name: oct(entry.stat().st_mode & 0o777) for entry in (path, *path.iterdir())}
 
