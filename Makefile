@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 JOBS ?= 2
 STAMP := $(VENV)/.installed
 
-.PHONY: help install demo test check lint types tests test-slow test-gpu clean
+.PHONY: help install demo test check lint types tests test-slow test-gpu docs clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -28,8 +28,8 @@ test: $(STAMP)  ## install what is needed, then run every check (what CI calls)
 check: lint types tests  ## every check, without installing
 
 lint:  ## ruff: rules and format
-	$(BIN)/ruff check src tests bench examples
-	$(BIN)/ruff format --check src tests bench examples
+	$(BIN)/ruff check src tests bench examples docs
+	$(BIN)/ruff format --check src tests bench examples docs
 
 types:  ## mypy, strict
 	$(BIN)/mypy
@@ -44,6 +44,9 @@ test-slow:  ## the long variants that CI leaves out
 test-gpu:  ## the tests that need a CUDA device, with GPU_PYTHON (any Python that has torch, numpy, numba and pytest)
 	PYTHONPATH=src $(GPU_PYTHON) -m pytest -c /dev/null --rootdir=. --confcutdir=tests/gpu --import-mode=importlib \
 	  -p no:cacheprovider -o markers=gpu -m gpu -ra tests/gpu
+
+docs: $(STAMP)  ## the API reference: a page for each public package, in build/api
+	$(BIN)/python docs/build_api.py
 
 clean:  ## remove what building and running left behind
 	rm -rf .venv build dist runs .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info

@@ -33,7 +33,7 @@ class Dtype(enum.IntEnum):
     NATIVE = 13
 
 
-DtypeLike: TypeAlias = "Dtype | str | int | np.dtype[Any] | type"
+DtypeLike: TypeAlias = Dtype | str | int | np.dtype[Any] | type
 
 _NUMPY = {
     Dtype.F32: "float32",
