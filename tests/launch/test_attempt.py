@@ -1,7 +1,7 @@
 """Ranks, what they started, and their supervisor die with each other."""
 
+import contextlib
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -54,22 +54,24 @@ def test_kill_9_of_the_supervisor_leaves_nothing(launcher, is_alive, wait_until)
     wait_until(lambda: not Path(launcher.text("vitals-0")).exists())
 
 
-def test_ranks_die_with_the_supervisor_also_without_janitor(launcher, is_alive, wait_until):
-    """Supervisor and janitor killed together: the parent-death signal still ends the ranks."""
+def commands():
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError):
+            yield int(entry.name), (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+
+
+@pytest.mark.parametrize("name", ["script.py", "rankwise run"])
+def test_everything_of_that_name_killed_at_once_leaves_nothing(launcher, is_alive, wait_until, name):
+    """As `pkill -9 -f`: supervisor, its children and the ranks die in one moment; what the ranks started goes too."""
     process, pids = start_family(launcher)
-    children = subprocess.run(
-        ["ps", "-o", "pid=", "--ppid", str(process.pid)], capture_output=True, text=True, check=False
-    )
-    ranks = pids[:2]
-    janitors = [int(pid) for pid in children.stdout.split() if int(pid) not in ranks]
-    assert len(janitors) == 1
-    os.kill(janitors[0], signal.SIGKILL)
-    process.kill()
+    hit = {pid for pid, command in commands() if name in command and str(launcher.folder) in command}
+    assert process.pid in hit
+    for pid in hit:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     process.wait()
-    wait_until(lambda: not any(map(is_alive, ranks)))
-    for pid in pids[2:]:  # nobody was left to end these, nor to remove the folder
-        os.kill(pid, signal.SIGKILL)
-    shutil.rmtree(launcher.text("vitals-0"))
+    wait_until(lambda: not any(map(is_alive, pids)))
+    wait_until(lambda: not Path(launcher.text("vitals-0")).exists())
 
 
 def test_a_failing_rank_takes_the_helpers_of_all_along(launcher, is_alive, wait_until):

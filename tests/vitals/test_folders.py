@@ -1,15 +1,46 @@
-"""Where vitals are kept."""
+"""Folders for vitals."""
 
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rankwise.vitals import make_folder, remove_folder
+
+KILLED = """
+import os, signal, sys
 from rankwise.vitals import make_folder
+print(make_folder(in_memory=sys.argv[1] == "memory"), flush=True)
+sys.stdin.read()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
 
 
-def test_folders_are_new_and_private():
-    """Each call makes an empty folder that others cannot enter."""
+def test_each_call_makes_another_private_folder():
+    """Folders are empty of vitals, only for this user, and never handed out twice."""
     first, second = make_folder(), make_folder()
     try:
         assert first != second
-        assert first.stat().st_mode & 0o777 == 0o700
-        assert not list(first.iterdir())
+        for folder in (first, second):
+            assert folder.stat().st_mode & 0o777 == 0o700
+            assert [path.name for path in folder.iterdir()] == ["owner"]
     finally:
-        first.rmdir()
-        second.rmdir()
+        remove_folder(first)
+        remove_folder(second)
+    assert not first.exists()
+
+
+@pytest.mark.parametrize("where", ["memory", "disk"])
+def test_folders_whose_owner_was_killed_are_swept(where):
+    """A later start removes the folder of a process that was killed, and leaves alone those of living ones."""
+    command = [sys.executable, "-c", KILLED, where]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as owner:
+        theirs = Path(owner.stdout.readline().strip())
+        remove_folder(make_folder(in_memory=where == "memory"))
+        assert theirs.exists(), "its owner lives"
+        owner.stdin.close()
+        owner.wait()
+        assert theirs.exists(), "nobody was left to remove it"
+        remove_folder(make_folder(in_memory=where == "memory"))
+        assert not theirs.exists()

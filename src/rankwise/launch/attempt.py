@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 import time
 from functools import partial
@@ -13,13 +12,12 @@ from rankwise.errors import LaunchError
 from rankwise.launch.console import Console
 from rankwise.launch.environment import rank_environment
 from rankwise.launch.hang import CHECK_INTERVAL_S, HangWatch, blame
-from rankwise.launch.janitor import Janitor
 from rankwise.launch.job import Job
 from rankwise.launch.loop import Loop
 from rankwise.launch.ports import HeldPort
 from rankwise.launch.process import RankProcess, start_rank
 from rankwise.launch.pump import Pump
-from rankwise.launch.sessions import kill_sessions
+from rankwise.launch.sessions import end_sessions
 from rankwise.launch.verdict import Failure, RankEnd, decide, is_timeout
 from rankwise.launch.wiring import Wires, wire
 
@@ -43,17 +41,14 @@ class Attempt:
         run_id: name of the launch.
         loop: entered by the caller.
         console: where output goes.
-        janitor: cleans up if we are killed.
         logs: existing folder for this attempt's logs, None for none.
     """
 
-    def __init__(
-        self, job: Job, number: int, run_id: str, *, loop: Loop, console: Console, janitor: Janitor, logs: Path | None
-    ) -> None:
+    def __init__(self, job: Job, number: int, run_id: str, *, loop: Loop, console: Console, logs: Path | None) -> None:
         self.interrupted: int | None = None
         self.hidden_lines: dict[int, int] = {}
         self._job, self._number, self._run_id = job, number, run_id
-        self._loop, self._console, self._janitor, self._logs = loop, console, janitor, logs
+        self._loop, self._console, self._logs = loop, console, logs
         self._ranks: list[RankProcess] = []
         self._wires: list[Wires] = []
         self._open_pumps: set[Pump] = set()
@@ -69,7 +64,6 @@ class Attempt:
         """Run the ranks to their end; return the root cause of a failure, None without one, and every rank's end."""
         port = HeldPort(self._job.master_port)
         self._folder = vitals.make_folder()
-        self._janitor.add_folder(self._folder)
         self._watch = HangWatch(self._folder, self._job.hang_timeout_s)
         try:
             self._start(port)
@@ -103,7 +97,6 @@ class Attempt:
             finally:
                 wires.close_ours()
             self._ranks.append(process)
-            self._janitor.add_rank(process.pid)
             self._loop.watch(process.report_fd, partial(self._read_report, process))
             for pump in wires.pumps:
                 self._open_pumps.add(pump)
@@ -117,7 +110,7 @@ class Attempt:
             return False
         if self._all_ended_s is None:
             self._all_ended_s = time.monotonic()
-            kill_sessions({process.pid for process in self._ranks})
+            end_sessions({process.pid for process in self._ranks})
         if self._held:
             self._all_ended_s = time.monotonic()  # what was written before the end is still to be read
         return not self._open_pumps or time.monotonic() > self._all_ended_s + DRAIN_S
@@ -300,5 +293,4 @@ class Attempt:
                 pump.close()
                 if not pump.shown and pump.stream == "out":
                     self.hidden_lines[process.rank] = pump.num_lines
-            self._janitor.remove_rank(process.pid)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        vitals.remove_folder(self._folder)

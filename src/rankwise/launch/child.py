@@ -11,19 +11,22 @@ from typing import cast, get_args
 
 from rankwise import vitals
 from rankwise.launch.invoking import invoke
-from rankwise.launch.pact import die_with_parent
+from rankwise.launch.pact import die_with_parent, keep_guard
 from rankwise.launch.report import FINISHED, make_report
 from rankwise.launch.target import Kind, Target
 
 __all__: list[str] = []
 
 INTERRUPTED = 130
+_MAX_SOCKET_FOLDER = 70  # of the 107 characters that the path of a socket may have
 
 
 def main(argv: list[str]) -> None:
     """Join the death pact, show signs of life, run the target, and report how it failed if it did."""
     die_with_parent(int(argv[0]))
     report_fd, rank, folder = int(argv[1]), int(os.environ["RANK"]), Path(os.environ["RANKWISE_VITALS"])
+    keep_guard(report_fd, [folder, Path(argv[3]).parent] if argv[2] == "call" else [folder])
+    _use_temporary_folder(folder / "multiprocessing")
     os.set_inheritable(report_fd, False)  # noqa: FBT003
     # a crash inside C leaves its Python stacks where the supervisor finds them
     faulthandler.enable((folder / f"crash-{rank}").open("w"))
@@ -47,6 +50,15 @@ def main(argv: list[str]) -> None:
         sys.exit(code)
     if os.getpid() == pid:
         _say_finished(report_fd)
+
+
+def _use_temporary_folder(folder: Path) -> None:
+    """Let multiprocessing keep its sockets where they go with the attempt, also when this process is killed."""
+    from multiprocessing import process
+
+    if len(os.fspath(folder)) < _MAX_SOCKET_FOLDER:
+        folder.mkdir(exist_ok=True)
+        process.current_process()._config.setdefault("tempdir", os.fspath(folder))  # type: ignore[attr-defined]  # noqa: SLF001
 
 
 def _say_finished(report_fd: int) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from rankwise.launch.pump import Pump
 from rankwise.launch.report import FINISHED, Report
-from rankwise.launch.sessions import kill_group
+from rankwise.launch.sessions import end_session
 from rankwise.launch.target import Target
 
 __all__ = ["RankProcess", "start_rank"]
@@ -58,12 +58,12 @@ class RankProcess:
             # look before reaping: until we reap, the group's number cannot become someone else's
             if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
                 return False
-            kill_group(self.pid)
+            end_session(self.pid)
         self.status = self.popen.poll()
         if self.status is None:
             return False
         if not hasattr(os, "waitid"):
-            kill_group(self.pid)
+            end_session(self.pid)
         self.ended_s = time.monotonic()
         return True
 
@@ -77,7 +77,7 @@ class RankProcess:
         if self.status is None:
             self.sent = number
             if number == signal.SIGKILL:
-                kill_group(self.pid)
+                end_session(self.pid)
             else:
                 self.send(number)
                 self.send(signal.SIGCONT)  # a stopped process could not react

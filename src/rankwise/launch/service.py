@@ -6,14 +6,15 @@ the ranks end when the caller is killed: the connection between the two breaks.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import sys
 from multiprocessing.connection import Connection
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
+from rankwise import vitals
 from rankwise.errors import RankwiseError
 from rankwise.launch.bound import value_path
 from rankwise.launch.job import Job
@@ -30,12 +31,14 @@ def main(fd: int) -> None:
     """Receive options and call, run the ranks, send back how it went and the values by rank."""
     link: Connection[Any, Any] = Connection(fd)
     options = json.loads(link.recv_bytes())
-    with TemporaryDirectory(prefix="rankwise-") as name, Loop() as loop:
-        folder = Path(name)
+    folder = vitals.make_folder(in_memory=False)
+    with contextlib.ExitStack() as stack:
+        stack.callback(vitals.remove_folder, folder)
+        loop = stack.enter_context(Loop())
         (folder / "call").write_bytes(link.recv_bytes())
         loop.watch(fd, lambda: _caller_is_gone(loop, fd))
         try:
-            outcome = supervise(_job(options, folder), loop=loop, folder=folder, tell_last=False)
+            outcome = supervise(_job(options, folder), loop=loop, tell_last=False)
         except RankwiseError as error:
             link.send_bytes(json.dumps({"error": str(error), "kind": type(error).__name__}).encode())
             return

@@ -5,30 +5,47 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Collection
+import time
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
-__all__ = ["kill_group", "kill_sessions", "process_state"]
+__all__ = ["end_session", "end_sessions", "process_state"]
 
 _PROC = Path("/proc")
+# they remove the semaphores and the shared memory of those that were killed, and then end
+_TIDY = (b"multiprocessing.resource_tracker", b"torch_shm_manager")
+_TIDY_S = 5.0
+_POLL_S = 0.02
 
 
-def kill_group(leader: int, number: int = signal.SIGKILL) -> None:
-    """Send a signal to the process group of a rank; nothing happens if it is empty."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(leader, number)
+def end_session(leader: int) -> None:
+    """Kill every process of a rank's session, the rank and itself-moved groups too, but for who tidies up after them.
+
+    Elsewhere than on Linux: its process group. Who calls it is left out.
+    """
+    if not _PROC.is_dir():
+        _send(-leader, signal.SIGKILL)
+        return
+    for _ in range(3):  # one of them may have started another while we looked
+        found = [pid for pid in _members({leader}) if pid != os.getpid() and not _tidies(pid)]
+        for pid in found:
+            _send(pid, signal.SIGKILL)
+        if not found:
+            return
 
 
-def kill_sessions(leaders: Collection[int]) -> None:
-    """Kill every process of these sessions, also those that have moved to another group (Linux)."""
+def end_sessions(leaders: Collection[int]) -> None:
+    """Kill what is left of these sessions; who tidies up is given a few seconds for it."""
     for leader in leaders:
-        kill_group(leader)
+        end_session(leader)
     if not leaders or not _PROC.is_dir():
         return
-    for entry in _PROC.iterdir():
-        if entry.name.isdigit() and _session(entry) in leaders:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(int(entry.name), signal.SIGKILL)
+    deadline = time.monotonic() + _TIDY_S
+    while any(_tidies(pid) for pid in _members(leaders)) and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+    for pid in _members(leaders):
+        if pid != os.getpid():
+            _send(pid, signal.SIGKILL)
 
 
 def process_state(pid: int) -> str:
@@ -37,9 +54,26 @@ def process_state(pid: int) -> str:
     return fields[0] if fields else ""
 
 
-def _session(entry: Path) -> int:
-    fields = _stat(entry)
-    return int(fields[3]) if fields else -1
+def _members(leaders: Collection[int]) -> Iterator[int]:
+    """Processes of these sessions that have not ended."""
+    for entry in _PROC.iterdir():
+        if entry.name.isdigit():
+            fields = _stat(entry)
+            if fields and int(fields[3]) in leaders and fields[0] not in {"Z", "X"}:
+                yield int(entry.name)
+
+
+def _tidies(pid: int) -> bool:
+    try:
+        command = (_PROC / str(pid) / "cmdline").read_bytes()
+    except OSError:
+        return False
+    return any(word in command for word in _TIDY)
+
+
+def _send(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)
 
 
 def _stat(entry: Path) -> list[str]:

@@ -11,7 +11,6 @@ from pathlib import Path
 from rankwise.errors import LaunchError
 from rankwise.launch.attempt import Attempt
 from rankwise.launch.console import Console
-from rankwise.launch.janitor import Janitor
 from rankwise.launch.job import Job
 from rankwise.launch.loop import Loop
 from rankwise.launch.outcome import Outcome, describe_failure, describe_others
@@ -25,7 +24,6 @@ def supervise(
     *,
     loop: Loop | None = None,
     console: Console | None = None,
-    folder: Path | None = None,
     tell_last: bool = True,
 ) -> Outcome:
     """Start the ranks, watch over them, start all of them again after a failure as often as the job allows.
@@ -37,33 +35,26 @@ def supervise(
         job: what to run.
         loop: an entered loop whose descriptors are served while the ranks run; None makes one.
         console: where the ranks' output and our messages go; None makes one.
-        folder: a folder of the caller, removed if this process is killed.
         tell_last: print the failure that ends the launch; it stands in `Outcome.text` in any case.
 
     Raises:
         LaunchError: the ranks cannot be started (port in use, log folder not writable).
     """
     console = console or Console()
-    janitor = Janitor()
-    if folder is not None:
-        janitor.add_folder(folder)
-    try:
-        with nullcontext(loop) if loop is not None else Loop() as entered:
-            outcome = _attempts(job, entered, console, janitor)
-    finally:
-        janitor.dismiss()
+    with nullcontext(loop) if loop is not None else Loop() as entered:
+        outcome = _attempts(job, entered, console)
     if tell_last and outcome.text:
         _tell(console, outcome.text)
     console.flush()
     return outcome
 
 
-def _attempts(job: Job, loop: Loop, console: Console, janitor: Janitor) -> Outcome:
+def _attempts(job: Job, loop: Loop, console: Console) -> Outcome:
     run_id = f"rankwise-{os.getpid()}-{secrets.token_hex(4)}"
     number = 0
     while True:
         logs = _next_logs(job.logs, job.run_dir)
-        attempt = Attempt(job, number, run_id, loop=loop, console=console, janitor=janitor, logs=logs)
+        attempt = Attempt(job, number, run_id, loop=loop, console=console, logs=logs)
         failure, ends = attempt.run()
         _tell_hidden(console, attempt.hidden_lines, logs)
         text = _describe(failure, ends, logs) if failure is not None else ""

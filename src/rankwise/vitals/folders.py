@@ -1,18 +1,68 @@
-"""Where vitals are kept: a folder in memory if this machine has one."""
+"""Folders of one launch, for vitals and calls: in memory if this machine has one, swept if their owner was killed."""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
+import shutil
+import stat
 from pathlib import Path
 
-__all__ = ["make_folder"]
+__all__ = ["make_folder", "remove_folder"]
 
 _MEMORY = Path("/dev/shm")  # noqa: S108  (tmpfs of Linux; each folder in it is our own, mode 700)
+_PREFIX = "rankwise-"
+_OWNER = "owner"  # a file whose lock the owner holds; the kernel lets go of it with the process
+_locks: dict[Path, int] = {}
 
 
-def make_folder() -> Path:
-    """Make an empty folder that only this user can enter, in memory if possible; the caller removes it."""
+def make_folder(*, in_memory: bool = True) -> Path:
+    """Make an empty folder that only this user can enter; the caller ends it with `remove_folder`.
+
+    Folders of processes that are gone (killed, with all that would have removed them) are removed here.
+
+    Args:
+        in_memory: in memory if possible, else among the temporary files.
+    """
     import tempfile  # which every rank would load for nothing
 
-    memory = _MEMORY.is_dir() and os.access(_MEMORY, os.W_OK | os.X_OK)
-    return Path(tempfile.mkdtemp(prefix="rankwise-", dir=_MEMORY if memory else None))
+    memory = in_memory and _MEMORY.is_dir() and os.access(_MEMORY, os.W_OK | os.X_OK)
+    root = _MEMORY if memory else Path(tempfile.gettempdir())
+    _sweep(root)
+    # a folder is not seen by who sweeps before its lock is held
+    hidden = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}", dir=root))
+    lock = os.open(hidden / _OWNER, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with contextlib.suppress(OSError):  # a file system without locks: nobody will sweep it
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    folder = hidden.rename(root / hidden.name.removeprefix("."))
+    _locks[folder] = lock
+    return folder
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder and all that is in it."""
+    shutil.rmtree(folder, ignore_errors=True)
+    lock = _locks.pop(folder, None)
+    if lock is not None:
+        os.close(lock)
+
+
+def _sweep(root: Path) -> None:
+    """Remove folders of this user whose owner is gone."""
+    for folder in root.glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):  # it is going away, or is not ours to look into
+            found = folder.lstat()
+            if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and _is_left(folder / _OWNER):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_left(owner: Path) -> bool:
+    lock = os.open(owner, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(lock)
+    return True
