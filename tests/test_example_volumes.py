@@ -3,8 +3,10 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+import zarr
 from PIL import Image
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "volumes"
@@ -25,6 +27,15 @@ def test_the_network_beats_the_trivial_answer(demo):
     assert values["val_trivial_dice"] < 0.6
     assert f"Dice {values['val_dice']:.4f}" in said
     assert "on 2 ranks" in said
+
+
+def test_the_held_out_half_is_stitched(demo):
+    """Both ranks wrote the network's answer for all of it, which meets the label as the single tiles did."""
+    folder, _ = demo
+    found = zarr.open_array(folder / "runs" / "volumes" / "head.zarr")[...]
+    true = zarr.open_array(folder / "runs" / "volumes.zarr" / "val" / "labels" / "head" / "0")[...]
+    assert (found.shape, found.dtype) == (true.shape, np.uint8)
+    assert 2 * (found & true).sum() / (found.sum() + true.sum()) >= 0.97
 
 
 def test_a_picture_lies_in_the_run_directory(demo):

@@ -16,7 +16,7 @@ from model import SmallUNet, train_step, val_step
 from picture import write_picture
 
 import rankwise
-from rankwise.data.crops import CropIndex, Pipeline, Scaling, Take
+from rankwise.data.crops import CropIndex, Pipeline, Scaling, Stitcher, Take
 
 SHAPE = (16, 32, 32)  # z, y, x
 
@@ -36,6 +36,11 @@ def flipped(fields: dict[str, Any], key: int) -> dict[str, Any]:
     """Mirror a crop along each axis or not. The key decides: the same at any world size, new in each epoch."""
     step = tuple(slice(None, None, -1 if key >> axis & 1 else 1) for axis in range(3))
     return {name: np.ascontiguousarray(values[step]) for name, values in fields.items()}
+
+
+def inside(logits: Any) -> Any:
+    """Return where the network says head."""
+    return (logits > 0).astype(np.uint8)
 
 
 def main() -> None:
@@ -67,6 +72,13 @@ def main() -> None:
         )
         with train, val:
             result = trainer.fit(train, val=val, epochs=args.epochs)
+        if not result.already_finished:
+            # Overlapping tiles of the held-out half become one volume on disk; all ranks share the work.
+            overlapping = make_index(f"{args.store}/val", stride=(8, 16, 16), edges="pad")
+            Stitcher(
+                overlapping, result.run_dir / "head.zarr", model=model, finish=inside, dtype="u1",
+                batch_size=8, overwrite=True,
+            ).run()  # fmt: skip
         if world.is_main:
             picture = write_picture(result.run_dir, tiles, model)
             print(

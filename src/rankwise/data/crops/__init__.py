@@ -31,6 +31,7 @@ from rankwise.data.crops.pipeline import Pipeline
 from rankwise.data.crops.reading import Scaling
 from rankwise.data.crops.sample import Crop, Sample
 from rankwise.data.crops.stats import Metric, Stats
+from rankwise.data.crops.stitching import StitchedVolume, Stitcher
 
 __all__ = [
     "Batch",
@@ -65,6 +66,8 @@ __all__ = [
     "Stage",
     "Stats",
     "Status",
+    "StitchedVolume",
+    "Stitcher",
     "StorageError",
     "Take",
     "TryAgain",

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 from rankwise.data.crops.dtypes import Dtype, parse_dtype
 from rankwise.data.crops.exceptions import InvalidArgument
 from rankwise.data.crops.numa import chosen_strategy
-from rankwise.data.crops.reading.field import MASK_SUFFIX
+from rankwise.data.crops.reading.field import MASK_SUFFIX, check_normalise
 from rankwise.data.store.remote import RemoteOptions
+from rankwise.errors import ConfigError
 
 if TYPE_CHECKING:
     from rankwise.data.crops.config import Config
@@ -107,6 +108,10 @@ def _check_fields(config: Config, dtype: Dtype) -> None:
         wanted = dtype if name == config.field else parse_dtype(each.dtype)
         if each.pad not in (None, "fill", "edge", "reflect"):
             raise InvalidArgument(f'pad of field {name!r} is "fill", "edge", "reflect" or None; got {each.pad!r}')
+        try:
+            check_normalise(each.normalise)
+        except ConfigError as error:
+            raise InvalidArgument(f"field {name!r}: {error}") from error
         floats = (Dtype.F32, Dtype.F64, Dtype.F16, Dtype.BF16)
         if each.normalise is not None and wanted not in floats:
             raise InvalidArgument(

@@ -23,6 +23,7 @@ from rankwise.data.crops.index.rules import Rules
 from rankwise.data.crops.index.take import Take
 from rankwise.data.crops.index.tiles import Tiles
 from rankwise.data.crops.index.weighing import image_bounds, image_weights
+from rankwise.data.crops.reading import Scaling
 from rankwise.errors import ConfigError
 
 __all__ = ["Compiled", "compile_rules"]
@@ -228,6 +229,8 @@ def _digest(
     for name, layout in layouts.items():
         digest.update(repr((name, takes[name].described(), layout.shape, layout.linked)).encode())
         digest.update("".join(array.fingerprint for array in layout.arrays).encode())
+        if takes[name].normalise is not None and not isinstance(takes[name].normalise, Scaling):
+            digest.update(repr([layout.field.scaling(array) for array in layout.arrays]).encode())
         digest.update(layout.ratio.tobytes() + layout.shift.tobytes() + layout.channels.tobytes())
     choices = (rules.shape, rules.num_random, rules.redraw, rules.neighbourhood, rules.align, rules.edges, rules.stride)
     digest.update(repr(choices).encode())

@@ -126,6 +126,8 @@ def make_layout(
         channels=channels,
         channel_axis=channel_axis,
     )
+    for array in layout.arrays if take.normalise is not None else ():
+        layout.field.scaling(array)  # refuses an array without one now, not at the first read
     return layout if take.pad is not None else _kept_inside(name, layout, lattice)
 
 

@@ -13,7 +13,7 @@ from rankwise.data.contract import DType
 from rankwise.data.crops.dtypes import DtypeLike, parse_dtype, resolved_dtype
 from rankwise.data.crops.exceptions import InvalidArgument
 from rankwise.data.crops.reading import Scaling
-from rankwise.data.crops.reading.field import Normalise
+from rankwise.data.crops.reading.field import Normalise, check_normalise
 from rankwise.data.store.boxes import Pad
 from rankwise.errors import ConfigError
 
@@ -38,7 +38,8 @@ class Take:
         dtype: dtype in the batch, named as in `Config` ("f32", "bf16", "i8" of one byte) or a NumPy dtype; None = that
             of the arrays, float32 where elements are normalised.
         pad: what stands for elements outside an array: "fill", "edge", "reflect"; None = nothing may lie outside.
-        normalise: a `Scaling`, one by array, or a function of the array's metadata.
+        normalise: a `Scaling`, one for each array (or for all arrays below a group) by URI, or a function of the
+            array's metadata; asked for all arrays when the index is made.
         mask: also make a field ``<name>_mask`` that says which elements lie inside the array.
 
     Raises:
@@ -61,6 +62,7 @@ class Take:
             raise ConfigError(f"a shape has extents of at least 1, got {list(self.shape)}")
         if self.channel is not None and not isinstance(self.channel, str | int) and len(self.channel) == 0:
             raise ConfigError("channel is one channel, several, or None for all; got an empty list")
+        check_normalise(self.normalise)
         if self.dtype is not None:
             _dtype(self.dtype)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Self, TypeAlias
@@ -10,9 +11,10 @@ from typing import Self, TypeAlias
 from rankwise.data.contract import DType, FieldSpec
 from rankwise.data.store.boxes import Pad
 from rankwise.data.store.meta import ArrayMeta
+from rankwise.data.store.meta.documents import resolve_place
 from rankwise.errors import ConfigError
 
-__all__ = ["MASK_SUFFIX", "CropField", "Normalise", "Scaling"]
+__all__ = ["MASK_SUFFIX", "CropField", "Normalise", "Scaling", "check_normalise"]
 
 MASK_SUFFIX = "_mask"
 
@@ -59,6 +61,23 @@ class Scaling:
 Normalise: TypeAlias = Scaling | Mapping[str, Scaling] | Callable[[ArrayMeta], Scaling]
 
 
+def check_normalise(rule: object) -> None:
+    """Refuse what cannot say how an array is normalised.
+
+    Raises:
+        ConfigError: it is no `Scaling`, no mapping of URIs to them, and no function.
+    """
+    if isinstance(rule, Mapping):
+        known = all(isinstance(u, str | os.PathLike) and isinstance(each, Scaling) for u, each in rule.items())
+    else:
+        known = rule is None or isinstance(rule, Scaling) or callable(rule)
+    if not known:
+        raise ConfigError(
+            "normalise= is a Scaling (such as Scaling.standard(mean, std)), a mapping of URIs of arrays or groups to "
+            f"Scalings, or a function of an array's metadata that returns one; got {rule!r:.120}"
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CropField:
     """One field of a batch: boxes of one shape, cast to one dtype.
@@ -68,8 +87,8 @@ class CropField:
         dtype: dtype in the batch, native byte order.
         pad: what stands for elements outside an array: its fill value, the nearest element, the mirror image; None
             refuses boxes that stick out.
-        normalise: one scaling for all arrays; one for each array, or for all arrays below a group, by place (as
-            `ArrayMeta.place` has it); or a function of the array's metadata. None leaves the elements as they are.
+        normalise: one scaling for all arrays; one for each array, or for all arrays below a group, by URI; or a
+            function of the array's metadata. None leaves the elements as they are.
         mask: whether a field ``<name>_mask``, bool of the same shape, says which elements lie inside their array.
     """
 
@@ -78,6 +97,11 @@ class CropField:
     pad: Pad | None = None
     normalise: Normalise | None = None
     mask: bool = False
+
+    def __post_init__(self) -> None:
+        if isinstance(self.normalise, Mapping):
+            by_place = {resolve_place(uri): scaling for uri, scaling in self.normalise.items()}
+            object.__setattr__(self, "normalise", by_place)
 
     @property
     def spec(self) -> FieldSpec:

@@ -12,13 +12,11 @@ from rankwise.data.crops.config import Config
 from rankwise.data.crops.dtypes import Dtype, parse_dtype, resolved_dtype
 from rankwise.data.crops.exceptions import DamacyError, DtypeMismatch, InvalidSample
 from rankwise.data.crops.reading import CropField, CropReader
-from rankwise.data.crops.reading.field import Normalise
 from rankwise.data.crops.stats import Meters
 from rankwise.data.crops.stream.flow import Flow, Group
 from rankwise.data.crops.stream.opening import Openings
 from rankwise.data.crops.stream.resolving import ArrayBoxes, grouped, resolve
 from rankwise.data.crops.stream.work import Numbered, Work
-from rankwise.data.store.meta.documents import resolve_place
 from rankwise.data.store.reader import BoxReader
 
 __all__ = ["Planner"]
@@ -108,12 +106,7 @@ class Planner:
                 shape=tuple(field.sample_shape),
                 dtype=resolved_dtype(parse_dtype(field.dtype), None if native is None else native[0]),
                 pad=field.pad,
-                normalise=_by_place(field.normalise),
+                normalise=field.normalise,
                 mask=field.pad is not None if field.mask is None else field.mask,
             )
         return CropReader(fields, reader=self._engine)
-
-
-def _by_place(rule: Normalise | None) -> Normalise | None:
-    """Scalings by URI, as the user writes them, become scalings by place."""
-    return {resolve_place(uri): scaling for uri, scaling in rule.items()} if isinstance(rule, Mapping) else rule

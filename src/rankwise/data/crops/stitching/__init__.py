@@ -1,0 +1,7 @@
+"""From tiles through a model back to whole volumes on disk."""
+
+from __future__ import annotations
+
+from rankwise.data.crops.stitching.stitcher import StitchedVolume, Stitcher, StitchOptions
+
+__all__ = ["StitchOptions", "StitchedVolume", "Stitcher"]

@@ -1,0 +1,415 @@
+"""`Stitcher`: the predictions of overlapping tiles as whole volumes on disk, made by any number of ranks."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+
+import numpy as np
+import numpy.typing as npt
+
+from rankwise import vitals
+from rankwise.data.contract import DType, NDArray
+from rankwise.data.crops.budget import Caps
+from rankwise.data.crops.devices import place_in_world
+from rankwise.data.crops.exceptions import BudgetExceeded
+from rankwise.data.crops.index.crop_index import CropIndex
+from rankwise.data.crops.index.image import CropImage
+from rankwise.data.crops.index.pipeline import IndexPipeline
+from rankwise.data.crops.stitching.model import as_numpy, evaluating, model_digest, source_digest, unwrapped
+from rankwise.data.crops.stitching.slabs import Canvas, Run, SlabPlan, TileOrder, Window, tile_window
+from rankwise.data.crops.stitching.target import Target, finished_channels, grid_of, output_paths, wait_for_all
+from rankwise.errors import ConfigError, DesyncError, StepError
+from rankwise.tracking.progress import Progress
+from rankwise.world import World
+
+if TYPE_CHECKING:
+    import torch
+
+    from rankwise.data.feed import BatchTransform, Transform
+    from rankwise.data.store.cache import ChunkCache
+    from rankwise.data.store.remote import RemoteOptions
+
+__all__ = ["StitchOptions", "StitchedVolume", "Stitcher"]
+
+_LOG = logging.getLogger("rankwise.crops")
+_PATIENCE_S = 600.0
+
+
+class StitchOptions(TypedDict, total=False):
+    """Arguments that go as they are to the `Pipeline` which reads the tiles; it says what each means."""
+
+    depth: int
+    cache: ChunkCache | int
+    threads: int | None
+    remote: RemoteOptions | None
+    max_gpu_memory_bytes: int | None
+    max_host_memory_bytes: int | None
+    transform: Transform | None
+    batch_transform: BatchTransform | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StitchedVolume:
+    """One volume that was stitched.
+
+    Attributes:
+        image: the image it was made of.
+        path: the array, of Zarr version 3.
+        shape: its shape.
+        dtype: its dtype.
+        num_slabs: slabs that it consists of.
+        num_made: slabs that this rank made now; the others were there, or were made by other ranks.
+    """
+
+    image: CropImage
+    path: Path
+    shape: tuple[int, ...]
+    dtype: DType
+    num_slabs: int
+    num_made: int
+
+
+class Stitcher:
+    """Runs a model over all tiles of an index and adds up what it says, weighted, to one array on disk for each image.
+
+    Ranks share the files of the output: each is written once, by one rank. Tiles at the border of two ranks' parts are
+    run by both, so nothing is exchanged, and any number of ranks writes the same bits (on a CPU, with as many threads
+    per rank). A rank holds the batches and the sums of the tiles that are under way, not the volume. What is finished
+    is recorded: the same call after a kill, at any number of ranks, makes what is missing. The array appears in its
+    place when it is whole.
+
+    Args:
+        index: tiles, ``CropIndex(image, shape=..., stride=...)`` with a stride below the shape to overlap.
+        output: path of the array; with several images a function of the image that returns it.
+        model: a torch module (it is put into evaluation mode and run without gradients; of one that is wrapped for data
+            parallel training the module inside), or any function.
+        predict: ``predict(model, batch)`` returns what the model says about a batch, [B, *shape], or
+            [B, channels, *shape] if `channels` is given: for the elements that the tiles have along the cropped axes of
+            the reference. None calls ``model(batch[field])`` with the first field.
+        channels: how many numbers it returns for each element; None = one, without an axis of its own.
+        finish: what becomes of the weighted means of a part of the volume, [channels, *extents] (without the first axis
+            if `channels` is None): a function that returns [*extents] or [K, *extents], each element from its own means
+            alone, such as ``lambda means: means.argmax(0).astype("u1")``.
+        dtype: dtype of the array; None = float32, or what `finish` returns.
+        window: weights of a tile's elements: "gaussian" (least at its borders), "hann", "constant", or an array.
+        batch_size: most tiles of one pass of the model.
+        chunks: chunk grid of the array along the cropped axes; None = chunks and shards of the reference.
+        shards: its shards along the cropped axes; None = none if `chunks` is given.
+        fill: what stands where no tile lies, which only a `mask` of the index allows.
+        tag: anything else that decides the values, such as the name of a checkpoint: another one makes another result.
+        overwrite: replace what lies at `output`, or unfinished beside it, if it was made of something else.
+        durable: flush each file to the disk before its slab is recorded, so that the record outlives a power cut and
+            not only a kill; False is faster where files are small.
+        progress: whether the main rank shows how far it is.
+        device: where batches go, see `Pipeline`.
+        world: the ranks; None = `World.current()`.
+        **options: how tiles are read, as `Pipeline` says.
+
+    Attributes:
+        window_bytes: most memory that the sums take on a rank.
+
+    Raises:
+        ConfigError: arguments do not fit each other, or the tiles leave places out.
+        BudgetExceeded: the sums do not fit the memory.
+    """
+
+    def __init__(
+        self,
+        index: CropIndex,
+        output: str | os.PathLike[str] | Callable[[CropImage], str | os.PathLike[str]],
+        *,
+        model: Any,
+        predict: Callable[[Any, Any], Any] | None = None,
+        channels: int | None = None,
+        finish: Callable[[NDArray], Any] | None = None,
+        dtype: npt.DTypeLike | None = None,
+        window: Window | NDArray = "gaussian",
+        batch_size: int = 4,
+        chunks: Sequence[int] | None = None,
+        shards: Sequence[int] | None = None,
+        fill: float = 0,
+        tag: str = "",
+        overwrite: bool = False,
+        durable: bool = True,
+        progress: bool = True,
+        device: str | torch.device | None = "auto",
+        world: World | None = None,
+        **options: Unpack[StitchOptions],
+    ) -> None:
+        if not isinstance(index, CropIndex):
+            raise ConfigError(f"a stitcher takes a CropIndex of tiles, got {type(index).__name__}")
+        for name, value in (("channels", channels), ("batch_size", batch_size)):
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise ConfigError(f"{name} is a whole number of at least 1, got {value!r}")
+        self.index = index
+        self._model, self._predict = unwrapped(model), predict
+        self._channels, self._finish = channels, finish
+        self._batch_size = batch_size
+        self._overwrite, self._progress = overwrite, progress
+        self._device, self._options = device, options
+        self._world = World.current() if world is None else world
+        self._kept, self._dtype = self._settle_values(None if dtype is None else np.dtype(dtype))
+        frame = index.compiled(0).frame
+        sums: DType = np.dtype(np.float64 if self._dtype == np.float64 else np.float32)
+        self._window = tile_window(window, frame.shape).astype(sums)
+        grids = [grid_of(frame, number, chunks, shards) for number in range(len(index.images))]
+        files = np.array([file or chunk for chunk, file in grids], dtype=np.int64)
+        self._plan = SlabPlan(index, files, channels=channels or 1, itemsize=sums.itemsize)
+        self.window_bytes = self._plan.window_bytes
+        self._check_memory()
+        identity = {
+            "version": 1, "index": index.fingerprint, "channels": channels, "batch_size": batch_size, "tag": tag,
+            "window": hashlib.sha256(self._window.tobytes()).hexdigest()[:16], "model": model_digest(self._model),
+            "predict": source_digest(predict), "finish": source_digest(finish),
+        }  # fmt: skip
+        self._targets = [
+            self._target(path, number, *grids[number], fill=fill, identity=identity, durable=durable)
+            for number, path in enumerate(output_paths(output, index.images))
+        ]
+
+    def _settle_values(self, dtype: DType | None) -> tuple[int | None, DType]:
+        """Return the channels and the dtype of the output, by asking `finish` what it makes of a few zeros."""
+        if self._finish is None:
+            if dtype is not None and dtype.kind != "f":
+                raise ConfigError(f"means of predictions are fractions: dtype={dtype} wants finish=, which rounds them")
+            return self._channels, dtype or np.dtype(np.float32)
+        extents = tuple(min(extent, 2) for extent in self.index.compiled(0).frame.shape)
+        lead = () if self._channels is None else (self._channels,)
+        made = np.asarray(self._finish(np.zeros((*lead, *extents), dtype=np.float32)))
+        kept = finished_channels(made, extents)
+        if dtype is not None and not np.can_cast(made.dtype, dtype, "same_kind"):
+            raise ConfigError(f"finish= returns {made.dtype}, which dtype={dtype} cannot hold: convert inside finish=")
+        return kept, dtype or made.dtype
+
+    def _check_memory(self) -> None:
+        place = place_in_world(None, self._world)
+        cap = self._options.get("max_host_memory_bytes")
+        caps = Caps.of(place, max_gpu_memory_bytes=None, max_host_memory_bytes=cap)
+        if self.window_bytes > caps.host_bytes:
+            raise BudgetExceeded(
+                f"the sums of the tiles that are under way take {self.window_bytes / 2**20:.0f} MiB on a rank, it may "
+                f"take {caps.host_bytes / 2**20:.0f} MiB: take fewer channels, smaller chunks or shards, or stitch the "
+                "volume in parts"
+            )
+
+    def _target(
+        self,
+        path: Path,
+        number: int,
+        chunk: tuple[int, ...],
+        shard: tuple[int, ...] | None,
+        *,
+        fill: float,
+        identity: dict[str, Any],
+        durable: bool,
+    ) -> Target:
+        frame = self._plan.frame
+        lead = () if self._kept is None else (self._kept,)
+
+        def with_channels(extents: Sequence[int], extra: tuple[int, ...]) -> list[int]:
+            return [*extents[: frame.num_stepped], *extra, *extents[frame.num_stepped :]]
+
+        axes = [str(axis) for axis in frame.axes]
+        return Target(
+            path,
+            shape=with_channels(frame.sizes[number].tolist(), lead),
+            chunks=with_channels(chunk, () if self._kept is None else (1,)),
+            shards=None if shard is None else with_channels(shard, lead),
+            dtype=self._dtype,
+            fill=fill,
+            axes=[*axes[: frame.num_stepped], *["c"] * len(lead), *axes[frame.num_stepped :]],
+            identity={**identity, "image": self.index.images[number].name},
+            durable=durable,
+        )
+
+    def run(self) -> tuple[StitchedVolume, ...]:
+        """Stitch what is not there yet; every rank calls it, and returns when all of it is there.
+
+        Returns:
+            One volume for each image of the index.
+
+        Raises:
+            StepError: the model returned something else than was said, or values that are not finite.
+            DataError: a tile cannot be read, or something else lies at the output.
+            DesyncError: another rank failed, or was given something else to stitch.
+        """
+        world = self._world
+        finished, done = world.from_main(self._prepared)
+        self._compare(world)
+        left = [
+            (image, slab)
+            for image in range(len(self._targets))
+            if not finished[image]
+            for slab in range(self._plan.num_slabs(image))
+            if slab not in done[image]
+        ]
+        owners = self._plan.owners(left, world.world_size)
+        mine = [left[at] for at in np.flatnonzero(owners == world.rank).tolist()]
+        error: BaseException | None = None
+        try:
+            self._stitch(mine, resumed=any(done))
+        except Exception as caught:  # noqa: BLE001  (told to all ranks, then raised)
+            error = caught
+            for target, whole in zip(self._targets, finished, strict=True):
+                if not whole:
+                    (target.partial / "failed").touch()
+        if error is None:
+            waiting = [
+                (target, [slab for at, slab in left if at == image]) for image, target in enumerate(self._targets)
+            ]
+            wait_for_all(world, waiting, patience_s=_PATIENCE_S, beat=lambda: vitals.beat(phase="stitch"))
+        world.raise_together(error)
+        world.from_main(partial(self._publish, finished))
+        return tuple(
+            StitchedVolume(
+                image=self.index.images[image],
+                path=target.path,
+                shape=target.shape,
+                dtype=target.dtype,
+                num_slabs=self._plan.num_slabs(image),
+                num_made=sum(at == image for at, _ in mine),
+            )
+            for image, target in enumerate(self._targets)
+        )
+
+    def _prepared(self) -> tuple[list[bool], list[set[int]]]:
+        finished = [target.is_finished(overwrite=self._overwrite) for target in self._targets]
+        done = [
+            set() if whole else target.prepare(self._plan.num_slabs(image), overwrite=self._overwrite)
+            for image, (target, whole) in enumerate(zip(self._targets, finished, strict=True))
+        ]
+        return finished, done
+
+    def _publish(self, finished: Sequence[bool]) -> None:
+        for target, whole in zip(self._targets, finished, strict=True):
+            if not whole:
+                target.publish()
+
+    def _compare(self, world: World) -> None:
+        """Ranks that would stitch different things say so before the first tile."""
+        identities = world.all_gather_object([target.identity for target in self._targets])
+        for name in identities[0][0]:
+            differing = [rank for rank, found in enumerate(identities) if found[0][name] != identities[0][0][name]]
+            if differing:
+                raise DesyncError(
+                    f"ranks {', '.join(map(str, differing))} would stitch with another {name} than rank 0: every rank "
+                    "gives the same index, arguments and weights of the model"
+                )
+
+    def _stitch(self, slabs: Sequence[tuple[int, int]], *, resumed: bool) -> None:
+        runs = list(self._plan.runs(slabs))
+        cuts = [
+            (layer.low + at, min(layer.low + at + self._batch_size, layer.high))
+            for run in runs
+            for layer in run.layers
+            for at in range(0, layer.high - layer.low, self._batch_size)
+        ]
+        _LOG.info(
+            "stitching %d slabs of %d volumes in %d batches%s; sums take %.1f MiB", len(slabs),
+            len({image for image, _ in slabs}), len(cuts), ", after what was finished before" if resumed else "",
+            self.window_bytes / 2**20,
+        )  # fmt: skip
+        if not cuts:
+            batches: Iterator[Any] = iter(())
+            self._sweep_all(runs, batches, len(cuts))
+            return
+        order = TileOrder(self._plan.ids, cuts, fingerprint=self.index.fingerprint)
+        # Each rank reads its own tiles: to the pipeline it is alone, but on a machine and device that others share.
+        alone = dataclasses.replace(self._world, rank=0, world_size=1)
+        with (
+            IndexPipeline(
+                self.index,
+                order=order,
+                device=self._device,
+                world=alone,
+                across_epochs=False,
+                **self._options,
+            ) as pipeline,
+            evaluating(self._model),
+        ):
+            self._sweep_all(runs, (batch for step in pipeline for batch in step), len(cuts))
+
+    def _sweep_all(self, runs: Sequence[Run], batches: Iterator[Any], num_batches: int) -> None:
+        # Only the main rank shows progress; who wants none is as silent as the others.
+        shown = self._world if self._progress else dataclasses.replace(self._world, rank=1)
+        with Progress(shown, total_steps=num_batches) as progress:
+            step = 0
+            for run in runs:
+                canvas = self._plan.canvas(run, channels=self._channels or 1, window=self._window)
+                left = list(run.slabs)
+                for layer in run.layers:
+                    while left and self._plan.span(run, left[0])[1] <= layer.start:
+                        self._finish_slab(run, left.pop(0), canvas)
+                    for _ in range(0, layer.high - layer.low, self._batch_size):
+                        self._stop_if_failed(run)
+                        batch = next(batches)
+                        self._add(run, canvas, batch)
+                        step += 1
+                        vitals.beat(step=step, phase="stitch")
+                        progress.update(step, samples=len(batch.ids))
+                for slab in left:
+                    self._finish_slab(run, slab, canvas)
+
+    def _stop_if_failed(self, run: Run) -> None:
+        if (self._targets[run.image].partial / "failed").exists():
+            raise DesyncError("another rank failed, its error says why; what is finished stays")
+
+    def _add(self, run: Run, canvas: Canvas, batch: Any) -> None:
+        frame = self._plan.frame
+        said = (
+            self._model(batch[next(iter(self.index.takes))])
+            if self._predict is None
+            else self._predict(self._model, batch)
+        )
+        values = as_numpy(said)
+        lead = () if self._channels is None else (self._channels,)
+        wanted = (len(batch.ids), *lead, *frame.shape)
+        if values.shape != wanted or values.dtype.kind not in "fiub":
+            raise StepError(
+                f"the model returned {values.dtype}{list(values.shape)} for {len(batch.ids)} tiles of image "
+                f"{self.index.images[run.image].name!r}; a stitcher wants real numbers of shape {list(wanted)}: the "
+                f"tiles, {'channels=' + str(self._channels) if lead else 'no channels (channels= says how many)'}, and "
+                "the shape of the index"
+            )
+        places = self.index.places(batch.ids, seed=0)
+        values = values.astype(self._window.dtype, copy=False).reshape(len(values), self._channels or 1, *frame.shape)
+        for value, start in zip(values, places.starts.tolist(), strict=True):
+            if not np.isfinite(value).all():
+                raise StepError(
+                    f"the model returned a value that is not finite for the tile at {start} of image "
+                    f"{self.index.images[run.image].name!r}: it would spoil all places that the tile shares with others"
+                )
+            canvas.add(start[frame.num_stepped :], value)
+
+    def _finish_slab(self, run: Run, slab: int, canvas: Canvas) -> None:
+        frame, target = self._plan.frame, self._targets[run.image]
+        low, high = self._plan.span(run, slab)
+        means, missing = canvas.take(high)
+        section = int(np.ravel_multi_index(run.stepped, target.shape[: frame.num_stepped])) if run.stepped else 0
+        number = section * int(self._plan.counts[run.image]) + slab
+        if missing.all():
+            target.record(number)
+            return
+        values = self._finished(means if self._channels is not None else means[0], missing, target.fill)
+        region: list[int | slice] = [*run.stepped, *[slice(0, size) for size in target.shape[frame.num_stepped :]]]
+        region[self._plan.sweep + (self._kept is not None)] = slice(low, high)
+        target.write(number, tuple(region), values)
+
+    def _finished(self, means: NDArray, missing: NDArray, fill: float) -> NDArray:
+        values = means if self._finish is None else np.asarray(self._finish(means))
+        wanted = missing.shape if self._kept is None else (self._kept, *missing.shape)
+        if values.shape != wanted:
+            raise StepError(
+                f"finish= returned shape {list(values.shape)} for means of {list(means.shape)}, not {list(wanted)}"
+            )
+        values = values.astype(self._dtype)
+        values[(..., missing) if self._kept is not None else missing] = fill
+        return values

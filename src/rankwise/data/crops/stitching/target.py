@@ -1,0 +1,281 @@
+"""The array that a volume is stitched into: unfinished beside its place, whole in its place, with a record of slabs."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rankwise._files import fsync_folder, write_whole
+from rankwise.data.contract import JSON, DType, NDArray
+from rankwise.data.crops.index.frame import Frame
+from rankwise.errors import ConfigError, DataError
+from rankwise.world import World
+
+__all__ = ["Target", "finished_channels", "grid_of", "output_paths", "wait_for_all"]
+
+_MARK = "rankwise_stitched"
+_POLL_S = 0.1
+
+
+class Target:
+    """One output array on a local file system.
+
+    Until it is whole it lies in ``<path>.partial/array``, beside a file for each slab that is finished.
+
+    Args:
+        path: where the finished array will lie.
+        shape: its shape.
+        chunks: its chunk grid.
+        shards: its shards; None = one file for each chunk.
+        dtype: its dtype.
+        fill: what stands where no tile lies.
+        axes: names of its axes.
+        identity: all that decides its values, readable.
+        durable: whether what is recorded outlives a power cut, too.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        shape: Sequence[int],
+        chunks: Sequence[int],
+        shards: Sequence[int] | None,
+        dtype: DType,
+        fill: float,
+        axes: Sequence[str],
+        identity: Mapping[str, JSON],
+        durable: bool,
+    ) -> None:
+        self.path, self._durable = path, durable
+        self.shape, self.dtype, self.fill = tuple(shape), dtype, fill
+        self._chunks, self._shards = tuple(chunks), None if shards is None else tuple(shards)
+        self._axes = tuple(axes)
+        self.identity = {
+            **identity,
+            "shape": list(self.shape), "chunks": list(chunks), "shards": None if shards is None else list(shards),
+            "dtype": dtype.name, "fill": fill,
+        }  # fmt: skip
+        self.partial = path.with_name(path.name + ".partial")
+        self._array: Any = None
+        self._flushed = {self.partial / "array"}
+
+    def is_finished(self, *, overwrite: bool) -> bool:
+        """Return whether the array is there already, whole.
+
+        Raises:
+            DataError: something else lies there.
+        """
+        if not self.path.exists():
+            return False
+        different = self._differences(_mark_of(self.path))
+        if not different:
+            shutil.rmtree(self.partial, ignore_errors=True)  # what a kill in `publish` may have left
+            return True
+        if overwrite:
+            return False
+        raise DataError(
+            f"{self.path} holds something else than would be stitched here ({different}): choose another output, "
+            "remove it, or give overwrite=True"
+        )
+
+    def prepare(self, num_slabs: int, *, overwrite: bool) -> set[int]:
+        """Begin, or go on with what an earlier run has left; return the slabs that are finished.
+
+        Raises:
+            DataError: what lies there unfinished was begun with something else.
+        """
+        plan = self.partial / "plan.json"
+        if plan.exists() and (self.partial / "array").exists():
+            different = self._differences(json.loads(plan.read_text()))
+            if not different:
+                (self.partial / "failed").unlink(missing_ok=True)
+                done = {int(path.name) for path in (self.partial / "done").iterdir() if path.name.isdigit()}
+                return {slab for slab in done if slab < num_slabs}
+            if not overwrite:
+                raise DataError(
+                    f"{self.partial} holds an unfinished result of something else ({different}): go on with what it "
+                    "was begun with, remove it, or give overwrite=True"
+                )
+        shutil.rmtree(self.partial, ignore_errors=True)
+        (self.partial / "done").mkdir(parents=True)
+        self._create()
+        write_whole(plan, json.dumps(self.identity, indent=1).encode())
+        return set()
+
+    def _create(self) -> None:
+        import zarr
+
+        zarr.create_array(
+            str(self.partial / "array"),
+            shape=self.shape,
+            chunks=self._chunks,
+            shards=self._shards,
+            dtype=self.dtype,
+            fill_value=self.fill,
+            dimension_names=self._axes,
+            attributes={_MARK: dict(self.identity)},
+        )
+
+    def write(self, slab: int, region: tuple[int | slice, ...], values: NDArray) -> None:
+        """Write whole files of the array and record the slab."""
+        if self._array is None:
+            import zarr
+
+            self._array = zarr.open_array(str(self.partial / "array"), mode="r+")
+        self._array[region] = values
+        if self._durable:
+            self._flush(region)
+        self.record(slab)
+
+    def record(self, slab: int) -> None:
+        """Record that a slab is finished."""
+        write_whole(self.partial / "done" / str(slab), b"", durable=self._durable)
+
+    def _flush(self, region: tuple[int | slice, ...]) -> None:
+        """What is recorded lies on the disk: the files of a region, and their folders."""
+        files = self._shards or self._chunks
+        spans = []
+        for part, size, extent in zip(region, self.shape, files, strict=True):
+            low, high = (part, part + 1) if isinstance(part, int) else part.indices(size)[:2]
+            spans.append(range(low // extent, -(-high // extent)))
+        folders: set[Path] = set()
+        for place in np.stack(np.meshgrid(*spans, indexing="ij"), axis=-1).reshape(-1, len(spans)).tolist():
+            file = self.partial / "array" / "c" / "/".join(map(str, place))
+            if file.exists():  # a chunk of nothing but the fill value has none
+                with file.open("rb") as opened:
+                    os.fsync(opened.fileno())
+                folders.update(self._to_flush(file.parent))
+        for folder in folders:
+            fsync_folder(folder)
+
+    def _to_flush(self, folder: Path) -> set[Path]:
+        """The folder of a new file, and those above it that hold a new folder."""
+        found = {folder}
+        while folder not in self._flushed:
+            self._flushed.add(folder)
+            folder = folder.parent
+            found.add(folder)
+        return found
+
+    def publish(self) -> None:
+        """Put the whole array where it belongs."""
+        old = self.partial / "old"
+        if self.path.exists():
+            self.path.replace(old)
+        (self.partial / "array").replace(self.path)
+        fsync_folder(self.path.parent)
+        shutil.rmtree(self.partial)
+
+    def _differences(self, found: Mapping[str, Any] | None) -> str:
+        """What differs from what was asked for, in words; empty if nothing does."""
+        if found is None:
+            return "it was not stitched"
+        wanted = json.loads(json.dumps(self.identity))
+        names = [name for name in {**wanted, **found} if wanted.get(name) != found.get(name)]
+        return ", ".join(f"{name}: {found.get(name)!r:.60}, here {wanted.get(name)!r:.60}" for name in names)
+
+
+def _mark_of(path: Path) -> Mapping[str, Any] | None:
+    try:
+        attributes = json.loads((path / "zarr.json").read_text())["attributes"]
+        mark = attributes[_MARK]
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+    return mark if isinstance(mark, Mapping) else None
+
+
+def wait_for_all(
+    world: World, targets: Iterable[tuple[Target, Collection[int]]], *, patience_s: float, beat: Callable[[], None]
+) -> None:
+    """Wait until all ranks have finished their slabs, one has failed, or nothing has come for `patience_s` seconds.
+
+    Ranks end far apart, further perhaps than a collective waits: the records on disk say who is through.
+    """
+    left = [(target, set(slabs)) for target, slabs in targets]
+    changed_s = time.monotonic()
+    while any(slabs for _, slabs in left) and time.monotonic() - changed_s < patience_s:
+        before = sum(len(slabs) for _, slabs in left)
+        for target, slabs in left:
+            if (target.partial / "failed").exists():
+                return
+            slabs -= {slab for slab in slabs if (target.partial / "done" / str(slab)).exists()}
+        if sum(len(slabs) for _, slabs in left) < before:
+            changed_s = time.monotonic()
+        if world.world_size == 1:
+            return
+        beat()
+        time.sleep(_POLL_S)
+
+
+def output_paths(output: Any, images: Sequence[Any]) -> list[Path]:
+    """Return where the array of each image goes.
+
+    Raises:
+        ConfigError: two images would go to one place, or it is no local path.
+    """
+    if callable(output):
+        given = [output(image) for image in images]
+    elif len(images) == 1:
+        given = [output]
+    else:
+        raise ConfigError(
+            f"the index has {len(images)} images: give output= as a function of an image that returns its path, such "
+            'as lambda image: f"stitched/{image.name}"'
+        )
+    for path in given:
+        if not isinstance(path, str | os.PathLike) or "://" in os.fspath(path):
+            raise ConfigError(f"output= is a path of a local file system, got {path!r}")
+    paths = [Path(path).absolute() for path in given]
+    twice = next((path for path in paths if paths.count(path) > 1), None)
+    if twice is not None:
+        raise ConfigError(f"several images would be stitched into {twice}: output= wants a path of its own for each")
+    return paths
+
+
+def grid_of(
+    frame: Frame, image: int, chunks: Sequence[int] | None, shards: Sequence[int] | None
+) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
+    """Return the chunks and the shards of an image's output along the axes of the reference, 1 along stepped ones.
+
+    Raises:
+        ConfigError: they do not fit the axes or each other.
+    """
+    num_stepped = frame.num_stepped
+    if chunks is None:
+        meta = frame.levels[image].array
+        chunks = [meta.chunks[axis] for axis in frame.where[num_stepped:]]
+        if shards is None and meta.sharded:
+            shards = [meta.files[axis] for axis in frame.where[num_stepped:]]
+    for name, given in (("chunks", chunks), ("shards", shards)):
+        if given is not None and (len(given) != len(frame.shape) or min(given) < 1):
+            raise ConfigError(
+                f"{name}= has an extent of at least 1 for each of {len(frame.shape)} cropped axes, got {list(given)}"
+            )
+    if shards is not None and any(shard % chunk for shard, chunk in zip(shards, chunks, strict=True)):
+        raise ConfigError(f"shards={list(shards)} hold whole chunks={list(chunks)} only")
+    lead = (1,) * num_stepped
+    return (*lead, *map(int, chunks)), None if shards is None else (*lead, *map(int, shards))
+
+
+def finished_channels(made: NDArray, extents: tuple[int, ...]) -> int | None:
+    """Return how many numbers for each place `finish=` returned for means of `extents`; None = no axis of them.
+
+    Raises:
+        ConfigError: it returned something else.
+    """
+    if made.shape == extents:
+        return None
+    if made.shape[1:] == extents:
+        return int(made.shape[0])
+    raise ConfigError(
+        f"finish= takes the means of a part of the volume and returns {list(extents)} or [K, "
+        f"{', '.join(map(str, extents))}] for one of {list(extents)}; it returned {list(made.shape)}"
+    )
