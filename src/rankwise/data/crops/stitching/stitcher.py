@@ -25,7 +25,7 @@ from rankwise.data.crops.index.image import CropImage
 from rankwise.data.crops.index.pipeline import IndexPipeline
 from rankwise.data.crops.stitching.model import as_numpy, evaluating, model_digest, source_digest, unwrapped
 from rankwise.data.crops.stitching.slabs import Canvas, Run, SlabPlan, TileOrder, Window, tile_window
-from rankwise.data.crops.stitching.target import Target, finished_channels, grid_of, output_paths, wait_for_all
+from rankwise.data.crops.stitching.target import Target, grid_of, output_paths, settle_values, wait_for_all
 from rankwise.errors import ConfigError, DesyncError, StepError
 from rankwise.tracking.progress import Progress
 from rankwise.world import World
@@ -156,8 +156,9 @@ class Stitcher:
         self._overwrite, self._progress = overwrite, progress
         self._device, self._options = device, options
         self._world = World.current() if world is None else world
-        self._kept, self._dtype = self._settle_values(None if dtype is None else np.dtype(dtype))
         frame = index.compiled(0).frame
+        wanted = None if dtype is None else np.dtype(dtype)
+        self._kept, self._dtype = settle_values(finish, frame.shape, channels=channels, dtype=wanted)
         sums: DType = np.dtype(np.float64 if self._dtype == np.float64 else np.float32)
         self._window = tile_window(window, frame.shape).astype(sums)
         grids = [grid_of(frame, number, chunks, shards) for number in range(len(index.images))]
@@ -174,20 +175,6 @@ class Stitcher:
             self._target(path, number, *grids[number], fill=fill, identity=identity, durable=durable)
             for number, path in enumerate(output_paths(output, index.images))
         ]
-
-    def _settle_values(self, dtype: DType | None) -> tuple[int | None, DType]:
-        """Return the channels and the dtype of the output, by asking `finish` what it makes of a few zeros."""
-        if self._finish is None:
-            if dtype is not None and dtype.kind != "f":
-                raise ConfigError(f"means of predictions are fractions: dtype={dtype} wants finish=, which rounds them")
-            return self._channels, dtype or np.dtype(np.float32)
-        extents = tuple(min(extent, 2) for extent in self.index.compiled(0).frame.shape)
-        lead = () if self._channels is None else (self._channels,)
-        made = np.asarray(self._finish(np.zeros((*lead, *extents), dtype=np.float32)))
-        kept = finished_channels(made, extents)
-        if dtype is not None and not np.can_cast(made.dtype, dtype, "same_kind"):
-            raise ConfigError(f"finish= returns {made.dtype}, which dtype={dtype} cannot hold: convert inside finish=")
-        return kept, dtype or made.dtype
 
     def _check_memory(self) -> None:
         place = place_in_world(None, self._world)

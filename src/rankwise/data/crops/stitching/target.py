@@ -18,7 +18,7 @@ from rankwise.data.crops.index.frame import Frame
 from rankwise.errors import ConfigError, DataError
 from rankwise.world import World
 
-__all__ = ["Target", "finished_channels", "grid_of", "output_paths", "wait_for_all"]
+__all__ = ["Target", "grid_of", "output_paths", "settle_values", "wait_for_all"]
 
 _MARK = "rankwise_stitched"
 _POLL_S = 0.1
@@ -265,17 +265,27 @@ def grid_of(
     return (*lead, *map(int, chunks)), None if shards is None else (*lead, *map(int, shards))
 
 
-def finished_channels(made: NDArray, extents: tuple[int, ...]) -> int | None:
-    """Return how many numbers for each place `finish=` returned for means of `extents`; None = no axis of them.
+def settle_values(
+    finish: Callable[[NDArray], Any] | None, extents: Sequence[int], *, channels: int | None, dtype: DType | None
+) -> tuple[int | None, DType]:
+    """Return how many numbers there are for each place of the output (None = no axis of them), and their dtype.
+
+    Asks `finish` what it makes of a few zeros.
 
     Raises:
-        ConfigError: it returned something else.
+        ConfigError: `finish` returns another shape or a dtype that cannot be converted, or is needed and missing.
     """
-    if made.shape == extents:
-        return None
-    if made.shape[1:] == extents:
-        return int(made.shape[0])
-    raise ConfigError(
-        f"finish= takes the means of a part of the volume and returns {list(extents)} or [K, "
-        f"{', '.join(map(str, extents))}] for one of {list(extents)}; it returned {list(made.shape)}"
-    )
+    if finish is None:
+        if dtype is not None and dtype.kind != "f":
+            raise ConfigError(f"means of predictions are fractions: dtype={dtype} wants finish=, which rounds them")
+        return channels, dtype or np.dtype(np.float32)
+    few = tuple(min(extent, 2) for extent in extents)
+    made = np.asarray(finish(np.zeros((*(() if channels is None else (channels,)), *few), dtype=np.float32)))
+    if few not in (made.shape, made.shape[1:]):
+        raise ConfigError(
+            f"finish= takes the means of a part of the volume and returns {list(few)} or [K, "
+            f"{', '.join(map(str, few))}] for one of {list(few)}; it returned {list(made.shape)}"
+        )
+    if dtype is not None and not np.can_cast(made.dtype, dtype, "same_kind"):
+        raise ConfigError(f"finish= returns {made.dtype}, which dtype={dtype} cannot hold: convert inside finish=")
+    return (None if made.shape == few else int(made.shape[0])), dtype or made.dtype
