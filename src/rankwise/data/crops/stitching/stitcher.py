@@ -305,23 +305,13 @@ class Stitcher:
             self.window_bytes / 2**20,
         )  # fmt: skip
         if not cuts:
-            batches: Iterator[Any] = iter(())
-            self._sweep_all(runs, batches, len(cuts))
+            self._sweep_all(runs, iter(()), 0)
             return
         order = TileOrder(self._plan.ids, cuts, fingerprint=self.index.fingerprint)
         # Each rank reads its own tiles: to the pipeline it is alone, but on a machine and device that others share.
         alone = dataclasses.replace(self._world, rank=0, world_size=1)
-        with (
-            IndexPipeline(
-                self.index,
-                order=order,
-                device=self._device,
-                world=alone,
-                across_epochs=False,
-                **self._options,
-            ) as pipeline,
-            evaluating(self._model),
-        ):
+        reading: dict[str, Any] = {"device": self._device, "world": alone, "across_epochs": False, **self._options}
+        with IndexPipeline(self.index, order=order, **reading) as pipeline, evaluating(self._model):
             self._sweep_all(runs, (batch for step in pipeline for batch in step), len(cuts))
 
     def _sweep_all(self, runs: Sequence[Run], batches: Iterator[Any], num_batches: int) -> None:
