@@ -28,7 +28,7 @@ def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(tmp_path):
     Both for a new step and for one that replaces the same step; found whole and without a warning.
     """
     command = [sys.executable, str(Path(__file__).with_name("kill_saves.py")), str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     for new_step in (1, 2):

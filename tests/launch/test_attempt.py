@@ -36,7 +36,7 @@ def test_a_signal_to_the_supervisor_leaves_nothing(launcher, is_alive, wait_unti
     """Ctrl-C, a scheduler's SIGTERM, a closed terminal: ranks and all they started end; exit code 128 + signal."""
     process, pids = start_family(launcher)
     process.send_signal(number)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=240)
     assert process.returncode == 128 + number
     assert f"{number.name}: asking the ranks to end" in err
     assert "Traceback" not in err
@@ -83,7 +83,7 @@ def test_a_failing_rank_takes_the_helpers_of_all_along(launcher, is_alive, wait_
         os._exit(5)"""
     process, pids = start_family(launcher, extra=extra)
     (launcher.folder / "go").touch()
-    process.communicate(timeout=60)
+    process.communicate(timeout=240)
     assert process.returncode == 5
     wait_until(lambda: not any(map(is_alive, pids)))
 
@@ -103,7 +103,7 @@ def test_ranks_may_save_when_asked_to_end(launcher):
     process = launcher.start("--nproc", 2, script)
     launcher.pids("ready-0", "ready-1")
     process.terminate()
-    process.communicate(timeout=60)
+    process.communicate(timeout=240)
     assert process.returncode == 128 + signal.SIGTERM
     assert (launcher.folder / "saved-0").exists()
     assert (launcher.folder / "saved-1").exists()
@@ -116,21 +116,21 @@ def test_a_deaf_rank_is_killed_after_the_grace(launcher, is_alive, wait_until):
     """A rank that ignores SIGTERM does not hold up the end for longer than --shutdown-timeout."""
     process, pids = start_family(launcher, "--shutdown-timeout", "0.3", extra=DEAF)
     process.terminate()
-    process.communicate(timeout=30)
+    process.communicate(timeout=240)
     assert process.returncode == 128 + signal.SIGTERM
     wait_until(lambda: not any(map(is_alive, pids)))
 
 
 def test_the_second_ctrl_c_kills_at_once(launcher, is_alive, wait_until):
-    """Deaf ranks with half a minute of grace end at once at the second Ctrl-C."""
+    """Deaf ranks with an hour of grace end at once at the second Ctrl-C."""
     extra = f"{DEAF}; pathlib.Path('deaf-' + rank).write_text('1')"
-    process, pids = start_family(launcher, extra=extra)
+    process, pids = start_family(launcher, "--shutdown-timeout", "3600", extra=extra)
     launcher.pids("deaf-0", "deaf-1")
     process.send_signal(signal.SIGINT)
     while "asking the ranks to end" not in process.stderr.readline():
         pass
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=20)  # the grace is 30 s
+    process.communicate(timeout=240)
     assert process.returncode == 128 + signal.SIGINT
     wait_until(lambda: not any(map(is_alive, pids)))
 
@@ -151,7 +151,7 @@ def test_user_signals_are_passed_on(launcher):
     process = launcher.start("--nproc", 2, "--tee", "all", script)
     launcher.pids("ready-0", "ready-1")
     process.send_signal(signal.SIGUSR1)
-    out, _ = process.communicate(timeout=60)
+    out, _ = process.communicate(timeout=240)
     assert process.returncode == 0
     assert sorted(out.splitlines()) == ["[1] warned 1", "warned 0"]
 
@@ -171,10 +171,11 @@ def test_a_failed_rank_that_cannot_end(launcher):
 def test_the_supervisor_waits_without_polling(launcher):
     """While nothing happens, supervisor and heartbeats use next to no CPU: under 5 % over two seconds."""
     process, pids = start_family(launcher)
-    before = cpu_ticks(process.pid, *pids)
+    ranks = pids[:2]  # what they have started may be starting still
+    before = cpu_ticks(process.pid, *ranks)
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(2.0)
-    assert cpu_ticks(process.pid, *pids) - before <= 0.05 * 2.0 * os.sysconf("SC_CLK_TCK") + 2
+    assert cpu_ticks(process.pid, *ranks) - before <= 0.05 * 2.0 * os.sysconf("SC_CLK_TCK") + 2
     process.kill()
 
 

@@ -39,7 +39,7 @@ def test_same_variables_as_torchrun(launcher):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command = [*torchrun, "--max-restarts", "2", script]
     env = {**launcher.env, "WHERE": str(theirs)}
-    subprocess.run(command, env=env, check=True, capture_output=True, timeout=60)
+    subprocess.run(command, env=env, check=True, capture_output=True, timeout=240)
     names = ["env-0", "env-1"]
     for mine, other in zip(dumped(ours, names), dumped(theirs, names), strict=True):
         added = {name: value for name, value in other.items() if launcher.env.get(name) != value}

@@ -89,12 +89,20 @@ def test_collateral_is_labelled(launcher):
     script = launcher.script("""
         import os, pathlib, time
         here = pathlib.Path("rank-1-is-here")
+        first = pathlib.Path("rank-0")
         if os.environ["RANK"] == "0":
             while not here.exists():
                 time.sleep(0.01)
+            first.symlink_to(f"/proc/{os.getpid()}")
             raise RuntimeError("[gloo] Connection closed by peer [127.0.0.1]:1234")
+        def has_ended():
+            try:
+                return ") Z " in (first / "stat").read_text()
+            except OSError:
+                return first.is_symlink()
         here.touch()
-        time.sleep(0.5)
+        while not has_ended():
+            time.sleep(0.01)
         raise KeyError("the cause")
     """)
     done = launcher.run("--nproc", 2, script)

@@ -65,9 +65,12 @@ def test_lines_are_never_mixed(launcher):
 
 def test_the_last_unfinished_line_is_kept(launcher):
     """Output without a final newline is not lost, also when the rank is killed right after it."""
+    os.mkfifo(launcher.folder / "both")
     script = launcher.script("""
         import os, sys
         sys.stdout.write("no newline " + os.environ["RANK"]); sys.stdout.flush()
+        # either waits for the other here: the first to die ends the launch, and the other must have written by then
+        open("both", "w" if os.environ["RANK"] == "0" else "r")
         os.kill(os.getpid(), 9)
     """)
     done = launcher.run("--nproc", 2, "--tee", "all", script)
@@ -101,7 +104,7 @@ def test_rank_0_keeps_the_terminal(launcher, logs):
     except OSError:  # the end of a pseudo-terminal
         pass
     os.close(master)
-    assert process.wait(60) == 0
+    assert process.wait(240) == 0
     assert b"terminal True 93\r\n" in shown
     assert b"\r\x1b[32mstep 4\x1b[0m\r\n" in shown
     if logs:
@@ -122,7 +125,7 @@ def test_a_reader_that_leaves_does_not_stop_the_run(launcher):
     script = launcher.script("for i in range(20000): print('line', i)")
     process = launcher.start("--nproc", 2, "--tee", "all", "--log-dir", "logs", script)
     process.stdout.close()
-    assert process.wait(60) == 0
+    assert process.wait(240) == 0
     process.stdout = None
     log = launcher.folder / "logs" / "attempt-0" / "rank-1.out"
     assert log.read_text().splitlines()[-1] == "line 19999"
@@ -149,7 +152,7 @@ def test_a_console_that_nobody_reads_stops_nothing(launcher, wait_until, is_aliv
     if "sleep" in deed:
         process.terminate()
     wait_until(lambda: not any(map(is_alive, pids)))
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=240)
     assert process.returncode == (3 if "exit" in deed else 128 + signal.SIGTERM)
     assert "exited with 3" in err if "exit" in deed else "SIGTERM: asking the ranks to end" in err
     left_out = sum(int(found.replace(",", "")) for found in re.findall(r"rankwise: ([\d,]+) bytes of output", out))

@@ -29,7 +29,7 @@ SCRIPT = """
 def test_the_decorator_runs_on_every_rank(launcher):
     """A decorated function of the main script: groups, arguments, values, name, docstring, end - as promised."""
     done = subprocess.run(
-        [sys.executable, launcher.script(SCRIPT)], capture_output=True, text=True, check=False, timeout=100
+        [sys.executable, launcher.script(SCRIPT)], capture_output=True, text=True, check=False, timeout=240
     )
     assert done.returncode == 0, done.stderr
     values = [(22.0, 0, "ddpw"), (11.0, 1, "ddpw"), (22.0, 2, "ddpw")]

@@ -29,7 +29,7 @@ class Job:
         command = [sys.executable, "-m", "rankwise", "run", "--nproc", str(num_ranks), "--max-restarts", str(restarts)]
         command += ["--run-dir", str(run_dir), str(self.script), *self.options, *extra]
         env = {**os.environ, "OMP_NUM_THREADS": "1", "RANKWISE_TEST_FAULT": fault}
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=200, check=False)
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=280, check=False)
         return done.returncode, done.stdout + done.stderr
 
     def finish(self, run_dir, num_ranks, **how):

@@ -92,7 +92,7 @@ def test_the_same_script_everywhere(job, tmp_path):
     def digest(name, *command, ranks):
         env = {**os.environ, "OMP_NUM_THREADS": "1", "RANKWISE_RUN_DIR": str(tmp_path / name)}
         script = [str(job.script), *job.options, "--epochs", "1"]
-        done = subprocess.run([*command, *script], env=env, capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run([*command, *script], env=env, capture_output=True, text=True, timeout=280, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
         record = json.loads((tmp_path / name / "config.json").read_text())
         assert json.dumps(record).count(f'"world_size": {ranks}') == 1

@@ -78,7 +78,7 @@ def train(world, store, num_micro, dtype):
 def run(store, num_ranks, num_micro, dtype):
     if num_ranks == 1:
         return [train(World.single(), store, num_micro, dtype)]
-    return run_ranks(train, num_ranks, store, num_micro, dtype, timeout=120)
+    return run_ranks(train, num_ranks, store, num_micro, dtype)
 
 
 _one = {}

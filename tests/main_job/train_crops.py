@@ -44,7 +44,7 @@ def main():
     parser.add_argument("--volumes", required=True)
     parser.add_argument("--plain", action="store_true")
     args = parser.parse_args()
-    with rankwise.bind(threads=1, timeout=60) as world:
+    with rankwise.bind(threads=1, timeout=240) as world:
         index = CropIndex(args.volumes, shape=SHAPE, num_random=126)
         order = rankwise.Order(index, batch_size=20)
         with Pipeline(index, order=order, micro_batch=6, transform=augmented) as pipeline:

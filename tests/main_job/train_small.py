@@ -30,7 +30,7 @@ def main():
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--plain", action="store_true")
     args = parser.parse_args()
-    with rankwise.bind(threads=1, timeout=60) as world:
+    with rankwise.bind(threads=1, timeout=240) as world:
         source = ArraySource.open(args.store, fields=("image", "label"))
         loader = SampleLoader(source, order=rankwise.Order(source, batch_size=20), world=world)
         train(world, loader, make_model(args.plain), step, note=lambda batch: batch.ids.tolist(), epochs=args.epochs)

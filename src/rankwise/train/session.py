@@ -87,6 +87,7 @@ class Session:
     resumed_text: str = ""
     saved_by: int = 0
     last_values: Mapping[str, float] = field(default_factory=dict)
+    _said: bool = False
 
     @classmethod
     @contextmanager
@@ -132,7 +133,9 @@ class Session:
         self.checkpointer = Checkpointer(
             run_dir.checkpoints, world=self.world, keep=self.choice.keep, fence=run_dir.fence, attempt=run_dir.attempt
         )
-        self._say_changes(run_dir)
+        if not self._said:
+            self._say_changes(run_dir)
+            self._said = True
 
     def _close(self) -> None:
         if self.tracker is not None:

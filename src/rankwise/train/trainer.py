@@ -309,8 +309,10 @@ class Trainer:
         values, num_steps = dict(session.finished["values"]), session.progressed.num_steps
         values.pop("num_steps", None)
         if self.world.is_main:
+            sizes = {"epoch": epochs, "step": num_steps, "rank": session.saved_by}
+            told = ", ".join(f"{number} {what}{'s' * (number != 1)}" for what, number in sizes.items())
             print(  # noqa: T201  (the answer to the user's command, whatever is shown on the way)
-                f"run {session.path} is finished ({epochs} epochs, {num_steps} steps, {session.saved_by} ranks): its "
+                f"run {session.path} is finished ({told}): its "
                 "model was restored, nothing was trained; --fresh, RANKWISE_FRESH=1 or another name trains anew",
                 flush=True,
             )
