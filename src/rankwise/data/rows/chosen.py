@@ -13,7 +13,7 @@ import numpy as np
 from rankwise.data.contract import IntArray, NDArray
 from rankwise.data.order import SplitRule
 from rankwise.data.rows.blockwise import taken
-from rankwise.data.rows.datasets import Dataset
+from rankwise.data.rows.datasets import AnyDataset
 from rankwise.data.rows.drawing import DrawOptions, Draws, make_draws
 from rankwise.data.rows.identity import rows_fingerprint
 from rankwise.data.rows.obs import RowGroups, read_groups, read_tables
@@ -37,7 +37,7 @@ class ChosenRows:
         options: what the draws were made of.
     """
 
-    datasets: tuple[Dataset, ...]
+    datasets: tuple[AnyDataset, ...]
     named: tuple[NamedRows, ...]
     edges: IntArray
     rows: NDArray | None = None
@@ -45,7 +45,7 @@ class ChosenRows:
     options: DrawOptions | None = None
 
     @classmethod
-    def of(cls, named: Sequence[NamedRows], datasets: Sequence[Dataset], rows: Any) -> ChosenRows:
+    def of(cls, named: Sequence[NamedRows], datasets: Sequence[AnyDataset], rows: Any) -> ChosenRows:
         """Return rows of what was named.
 
         Args:
@@ -100,7 +100,7 @@ class ChosenRows:
         self.refuse_draws("place in a list: list the rows first, then draw from them")
         return NamedRows(
             name=" + ".join(one.name for one in self.named),
-            places=tuple(dataset.place for dataset in self.datasets),
+            places=tuple(dataset.origin for dataset in self.datasets),
             rows=self.rows,
         )
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from rankwise.data.contract import choose_fields
-from rankwise.data.rows.datasets import Dataset
+from rankwise.data.rows.datasets import AnyDataset
 from rankwise.data.rows.fields import FieldChoice, open_fields
 from rankwise.data.rows.obs import ObsColumn, read_column
 from rankwise.data.rows.reading import RowFields
@@ -32,14 +32,14 @@ class ChosenFields:
         names: those of them that are read.
     """
 
-    datasets: tuple[Dataset, ...]
+    datasets: tuple[AnyDataset, ...]
     choice: FieldChoice
     opened: RowFields
     names: tuple[str, ...]
 
     @classmethod
     def of(
-        cls, datasets: tuple[Dataset, ...], choice: FieldChoice, *, known: Mapping[str, ObsColumn] | None = None
+        cls, datasets: tuple[AnyDataset, ...], choice: FieldChoice, *, known: Mapping[str, ObsColumn] | None = None
     ) -> ChosenFields:
         """Open the fields that are asked for, and read all of them.
 

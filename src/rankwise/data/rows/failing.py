@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rankwise.data.contract import IntArray, ReadReport
-from rankwise.data.rows.datasets import Dataset
+from rankwise.data.rows.datasets import AnyDataset
 from rankwise.data.store import BoxError, BoxReport, sum_reports
 from rankwise.errors import DataError, SampleError
 
@@ -21,7 +21,7 @@ class RowErrors:
         datasets: the datasets, one over the other.
     """
 
-    def __init__(self, ids: IntArray, rows: IntArray, datasets: Sequence[Dataset]) -> None:
+    def __init__(self, ids: IntArray, rows: IntArray, datasets: Sequence[AnyDataset]) -> None:
         self._ids = ids
         self._rows = rows
         self._datasets = datasets
@@ -57,7 +57,7 @@ class RowErrors:
         made.__cause__ = error
         return made
 
-    def _where(self, place: int) -> tuple[Dataset, int]:
+    def _where(self, place: int) -> tuple[AnyDataset, int]:
         row = int(self._rows[place])
         for dataset in self._datasets:
             if row < dataset.num_rows:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 
-from rankwise.data.rows.datasets import Dataset
-from rankwise.data.rows.matrices import StoredMatrix
+from rankwise.data.rows.datasets import AnyDataset
+from rankwise.data.rows.matrices import HeldMatrix, StoredMatrix
 from rankwise.errors import ConfigError, DataError
 
 __all__ = ["first_matrix", "rows_fingerprint"]
 
 
-def rows_fingerprint(datasets: Sequence[Dataset]) -> str:
+def rows_fingerprint(datasets: Sequence[AnyDataset]) -> str:
     """Return a hash of the rows of datasets: their numbers, and of each the metadata of `first_matrix`.
 
     Equal for copies elsewhere. What else lies in a store may change without another order of its rows.
@@ -24,7 +24,7 @@ def rows_fingerprint(datasets: Sequence[Dataset]) -> str:
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
 
 
-def first_matrix(dataset: Dataset) -> tuple[str | None, StoredMatrix | None]:
+def first_matrix(dataset: AnyDataset) -> tuple[str | None, StoredMatrix | HeldMatrix | None]:
     """Return the matrix that stands for a dataset, with its name: X, or the first by name that rows can be read of."""
     found = _opened(dataset, "X")
     if found is not None:
@@ -33,7 +33,7 @@ def first_matrix(dataset: Dataset) -> tuple[str | None, StoredMatrix | None]:
     return next(((name, matrix) for name, matrix in opened if matrix is not None), (None, None))
 
 
-def _opened(dataset: Dataset, name: str) -> StoredMatrix | None:
+def _opened(dataset: AnyDataset, name: str) -> StoredMatrix | HeldMatrix | None:
     try:
         return dataset.matrix(name)
     except (ConfigError, DataError):  # there is none, or it is stored column by column

@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from rankwise.data.order.opening import add_opener
-from rankwise.data.rows.datasets import Dataset
+from rankwise.data.rows.datasets import is_anndata, open_dataset
 from rankwise.data.rows.identity import first_matrix
 from rankwise.data.rows.places import find_rows
 from rankwise.data.rows.source import RowSource
@@ -22,8 +22,8 @@ def open_rows(collection: Any, **options: Any) -> RowSource:
     """Return the rows of a collection.
 
     Args:
-        collection: a `DatasetCollection`, folder or URL of a collection or AnnData store, `RowSource`, or a list of
-            these.
+        collection: a `DatasetCollection`, folder or URL of a collection or AnnData store, h5ad file, AnnData in memory,
+            `RowSource`, or a list of these.
         **options: of `RowSource`; what is left out is X, or where there is none the first matrix by name; of a source
             what it reads already.
 
@@ -43,7 +43,7 @@ def open_rows(collection: Any, **options: Any) -> RowSource:
 
 def _default_matrices(collection: Any) -> tuple[str, ...]:
     with BoxReader(cache=0) as reader:
-        name, _ = first_matrix(Dataset(find_rows(collection)[0].places[0], reader))
+        name, _ = first_matrix(open_dataset(find_rows(collection)[0].places[0], reader))
     return ("X",) if name is None else (name,)
 
 
@@ -57,7 +57,7 @@ def _opened(samples: Any) -> RowSource | None:
 
 
 def _names_rows(one: Any) -> bool:
-    return isinstance(one, (str, os.PathLike)) or hasattr(type(one), "stored_rows")
+    return isinstance(one, (str, os.PathLike)) or hasattr(type(one), "stored_rows") or is_anndata(one)
 
 
 add_opener(_opened)

@@ -11,7 +11,7 @@ import numpy as np
 
 from rankwise.data.contract import NDArray
 from rankwise.data.rows.blockwise import row_dtype
-from rankwise.data.rows.datasets import find_datasets
+from rankwise.data.rows.datasets import HeldDataset, find_datasets, is_anndata, is_h5ad
 from rankwise.errors import ConfigError
 
 __all__ = ["NamedRows", "find_rows", "stacked_rows"]
@@ -23,12 +23,12 @@ class NamedRows:
 
     Attributes:
         name: what it was called.
-        places: its AnnData stores.
+        places: its AnnData stores; AnnData in memory and h5ad files opened.
         rows: its rows, sorted; None = all.
     """
 
     name: str
-    places: tuple[str, ...]
+    places: tuple[str | HeldDataset, ...]
     rows: NDArray | None = None
 
 
@@ -36,7 +36,8 @@ def find_rows(uris: Any) -> tuple[NamedRows, ...]:
     """Return what lies where URIs, collections and sources point, in their order.
 
     Args:
-        uris: a folder or URL of an AnnData store or of a collection, a `DatasetCollection`, a `RowSource`, or a list.
+        uris: a folder or URL of an AnnData store or of a collection, an h5ad file, an AnnData, a `DatasetCollection`,
+            a `RowSource`, or a list.
 
     Raises:
         ConfigError: nothing was named, or something else; or rows of a source are drawn.
@@ -68,11 +69,17 @@ def stacked_rows(found: Sequence[NamedRows], sizes: Sequence[int]) -> NDArray | 
 
 
 def _found(uri: Any) -> NamedRows:
+    if is_anndata(uri) or is_h5ad(uri):
+        held = HeldDataset(uri)
+        return NamedRows(name=held.place, places=(held,))
     if isinstance(uri, (str, os.PathLike)):
         return NamedRows(name=os.fspath(uri), places=find_datasets(uri))
     stored = getattr(uri, "stored_rows", None)  # of a RowSource, or a DatasetCollection
     if isinstance(stored, NamedRows):
         return stored
     raise ConfigError(
-        f"rows come from AnnData stores and collections, by place or as a DatasetCollection; got {type(uri).__name__}"
+        "rows come from AnnData stores, collections and h5ad files, by place or as a DatasetCollection, and from "
+        f"AnnData in memory; got {type(uri).__name__}: of a table or array make anndata.AnnData(...), of MuData write "
+        "a collection (rankwise rows write --modality NAME); a Dataset of torch goes into "
+        "rankwise.data.samples.DatasetLoader(dataset, order=...)"
     )

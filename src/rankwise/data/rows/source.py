@@ -15,7 +15,7 @@ from rankwise.data.order import Groups, SplitRule
 from rankwise.data.rows.binding import bound_rows
 from rankwise.data.rows.chosen import ChosenRows
 from rankwise.data.rows.chosen_fields import ChosenFields
-from rankwise.data.rows.datasets import Dataset
+from rankwise.data.rows.datasets import open_dataset
 from rankwise.data.rows.drawing import DrawOptions, settled_options
 from rankwise.data.rows.failing import RowErrors
 from rankwise.data.rows.fields import FieldChoice
@@ -38,7 +38,8 @@ class RowSource:
 
     Args:
         uris: AnnData stores (Zarr groups) or collections of them: folders or URLs, a `DatasetCollection`, another
-            `RowSource` (a part of a split, say), or a list of these.
+            `RowSource` (a part of a split, say), or a list of these. For small data also AnnData in memory and h5ad
+            files, which are read into it: up to 4 GiB of matrices, on every rank.
         matrices: what to read of a row: "X", "layers/counts", "obsm/X_pca", "mod/protein/X", ..., also the names of the
             fields.
         obs: columns of the tables of observations, which are fields too: numbers as they are, categories as int32 codes
@@ -78,7 +79,7 @@ class RowSource:
         named = find_rows(uris)
         # a window order comes back to its chunks soon: each is kept at its first time
         self.reader = BoxReader(cache=cache, threads=threads, keep="all")
-        self.datasets = tuple(Dataset(place, self.reader) for one in named for place in one.places)
+        self.datasets = tuple(open_dataset(place, self.reader) for one in named for place in one.places)
         self._chosen = ChosenRows.of(named, self.datasets, rows)
         self._fields = ChosenFields.of(self.datasets, choice)
         self._shelf = Shelf()

@@ -1,10 +1,34 @@
-"""AnnData stores as training sees them: matrices by row, columns about the rows."""
+"""AnnData stores, and AnnData in memory, as training sees them: matrices by row, columns about the rows."""
 
 from __future__ import annotations
+
+from typing import TypeAlias
 
 from rankwise.data.rows.datasets.dataset import Dataset
 from rankwise.data.rows.datasets.extras import load_anndata
 from rankwise.data.rows.datasets.finding import COLLECTION_TYPE, MANIFEST, find_datasets
+from rankwise.data.rows.datasets.held import HeldDataset, is_anndata, is_h5ad
 from rankwise.data.rows.datasets.modality import split_modality, stored_name
+from rankwise.data.store import BoxReader
 
-__all__ = ["COLLECTION_TYPE", "MANIFEST", "Dataset", "find_datasets", "load_anndata", "split_modality", "stored_name"]
+__all__ = [
+    "COLLECTION_TYPE",
+    "MANIFEST",
+    "AnyDataset",
+    "Dataset",
+    "HeldDataset",
+    "find_datasets",
+    "is_anndata",
+    "is_h5ad",
+    "load_anndata",
+    "open_dataset",
+    "split_modality",
+    "stored_name",
+]
+
+AnyDataset: TypeAlias = Dataset | HeldDataset
+
+
+def open_dataset(place: str | HeldDataset, reader: BoxReader) -> AnyDataset:
+    """Return the dataset at a place; one in memory is there already."""
+    return place if isinstance(place, HeldDataset) else Dataset(place, reader)

@@ -49,6 +49,11 @@ class Dataset:
     def __repr__(self) -> str:
         return f"Dataset({self.place}: {self.num_rows} rows)"
 
+    @property
+    def origin(self) -> str:
+        """What opens these rows again: their place."""
+        return self.place
+
     @cached_property
     def num_rows(self) -> int:
         """Observations, when they were first asked for."""

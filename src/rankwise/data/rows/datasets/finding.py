@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
 from rankwise.data.store.meta import STORES
 from rankwise.data.store.meta.documents import resolve_place
@@ -37,9 +38,7 @@ def find_datasets(uris: str | os.PathLike[str] | Sequence[str | os.PathLike[str]
 def _at(place: str) -> list[str]:
     node = STORES.node(place)
     if node is None:
-        if place.endswith((".h5ad", ".h5")):
-            raise DataError(f"{place} is an HDF5 file: write it to a Zarr collection first (rankwise rows write)")
-        raise STORES.missing(place)
+        raise DataError(_unfit(place)) if Path(place).is_file() else STORES.missing(place)
     kind = node.attributes.get("encoding-type")
     if kind == "anndata":
         return [place]
@@ -56,3 +55,20 @@ def _at(place: str) -> list[str]:
             f"the collection {place} is empty: add data with DatasetCollection({place!r}).add_adatas([...])"
         )
     return [f"{place}/{match[0]}" for match in sorted(members, key=lambda match: int(match[1]))]
+
+
+def _unfit(place: str) -> str:
+    """What becomes of a file, which no Zarr store is."""
+    written = "write it to a Zarr collection first (rankwise rows write COLLECTION.zarr FILE)"
+    if place.endswith((".h5ad", ".h5", ".hdf5")):
+        return (
+            f"{place} is an HDF5 file: {written}; an ordered loader reads small ones into memory, "
+            "Loader(FILE, order=Order(FILE, batch_size=...))"
+        )
+    if place.endswith(".h5mu"):
+        return f"{place} is a MuData file: {written}, with --modality NAME for each of those that you want"
+    return (
+        f"{place} is a file; rows come from AnnData stores, collections of them, and h5ad files: make an AnnData of it "
+        "(anndata.io reads loom, csv and mtx files; of a table anndata.AnnData(frame)) and pass that or its file, or "
+        "wrap it as a Dataset of torch in rankwise.data.samples.DatasetLoader(dataset, order=...)"
+    )

@@ -11,7 +11,7 @@ import numpy as np
 from rankwise.data.contract import FieldSpec, IntArray, NDArray
 from rankwise.data.rows.fields.row_field import FieldRead, Finished, RowField
 from rankwise.data.rows.fields.spreading import Target, begin_spread
-from rankwise.data.rows.matrices import MatrixPlan, MatrixStack, find_gaps, stray_columns
+from rankwise.data.rows.matrices import HeldStack, MatrixPlan, MatrixStack, find_gaps, stray_columns
 from rankwise.data.rows.memory_pool import MemoryPool
 from rankwise.data.store import BoxPlan, BoxReader, BoxReport
 
@@ -29,6 +29,8 @@ def make_field(
         columns: int64, the columns that come out, dense: of all matrices alike, or of each; None = all.
         widths: columns of each matrix; for columns of each.
     """
+    if isinstance(stack, HeldStack):
+        return _Held(stack, None if columns is None else tuple(columns), dense)
     if not stack.spec.ragged:
         return _Plain(stack) if columns is None else _Taken(stack, tuple(columns))
     if columns is None and not dense:
@@ -132,3 +134,42 @@ class _Spread:
 
     def begin(self, plan: MatrixPlan, out: tuple[NDArray, ...], reader: BoxReader, memory: MemoryPool) -> FieldRead:
         return begin_spread(plan, out[0], self.target, reader, memory)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Held:
+    """Rows in memory, as they are, or dense: all columns or chosen ones."""
+
+    stack: HeldStack
+    columns: tuple[IntArray, ...] | None
+    dense: bool
+
+    @property
+    def spec(self) -> FieldSpec:
+        whole = self.stack.spec
+        if self.columns is None:
+            return replace(whole, ragged=whole.ragged and not self.dense)
+        return FieldSpec(shape=(len(self.columns[0]), *whole.shape[1:]), dtype=whole.dtype)
+
+    def plan(self, rows: IntArray, reader: BoxReader) -> MatrixPlan:
+        plan = self.stack.plan(rows, reader)
+        return plan if self.spec.ragged else replace(plan, lengths=None)
+
+    def begin(self, plan: MatrixPlan, out: tuple[NDArray, ...], _reader: BoxReader, _memory: MemoryPool) -> FieldRead:
+        return _HeldRead(self, plan, out, plan.jobs(out))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _HeldRead:
+    field: _Held
+    plan: MatrixPlan
+    out: tuple[NDArray, ...]
+    jobs: list[tuple[BoxPlan, NDArray]]
+
+    def finish(self, reports: tuple[BoxReport, ...]) -> Finished:
+        assert self.plan.held is not None
+        if self.field.spec.ragged:
+            self.field.stack.take(self.plan.held, self.out)
+        else:
+            self.field.stack.take_dense(self.plan.held, self.field.columns, self.out[0])
+        return Finished(reports=reports)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from rankwise.data.rows.datasets import Dataset
+from rankwise.data.rows.datasets import AnyDataset
 from rankwise.data.rows.fields.choice import FieldChoice
 from rankwise.data.rows.fields.making import make_field
 from rankwise.data.rows.fields.row_field import RowField
@@ -16,7 +16,7 @@ from rankwise.errors import ConfigError
 __all__ = ["open_fields"]
 
 
-def open_fields(datasets: Sequence[Dataset], choice: FieldChoice) -> dict[str, RowField]:
+def open_fields(datasets: Sequence[AnyDataset], choice: FieldChoice) -> dict[str, RowField]:
     """Return the fields of the matrices by name.
 
     Args:
@@ -60,7 +60,7 @@ def _wanted(genes: Any, name: str, modality: str | None) -> list[Any] | None:
 
 
 def _field(
-    datasets: Sequence[Dataset], name: str, choice: FieldChoice, variables: Variables | None, genes: list[Any] | None
+    datasets: Sequence[AnyDataset], name: str, choice: FieldChoice, variables: Variables | None, genes: list[Any] | None
 ) -> RowField:
     matrices = [dataset.matrix(name) for dataset in datasets]
     columns = None

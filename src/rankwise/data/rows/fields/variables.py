@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from rankwise.data.contract import IntArray
-from rankwise.data.rows.datasets import Dataset
+from rankwise.data.rows.datasets import AnyDataset
 from rankwise.data.rows.fields.genes import chosen_genes
 from rankwise.errors import ConfigError
 
@@ -34,7 +34,7 @@ class Variables:
         modality: as `modality_of` says.
     """
 
-    def __init__(self, datasets: Sequence[Dataset], modality: str) -> None:
+    def __init__(self, datasets: Sequence[AnyDataset], modality: str) -> None:
         self._datasets = datasets
         self._modality = modality
         self._names: dict[int, tuple[str, ...]] = {}

@@ -28,7 +28,7 @@ def kind_of(dataset: Any) -> Kind:
         if not isinstance(dataset.group, zarr.Group):
             raise TypeError(
                 "a CSR matrix in an HDF5 file (h5ad) cannot be read by several threads at once: write it to a Zarr "
-                "store first (adata.write_zarr), or load it into memory (X.to_memory())"
+                "store first (adata.write_zarr, or rankwise rows write), or load it into memory (X.to_memory())"
             )
         return "backed sparse"
     if isinstance(dataset, zarr.Array):
@@ -37,7 +37,11 @@ def kind_of(dataset: Any) -> Kind:
         return "dense"
     if isinstance(dataset, (scipy.sparse.csr_matrix, scipy.sparse.csr_array)):
         return "sparse"
-    raise TypeError(f"rows are loaded from {_TAKEN}; got {type(dataset).__module__}.{type(dataset).__name__}")
+    raise TypeError(
+        f"rows are loaded from {_TAKEN}; got {type(dataset).__module__}.{type(dataset).__name__}: convert it "
+        "(to_numpy(), tocsr()), write it to a collection (rankwise rows write), or, a Dataset of torch, take "
+        "rankwise.data.samples.DatasetLoader(dataset, order=...)"
+    )
 
 
 def check_table(name: str, table: Any, num_rows: int | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rankwise.data.rows.matrices.gaps import find_gaps
+from rankwise.data.rows.matrices.held import HeldMatrix, HeldStack, gather_rows
 from rankwise.data.rows.matrices.opening import open_matrix
 from rankwise.data.rows.matrices.plans import MatrixPlan
 from rankwise.data.rows.matrices.pointers import RowPointers
@@ -12,6 +13,8 @@ from rankwise.data.rows.matrices.strays import stray_columns
 
 __all__ = [
     "DenseStack",
+    "HeldMatrix",
+    "HeldStack",
     "MatrixPlan",
     "MatrixStack",
     "RowPointers",
@@ -20,6 +23,7 @@ __all__ = [
     "StoredMatrix",
     "StoredSparse",
     "find_gaps",
+    "gather_rows",
     "open_matrix",
     "stack_matrices",
     "stray_columns",

@@ -26,6 +26,7 @@ class MatrixPlan:
             there, and, where their chunks are not those of the elements, so that they go through memory, both in the
             order in which they are stored instead of that of the rows.
         lost: why it is not known where some rows lie; they have no elements here.
+        held: of a stack in memory, int64[n], the rows: nothing is read for them.
     """
 
     boxes: tuple[BoxPlan, ...]
@@ -33,6 +34,7 @@ class MatrixPlan:
     num_rows: int
     to_spread: bool = False
     lost: tuple[BoxError, ...] = ()
+    held: IntArray | None = None
 
     @property
     def num_elements(self) -> int:

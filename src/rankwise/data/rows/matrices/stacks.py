@@ -11,6 +11,7 @@ from typing import Protocol, cast
 import numpy as np
 
 from rankwise.data.contract import DType, FieldSpec, IntArray
+from rankwise.data.rows.matrices.held import HeldMatrix, HeldStack
 from rankwise.data.rows.matrices.plans import MatrixPlan
 from rankwise.data.rows.matrices.stored import StoredDense, StoredMatrix, StoredSparse
 from rankwise.data.store import ArrayMeta, BoxError, BoxPlan, BoxReader, BoxRequest, Pad, Runs
@@ -68,7 +69,7 @@ class MatrixStack(Protocol):
 
 
 def stack_matrices(
-    matrices: Sequence[StoredMatrix], *, dtype: DType | None = None, side_by_side: bool = False
+    matrices: Sequence[StoredMatrix | HeldMatrix], *, dtype: DType | None = None, side_by_side: bool = False
 ) -> MatrixStack:
     """Put matrices one over the other.
 
@@ -84,7 +85,13 @@ def stack_matrices(
     """
     if not matrices:
         raise ConfigError("a stack wants at least one matrix, got none")
-    sparse = [isinstance(matrix, StoredSparse) for matrix in matrices]
+    held = [isinstance(matrix, HeldMatrix) for matrix in matrices]
+    if any(held) and not all(held):
+        raise ConfigError(
+            f"{matrices[held.index(True)].place} lies in memory and {matrices[held.index(False)].place} in a store: "
+            "write them to one collection (rankwise rows write), or take all of them into memory"
+        )
+    sparse = [_is_sparse(matrix) for matrix in matrices]
     if any(sparse) and not all(sparse):
         names = {True: "CSR", False: "dense"}
         listing = ", ".join(f"{matrix.place} is {names[kind]}" for matrix, kind in zip(matrices, sparse, strict=True))
@@ -98,9 +105,15 @@ def stack_matrices(
             "joins them"
         )
     chosen = np.result_type(*(matrix.dtype for matrix in matrices)) if dtype is None else np.dtype(dtype)
+    if all(held):
+        return HeldStack(cast("Sequence[HeldMatrix]", matrices), chosen, loose=side_by_side)
     if all(sparse):
         return SparseStack(cast("Sequence[StoredSparse]", matrices), chosen, side_by_side=side_by_side)
     return DenseStack(cast("Sequence[StoredDense]", matrices), chosen)
+
+
+def _is_sparse(matrix: StoredMatrix | HeldMatrix) -> bool:
+    return matrix.num_elements is not None if isinstance(matrix, HeldMatrix) else isinstance(matrix, StoredSparse)
 
 
 class _Rows:

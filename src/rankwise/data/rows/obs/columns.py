@@ -10,7 +10,7 @@ import numpy as np
 
 from rankwise.data.contract import DType, FieldSpec, IntArray, NDArray
 from rankwise.data.rows.blockwise import blocks
-from rankwise.data.rows.datasets import Dataset
+from rankwise.data.rows.datasets import AnyDataset
 from rankwise.errors import ConfigError
 
 __all__ = ["ObsColumn", "is_categorical", "joined_categories", "joined_codes", "read_column"]
@@ -40,7 +40,7 @@ class ObsColumn:
         out[...] = self.values[rows]
 
 
-def read_column(datasets: Sequence[Dataset], name: str) -> ObsColumn:
+def read_column(datasets: Sequence[AnyDataset], name: str) -> ObsColumn:
     """Read a column of all datasets.
 
     Text counts as categories, sorted, if its different values are few. Categories come in the order of the first
@@ -113,7 +113,7 @@ def _coded(name: str, parts: Sequence[Any]) -> ObsColumn:
     return ObsColumn(name=name, spec=spec, categories=table, values=joined_codes(parts, maps, len(table)))
 
 
-def _coded_text(name: str, part: Any, dataset: Dataset) -> Any:
+def _coded_text(name: str, part: Any, dataset: AnyDataset) -> Any:
     """A column as it is, text as categories."""
     import pandas as pd
 
@@ -129,7 +129,7 @@ def _coded_text(name: str, part: Any, dataset: Dataset) -> Any:
     return found
 
 
-def _numbers(name: str, part: Any, dataset: Dataset) -> NDArray:
+def _numbers(name: str, part: Any, dataset: AnyDataset) -> NDArray:
     if isinstance(part, np.ndarray) and part.dtype.kind in "biuf":
         return part
     wanted = getattr(part.dtype, "numpy_dtype", None)  # of pandas' numbers that may be missing

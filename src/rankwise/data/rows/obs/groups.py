@@ -10,7 +10,7 @@ import numpy as np
 
 from rankwise.data.contract import NDArray
 from rankwise.data.rows.blockwise import taken
-from rankwise.data.rows.datasets import Dataset
+from rankwise.data.rows.datasets import AnyDataset
 from rankwise.data.rows.obs.columns import is_categorical, joined_categories, joined_codes
 
 __all__ = ["RowGroups", "read_groups"]
@@ -33,7 +33,7 @@ class RowGroups:
         return RowGroups(labels=self.labels, codes=taken(self.codes, rows))
 
 
-def read_groups(datasets: Sequence[Dataset], name: str) -> RowGroups:
+def read_groups(datasets: Sequence[AnyDataset], name: str) -> RowGroups:
     """Read a column of all datasets as groups: equal values are one group. Categories, text and numbers will do.
 
     Raises:

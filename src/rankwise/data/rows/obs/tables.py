@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rankwise.data.rows.datasets import Dataset
+from rankwise.data.rows.datasets import AnyDataset
 from rankwise.errors import ConfigError
 
 __all__ = ["join_tables", "read_tables"]
 
 
-def read_tables(datasets: Sequence[Dataset], columns: Sequence[str] | None) -> Any:
+def read_tables(datasets: Sequence[AnyDataset], columns: Sequence[str] | None) -> Any:
     """Return a pandas.DataFrame of columns of all datasets, one over the other, with their index.
 
     Args:

@@ -1,0 +1,250 @@
+"""`HeldDataset`: an AnnData in memory, or an h5ad file small enough for it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rankwise.data.rows.datasets.extras import load_anndata
+from rankwise.data.rows.matrices.held import HeldMatrix
+from rankwise.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["HeldDataset", "is_anndata", "is_h5ad"]
+
+_TABLES = ("layers", "obsm")
+_SPARSE = ("csr_matrix", "csc_matrix")
+
+
+def is_anndata(given: Any) -> bool:
+    """Whether this is an AnnData object."""
+    return hasattr(given, "obs_names") and hasattr(given, "var_names") and hasattr(given, "X")
+
+
+def is_h5ad(place: Any) -> bool:
+    """Whether this names a file of HDF5."""
+    return isinstance(place, (str, os.PathLike)) and os.fspath(place).endswith((".h5ad", ".h5", ".hdf5"))
+
+
+class HeldDataset:
+    """What `Dataset` is for a Zarr store, for an AnnData in memory or an h5ad file; the same members.
+
+    Opening reads the names of the observations; of a file matrices and columns are read when they are needed.
+
+    Args:
+        source: an AnnData, or the path of an h5ad file.
+
+    Raises:
+        ConfigError: the AnnData is backed by a file.
+        DataError: there is no such file, or it holds no AnnData.
+    """
+
+    def __init__(self, source: Any) -> None:
+        self._source = os.fspath(source) if is_h5ad(source) else source
+        self.is_file = isinstance(self._source, str)
+        if not self.is_file and getattr(source, "isbacked", False):
+            raise ConfigError(f"this AnnData is backed by {source.filename}: pass that path, or adata.to_memory()")
+        self.place = self._source if self.is_file else f"the AnnData of {source.n_obs} x {source.n_vars} in memory"
+        with self._open() as held:
+            if self.is_file and held.attrs.get("encoding-type") != "anndata":
+                raise DataError(f"{self.place} holds no AnnData of its own kind; {_TO_MEMORY}")
+            self._columns = {name: _columns(getattr(held, name, None) if not self.is_file else held[name])
+                             for name in ("obs", "var")}  # fmt: skip
+
+    def __repr__(self) -> str:
+        return f"HeldDataset({self.place}: {self.num_rows} rows)"
+
+    @property
+    def origin(self) -> HeldDataset:
+        """What opens these rows again: itself."""
+        return self
+
+    @property
+    def num_rows(self) -> int:
+        """Observations."""
+        return len(self._index("obs"))
+
+    @property
+    def num_vars(self) -> int:
+        """Variables."""
+        return len(self._index("var"))
+
+    @property
+    def obs_columns(self) -> tuple[str, ...]:
+        """Columns of the table of observations, its index left out."""
+        return self._columns["obs"]
+
+    @property
+    def raw(self) -> str | None:
+        """Name of the matrix of `raw`; None = none."""
+        with self._open() as held:
+            there = "raw" in held if self.is_file else held.raw is not None
+        return "raw/X" if there else None
+
+    @cached_property
+    def matrices(self) -> tuple[str, ...]:
+        """Names of what rows can be read from: "X", "layers/counts", "obsm/X_pca", ..."""
+        with self._open() as held:
+            there = "X" in held if self.is_file else held.X is not None
+            tables = {name: (held.get(name, {}) if self.is_file else getattr(held, name)) for name in _TABLES}
+            inside = [f"{name}/{key}" for name, table in tables.items() for key in sorted(map(str, table))]
+        return (*(["X"] if there else []), *inside)
+
+    @cached_property
+    def _identity(self) -> str:
+        """Hash of the names of the observations, in their order: ranks whose rows lie otherwise are noticed."""
+        digest = hashlib.sha256()
+        for name in self._index("obs"):
+            digest.update(str(name).encode() + b"\0")
+        return digest.hexdigest()[:16]
+
+    def matrix(self, name: str = "X") -> HeldMatrix:
+        """Open a matrix.
+
+        Raises:
+            ConfigError: there is none of this name, or it is of a kind that rows are not read from.
+            DataError: it has another number of rows than the table of observations.
+        """
+        if name not in (*self.matrices, self.raw):
+            raise ConfigError(f"{self.place} has no {name!r}; rows can be read from {', '.join(self.matrices)}")
+        with self._open() as held:
+            shape, dtype, num_elements = _facts(self._element(held, name), f"{self.place}/{name}")
+        if shape[0] != self.num_rows:
+            raise DataError(f"{self.place}/{name} has {shape[0]} rows, the table of observations {self.num_rows}")
+        return HeldMatrix(
+            place=f"{self.place}/{name}", shape=shape, dtype=dtype, num_elements=num_elements,
+            identity=self._identity, is_file=self.is_file, load=partial(self._load, name),
+        )  # fmt: skip
+
+    def obs(self, columns: Sequence[str] | None = None) -> pd.DataFrame:
+        """Read columns of the table of observations, with its index; None = all.
+
+        Raises:
+            ConfigError: there is no such column.
+            DataError: a column cannot be read.
+        """
+        return self._frame("obs", columns)
+
+    def var(self, columns: Sequence[str] | None = ()) -> pd.DataFrame:
+        """Read columns of the table of variables, with its index; None = all.
+
+        Raises:
+            ConfigError: there is no such column.
+            DataError: a column cannot be read.
+        """
+        return self._frame("var", columns)
+
+    def column(self, name: str) -> Any:
+        """Read one column of the table of observations: an array of NumPy or pandas, without the index.
+
+        Raises:
+            ConfigError: there is no such column.
+            DataError: it cannot be read.
+        """
+        values = self._frame("obs", (name,))[name]
+        return values.to_numpy() if isinstance(values.dtype, np.dtype) else values.array
+
+    def var_names(self, modality: str = "") -> tuple[str, ...]:
+        """Return the names of the variables.
+
+        Raises:
+            ConfigError: a modality was asked for.
+        """
+        if modality:
+            raise ConfigError(f"{self.place} has no {modality!r}: modalities come from Zarr stores and collections")
+        return tuple(map(str, self._index("var")))
+
+    @contextmanager
+    def _open(self) -> Iterator[Any]:
+        if not self.is_file:
+            yield self._source
+            return
+        load_anndata()
+        import h5py
+
+        if not Path(self._source).exists():
+            raise DataError(f"there is no file {self._source}")
+        try:
+            with h5py.File(self._source, "r") as file:
+                yield file
+        except (OSError, KeyError) as error:
+            raise DataError(f"the h5ad file {self._source} cannot be read: {error}; copy or write it again") from error
+
+    def _index(self, table: str) -> Any:
+        if table not in self._indexes:
+            self._indexes[table] = self._frame(table, ()).index
+        return self._indexes[table]
+
+    @cached_property
+    def _indexes(self) -> dict[str, Any]:
+        return {}
+
+    def _frame(self, table: str, columns: Sequence[str] | None) -> Any:
+        import pandas as pd
+
+        wanted = self._columns[table] if columns is None else tuple(columns)
+        unknown = [name for name in wanted if name not in self._columns[table]]
+        if unknown:
+            held = ", ".join(map(repr, self._columns[table])) or "none"
+            raise ConfigError(f"{self.place} has no {table} columns {', '.join(map(repr, unknown))}; it has {held}")
+        with self._open() as held:
+            if not self.is_file:
+                return getattr(held, table)[list(wanted)]
+            group = held[table]
+            index = pd.Index(self._read(group[group.attrs.get("_index", "_index")]))
+            return pd.DataFrame({name: self._read(group[name]) for name in wanted}, index=index)
+
+    def _element(self, held: Any, name: str) -> Any:
+        table, _, key = name.partition("/")
+        if not self.is_file:
+            whole = getattr(held, table)
+            return whole if not key else whole.X if table == "raw" else whole[key]
+        return held[name]
+
+    def _load(self, name: str) -> Any:
+        with self._open() as held:
+            element = self._element(held, name)
+            return self._read(element) if self.is_file else element
+
+    def _read(self, element: Any) -> Any:
+        try:
+            return load_anndata().io.read_elem(element)
+        except Exception as error:  # whatever a filter raises
+            raise DataError(f"{self.place}{element.name} cannot be read: {error}") from error
+
+
+_TO_MEMORY = "pass what your reader makes of it, an AnnData in memory, or write it with adata.write_h5ad"
+
+
+def _columns(table: Any) -> tuple[str, ...]:
+    if hasattr(table, "columns"):
+        return tuple(map(str, table.columns))
+    if not hasattr(table, "keys") or "column-order" not in table.attrs:
+        raise DataError(f"{table.file.filename}{table.name} is a table of an old kind; {_TO_MEMORY}")
+    return tuple(map(str, table.attrs["column-order"]))
+
+
+def _facts(element: Any, place: str) -> tuple[tuple[int, ...], np.dtype[Any], int | None]:
+    """Shape and dtype of a matrix in memory or in a file, and the stored elements of a sparse one."""
+    attributes = getattr(element, "attrs", {})
+    if hasattr(element, "keys") and attributes.get("encoding-type") in _SPARSE:
+        shape = tuple(map(int, attributes["shape"]))
+        return shape, np.dtype(element["data"].dtype), int(element["data"].shape[0])
+    if hasattr(element, "tocsr") and hasattr(element, "nnz"):
+        return tuple(map(int, element.shape)), np.dtype(element.dtype), int(element.nnz)
+    of_file = hasattr(element, "maxshape")  # of HDF5
+    if (of_file or isinstance(element, np.ndarray)) and element.dtype.kind in "biuf":
+        return tuple(map(int, element.shape)), np.dtype(element.dtype), None
+    raise ConfigError(
+        f"{place} is {type(element).__module__}.{type(element).__name__}: rows in memory come from NumPy arrays of "
+        "numbers and sparse matrices of SciPy; convert it, or write the data to a collection (rankwise rows write)"
+    )

@@ -1,0 +1,189 @@
+"""Matrices in memory, one over the other, read by row as those on disk are."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from rankwise.data.contract import DType, FieldSpec, IntArray, NDArray
+from rankwise.data.rows.matrices.plans import MatrixPlan
+from rankwise.data.store import BoxReader
+from rankwise.errors import ConfigError, DataError
+
+__all__ = ["MOST_FILE_BYTES", "HeldMatrix", "HeldStack", "gather_rows"]
+
+# Decoded bytes that matrices out of HDF5 files may take, in the memory of every rank.
+MOST_FILE_BYTES = 4 << 30
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class HeldMatrix:
+    """A matrix of an AnnData in memory, or of an HDF5 file that is read into memory as a whole when rows are wanted.
+
+    Attributes:
+        place: what it is called, for messages.
+        shape: rows, then the shape of one.
+        dtype: dtype of the elements.
+        num_elements: stored elements of a sparse one; None = it is dense.
+        identity: hash of whose rows they are.
+        is_file: whether it still lies in a file.
+        load: returns it: a NumPy array, or a sparse matrix of SciPy.
+    """
+
+    place: str
+    shape: tuple[int, ...]
+    dtype: DType
+    num_elements: int | None
+    identity: str
+    is_file: bool
+    load: Callable[[], Any]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "values"}
+
+    @property
+    def num_rows(self) -> int:
+        """Rows."""
+        return self.shape[0]
+
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        """Shape of one row."""
+        return self.shape[1:]
+
+    @property
+    def row_bytes(self) -> float:
+        """Bytes of a row, on average."""
+        if self.num_elements is None:
+            return math.prod(self.row_shape) * self.dtype.itemsize
+        return self.num_elements / max(1, self.num_rows) * (self.dtype.itemsize + 4)
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of the names of its rows, and of what metadata tell."""
+        facts = ["held", self.shape, self.dtype.str, self.num_elements, self.identity]
+        return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
+
+    @cached_property
+    def values(self) -> Any:
+        """The matrix, sparse ones by row.
+
+        Raises:
+            DataError: it cannot be read, or names columns that it has not.
+        """
+        found = self.load()
+        if self.num_elements is None:
+            return np.asarray(found)
+        try:
+            found = found.tocsr()
+            found.check_format(full_check=True)
+        except ValueError as error:
+            raise DataError(f"the sparse matrix {self.place} is damaged: {error}") from error
+        return found
+
+
+class HeldStack:
+    """Implements `MatrixStack` over matrices in memory, all sparse or all dense.
+
+    Args:
+        matrices: the matrices.
+        dtype: dtype of the elements that come out.
+        loose: let matrices have columns of their own; rows are then as long as the longest.
+
+    Raises:
+        ConfigError: those that lie in files are too large for memory.
+    """
+
+    def __init__(self, matrices: Sequence[HeldMatrix], dtype: DType, *, loose: bool = False) -> None:
+        self.matrices = tuple(matrices)
+        self.ends: IntArray = np.cumsum([matrix.num_rows for matrix in matrices], dtype=np.int64)
+        shape = max(matrix.row_shape for matrix in matrices) if loose else matrices[0].row_shape
+        self.spec = FieldSpec(shape=shape, dtype=dtype, ragged=matrices[0].num_elements is not None)
+        self.index_dtype: DType = self.spec.index_dtype
+        self.num_rows = int(self.ends[-1])
+        self.chunk_rows = 1  # rows are as quickly taken from anywhere
+        self.row_bytes = sum(matrix.row_bytes * matrix.num_rows for matrix in matrices) / max(1, self.num_rows)
+        facts = [(matrix.num_rows, matrix.fingerprint) for matrix in matrices]
+        self.fingerprint = hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
+        files = [matrix for matrix in matrices if matrix.is_file]
+        size = sum(matrix.row_bytes * matrix.num_rows for matrix in files)
+        if size > MOST_FILE_BYTES:
+            raise ConfigError(
+                f"{files[0].place}{' and others' * (len(files) > 1)} would take {size / 1e9:.3g} GB of every rank's "
+                f"memory; HDF5 files of up to {MOST_FILE_BYTES / 1e9:.2g} GB are read into it. Write them to a "
+                "collection once, `rankwise rows write COLLECTION.zarr FILE.h5ad`, or pass anndata.read_h5ad(FILE) if "
+                "there is room for it"
+            )
+
+    def plan(self, rows: IntArray, reader: BoxReader, *, to_spread: bool = False) -> MatrixPlan:
+        """Return how rows are read; see `MatrixStack.plan`."""
+        del reader, to_spread  # nothing is decoded
+        if len(rows) and not (rows.min() >= 0 and rows.max() < self.num_rows):
+            raise IndexError(f"rows {rows.min()} to {rows.max()} were asked for, there are {self.num_rows}")
+        lengths = self._lengths(rows) if self.spec.ragged else None
+        return MatrixPlan(boxes=(), lengths=lengths, num_rows=len(rows), held=rows)
+
+    def _lengths(self, rows: IntArray) -> IntArray:
+        found = np.empty(len(rows), dtype=np.int64)
+        which = np.searchsorted(self.ends, rows, side="right")
+        for number in np.unique(which).tolist():
+            indptr = self.matrices[number].values.indptr
+            local = rows[which == number] - (self.ends[number] - self.matrices[number].num_rows)
+            found[which == number] = indptr[local + 1] - indptr[local]
+        return found
+
+    def take(self, rows: IntArray, out: tuple[NDArray, ...]) -> None:
+        """Copy rows into arrays, those of `MatrixPlan.jobs`."""
+        taken = gather_rows([matrix.values for matrix in self.matrices], self.ends, rows)
+        for given, held in zip(out, taken, strict=True):
+            given[: len(held)] = held
+
+    def take_dense(self, rows: IntArray, columns: Sequence[IntArray] | None, out: NDArray) -> None:
+        """Copy rows, dense, into an array [B, width, ...].
+
+        Args:
+            rows: int64[B].
+            columns: the columns that come out: of all matrices alike, or of each; None = all.
+            out: where to.
+        """
+        which = np.searchsorted(self.ends, rows, side="right")
+        for number in np.unique(which).tolist():
+            matrix, members = self.matrices[number], which == number
+            part = matrix.values[rows[members] - (self.ends[number] - matrix.num_rows)]
+            dense = part if matrix.num_elements is None else part.toarray()
+            out[members] = dense if columns is None else dense[:, columns[number if len(columns) > 1 else 0]]
+
+
+def gather_rows(matrices: Sequence[Any], ends: IntArray, rows: IntArray) -> tuple[NDArray, ...]:
+    """Return copies of rows, in their order: one array, or of CSR matrices data, indices and row pointers.
+
+    Args:
+        matrices: NumPy arrays, or CSR matrices of SciPy.
+        ends: int64, where the rows of each end, over all of them.
+        rows: int64[n], rows over all of them.
+    """
+    which = np.searchsorted(ends, rows, side="right")
+    local = rows - np.concatenate([[0], ends[:-1]])[which]
+    numbers = np.unique(which).tolist() or [0]
+    dtype = np.result_type(*(matrix.dtype for matrix in matrices))
+    if isinstance(matrices[0], np.ndarray):
+        out = np.empty((len(local), *matrices[0].shape[1:]), dtype=dtype)
+        for number in numbers:
+            members = which == number
+            out[members] = matrices[number][local[members]]
+        return (out,)
+    import scipy.sparse
+
+    parts = [matrices[number][local[which == number]] for number in numbers]
+    taken = parts[0] if len(parts) == 1 else scipy.sparse.vstack(parts, format="csr")
+    if len(parts) > 1:  # from the matrices' order to that of the rows
+        places = np.empty(len(local), dtype=np.int64)
+        places[np.argsort(which, kind="stable")] = np.arange(len(local))
+        taken = taken[places]
+    return taken.data.astype(dtype, copy=False), taken.indices, taken.indptr.astype(np.int64)
