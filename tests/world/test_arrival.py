@@ -90,6 +90,15 @@ def test_ranks_that_do_not_fit_are_refused(cards, message):
     assert all(message in str(error) for error in found), found
 
 
+def test_other_versions_are_refused():
+    """What must be equal on all ranks is named with both values; cards of one mind pass."""
+    cards = [card(0, same={"torch": "2.8.0"}), card(1, same={"torch": "2.9.1"})]
+    said = judge(cards, world_size=2, allow_shared_device=False)
+    assert said.startswith("rank 1 (process 1) has torch 2.9.1, rank 0 (")
+    assert said.endswith(") has torch 2.8.0: give all ranks the same torch")
+    assert judge([cards[0], card(1, same={"torch": "2.8.0"})], world_size=2, allow_shared_device=False) == ""
+
+
 def test_a_shared_gpu_can_be_allowed():
     """Only on request."""
     cards = [card(0, gpu="GPU-1"), card(1, gpu="GPU-1")]

@@ -17,7 +17,7 @@ import json
 import logging
 import secrets
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -48,6 +48,7 @@ class Card:
         gpu: UUID of its CUDA device, "" without one.
         place: how to name it in a message.
         error: why it cannot go on, "" if it can.
+        same: what must be equal on all ranks, by name.
     """
 
     rank: int
@@ -57,6 +58,7 @@ class Card:
     gpu: str = ""
     place: str = ""
     error: str = ""
+    same: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +93,20 @@ def judge(cards: list[Card], *, world_size: int, allow_shared_device: bool) -> s
                 f"rank {card.rank} ({card.place}) expects {card.world_size} ranks, rank 0 expects {world_size}: "
                 "start all ranks with the same number of ranks"
             )
-    return _twice(cards, by_gpu=False) or ("" if allow_shared_device else _twice(cards, by_gpu=True))
+    return _twice(cards, by_gpu=False) or _unlike(cards) or ("" if allow_shared_device else _twice(cards, by_gpu=True))
+
+
+def _unlike(cards: list[Card]) -> str:
+    first = cards[0]
+    for card in cards[1:]:
+        for name in sorted(first.same.keys() | card.same.keys()):
+            one, other = (found.same.get(name, "none") for found in (first, card))
+            if one != other:
+                return (
+                    f"rank {card.rank} ({card.place}) has {name} {other}, rank {first.rank} ({first.place}) has {name} "
+                    f"{one}: give all ranks the same {name}"
+                )
+    return ""
 
 
 def _twice(cards: list[Card], *, by_gpu: bool) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import platform
 import random
@@ -11,12 +12,14 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+from rankwise._version import __version__
 from rankwise.errors import ConfigError, WorldError
 from rankwise.world import adopt, group
 from rankwise.world.arrival import SECRET_VARIABLE, Card, Company, meet
+from rankwise.world.channel import keep_for_ever
 from rankwise.world.devices import choose_device, default_backend, visible_devices
 from rankwise.world.making import host_id, make_world, say_once
-from rankwise.world.place import Place, find_place
+from rankwise.world.place import Place, find_place, given_place
 from rankwise.world.threads import choose_threads, cpu_mask, usable_cores
 from rankwise.world.value import World
 
@@ -34,12 +37,39 @@ class _Wishes:
     threads: int | None
     allow_shared_device: bool
     always_group: bool
+    rank: int | None
+    world_size: int | None
+    local_rank: int | None
 
     def __post_init__(self) -> None:
         if not 0 <= self.seed < 2**32:
             raise ConfigError(f"seed is a whole number from 0 to 2**32 - 1 (NumPy takes no other), got {self.seed}")
         if self.timeout <= timedelta(0):
             raise ConfigError(f"timeout is positive, in seconds or as timedelta; got {self.timeout}")
+        if (self.rank is None) != (self.world_size is None) or (self.rank is None and self.local_rank is not None):
+            raise ConfigError(
+                f"rank= and world_size= go together, local_rank= with them; got rank={self.rank}, "
+                f"world_size={self.world_size}, local_rank={self.local_rank}"
+            )
+
+    def place(self) -> Place:
+        """Return where this process is: as it says itself, else as its launcher says.
+
+        Raises:
+            ConfigError: the numbers are contradictory.
+            WorldError: the variables are, or a process of multiprocessing would silently be a world of its own.
+        """
+        if self.rank is not None and self.world_size is not None:
+            return given_place(os.environ, rank=self.rank, world_size=self.world_size, local_rank=self.local_rank)
+        place = find_place(os.environ)
+        if place.family == "none" and os.environ.get("MASTER_ADDR") and multiprocessing.parent_process() is not None:
+            raise WorldError(
+                f"this process was started by multiprocessing, MASTER_ADDR={os.environ['MASTER_ADDR']} is set and its "
+                "rank is not, so that every such process would be a world of one: say which it is, "
+                "bind(rank=rank, world_size=world_size), for example with mp.spawn's first argument; for a world of "
+                "one bind(rank=0, world_size=1)"
+            )
+        return place
 
 
 @contextlib.contextmanager
@@ -52,6 +82,9 @@ def bind(
     threads: int | None = None,
     allow_shared_device: bool = False,
     always_group: bool = False,
+    rank: int | None = None,
+    world_size: int | None = None,
+    local_rank: int | None = None,
 ) -> Iterator[World]:
     """Bind this process to its place, device and group for the length of a ``with`` block.
 
@@ -59,24 +92,29 @@ def bind(
     Open MPI or Slurm, see `find_place`. `random`, NumPy and torch are seeded alike on all ranks, so that models start
     equal; randomness that shall differ per rank comes from ``world.generator("what", world.rank)``.
     At the end the group is destroyed; when an exception leaves the block the group is aborted, without waiting for
-    anybody, so that the other ranks fail within seconds too.
+    anybody, so that the other ranks fail within seconds too. A child that was forked inside the block leaves nothing.
+    A process may bind again after the block.
 
     Args:
         device: "auto" (CUDA by local rank, else MPS for a single rank, else CPU), "cpu", "cuda", "cuda:<index>" or
             "mps".
         backend: torch's name of the backend; None = gloo, on CUDA "cpu:gloo,cuda:nccl".
-        seed: 0 <= seed < 2**32.
+        seed: 0 <= seed < 2**32, the same on all ranks; orders follow it, too.
         timeout: seconds that ranks wait for each other, when joining and in each collective.
         threads: CPU threads of torch in this rank; None = OMP_NUM_THREADS, else this rank's part of the usable cores.
         allow_shared_device: let several ranks compute on one GPU (NCCL refuses that; choose ``backend="gloo"``).
         always_group: initialise a group for a single rank too.
+        rank: which rank this process is, where no launcher's variables say so, as in a function of ``mp.spawn``.
+        world_size: number of ranks; goes with `rank`. They meet at MASTER_ADDR (unset: this machine) and MASTER_PORT.
+        local_rank: rank on this machine; None = `rank`, if MASTER_ADDR says that all ranks are on this machine.
 
     Yields:
         The world.
 
     Raises:
         ConfigError: an argument is out of range.
-        WorldError: the place is contradictory, the device is not there, a rank is missing, or a world is bound already.
+        WorldError: the place is contradictory, the device is not there, a rank is missing, ranks have other seeds or
+            other versions of torch or rankwise, or a world is bound already.
     """
     wishes = _Wishes(
         device=device,
@@ -86,9 +124,12 @@ def bind(
         threads=threads,
         allow_shared_device=allow_shared_device,
         always_group=always_group,
+        rank=rank,
+        world_size=world_size,
+        local_rank=local_rank,
     )
     adopt.refuse_second_bind()
-    place = find_place(os.environ)
+    place, process = wishes.place(), os.getpid()
     if place.note:
         say_once(place.note)
     world = _join(place, wishes)
@@ -96,14 +137,16 @@ def bind(
     try:
         yield world
     except BaseException as error:
-        adopt.remember(None)
-        _leave(world, in_peace=isinstance(error, SystemExit) and error.code in (None, 0))
+        _leave(world, process, in_peace=isinstance(error, SystemExit) and error.code in (None, 0))
         raise
+    _leave(world, process, in_peace=True)
+
+
+def _leave(world: World, process: int, *, in_peace: bool) -> None:
+    if os.getpid() != process:  # a forked child: the group is its parent's
+        keep_for_ever()
+        return
     adopt.remember(None)
-    _leave(world, in_peace=True)
-
-
-def _leave(world: World, *, in_peace: bool) -> None:
     if world.channel is not None:
         group.leave(in_peace=in_peace and not world.channel.broken)
 
@@ -118,7 +161,7 @@ def _join(place: Place, wishes: _Wishes) -> World:
         company = Company(prefix="", hosts=[0], sharers=[place.local_world_size or 1])
         store = group.local_store() if wishes.always_group else None
     else:
-        whole = group.open_store(place, wishes.timeout)
+        whole = _kept_store(place, wishes.timeout)
         company = _meet(whole, place, wishes, device, trouble)
         store = group.prefixed(whole, company.prefix)
     mask = cpu_mask()
@@ -139,6 +182,29 @@ def _join(place: Place, wishes: _Wishes) -> World:
     )
 
 
+_kept: dict[tuple[Any, ...], Any] = {}
+
+
+def _kept_store(place: Place, timeout: timedelta) -> Any:
+    """Return the store of the ranks, opened once in a process and kept to its end.
+
+    A rank that binds again may be there before rank 0 is, whose store must be up already: one that ended with the first
+    group would still take a knock, and then be gone. All keys of a meeting are its own.
+    """
+    key = (os.getpid(), place.master_addr, place.master_port, place.rank, place.agent_store)
+    store = _kept.get(key)
+    if store is not None:
+        try:
+            store.set_timeout(timeout)
+            store.num_keys()
+        except Exception:  # noqa: BLE001  (each torch has its own) rank 0 was started anew, with another store
+            del _kept[key], store
+            store = None
+    if store is None:
+        store = _kept[key] = group.open_store(place, timeout)
+    return store
+
+
 def _take_device(place: Place, wishes: _Wishes) -> tuple[str, Exception | None]:
     """Choose the device and make it the process's current one; a failure is kept, for the others must hear of it."""
     import torch
@@ -155,6 +221,8 @@ def _take_device(place: Place, wishes: _Wishes) -> tuple[str, Exception | None]:
 
 
 def _meet(store: Any, place: Place, wishes: _Wishes, device: str, trouble: Exception | None) -> Company:
+    import torch
+
     card = Card(
         rank=place.rank,
         world_size=place.world_size,
@@ -163,6 +231,7 @@ def _meet(store: Any, place: Place, wishes: _Wishes, device: str, trouble: Excep
         gpu=_gpu_id(device),
         place=f"host {platform.node()}, process {os.getpid()}",
         error="" if trouble is None else f"{type(trouble).__name__}: {trouble}",
+        same={"seed": str(wishes.seed), "torch": torch.__version__.partition("+")[0], "rankwise": __version__},
     )
     try:
         return meet(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
 import time
 import weakref
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import Any, NoReturn
 
 from rankwise.errors import WorldError
 
-__all__ = ["Channel", "close_all", "frame_device"]
+__all__ = ["Channel", "close_all", "frame_device", "keep_for_ever"]
 
 
 _open: weakref.WeakSet[Channel] = weakref.WeakSet()
@@ -64,6 +65,16 @@ def close_all() -> None:
     """
     for channel in list(_open):
         channel.close()
+
+
+def keep_for_ever() -> None:
+    """In a forked child: never free the groups, whose threads stayed in the parent and would be waited for at the exit.
+
+    A variable would not do: the interpreter clears all of them when it ends.
+    """
+    for channel in list(_open):
+        if channel.group is not None:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(channel.group))
 
 
 @atexit.register

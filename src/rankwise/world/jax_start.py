@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
+from rankwise._version import __version__
 from rankwise.errors import ConfigError, WorldError
 from rankwise.world import adopt, jax_exit
 from rankwise.world.arrival import SECRET_VARIABLE, Card, Company, await_key, meet
@@ -109,7 +110,7 @@ def _join(jax: Any, place: Place, wishes: JaxWishes) -> Company:
     store = _open_store(place, wishes.timeout)
     try:
         trouble = ConfigError(_STARTED) if devices_started() else None
-        company = _meet(store, place, wishes.timeout, trouble)
+        company = _meet(store, place, wishes, trouble)
         key, own = f"{company.prefix}/jax", None
         if place.rank == 0:
             own = choose_coordinator(place)
@@ -137,7 +138,7 @@ def _open_store(place: Place, timeout: timedelta) -> Any:
     return open_store(place, timeout)
 
 
-def _meet(store: Any, place: Place, timeout: timedelta, trouble: ConfigError | None) -> Company:
+def _meet(store: Any, place: Place, wishes: JaxWishes, trouble: ConfigError | None) -> Company:
     card = Card(
         rank=place.rank,
         world_size=place.world_size,
@@ -145,9 +146,10 @@ def _meet(store: Any, place: Place, timeout: timedelta, trouble: ConfigError | N
         mask=",".join(map(str, cpu_mask())),
         place=f"host {platform.node()}, process {os.getpid()}",
         error="" if trouble is None else f"{type(trouble).__name__}: {trouble}",
+        same={"seed": str(wishes.seed), "rankwise": __version__},
     )
     try:
-        return meet(store, card, timeout=timeout, secret=os.environ.get(SECRET_VARIABLE, ""))
+        return meet(store, card, timeout=wishes.timeout, secret=os.environ.get(SECRET_VARIABLE, ""))
     except WorldError:
         if trouble is not None:
             raise trouble from None

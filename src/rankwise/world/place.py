@@ -6,10 +6,10 @@ import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from rankwise.errors import WorldError
+from rankwise.errors import ConfigError, WorldError
 from rankwise.world.variables import check_ranges, first_set, int_of, port_of
 
-__all__ = ["Place", "announced_place", "find_place", "loopback_address", "num_local_ranks"]
+__all__ = ["Place", "announced_place", "find_place", "given_place", "loopback_address", "num_local_ranks"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +62,52 @@ def find_place(environ: Mapping[str, str]) -> Place:
         return found
     _refuse_half_a_family(environ)
     return found or Place()
+
+
+def given_place(environ: Mapping[str, str], *, rank: int, world_size: int, local_rank: int | None = None) -> Place:
+    """Return the place of a process that says itself which rank it is, as a function of ``mp.spawn`` does.
+
+    Where a launcher's variables say the same they give the rest. Else rank 0 is at MASTER_ADDR (unset: this machine)
+    and MASTER_PORT, and a local rank is needed unless all ranks are on this machine by that address.
+
+    Raises:
+        ConfigError: the rank is none of the world, or the local rank is missing.
+        WorldError: MASTER_PORT is missing or wrong.
+    """
+    if not 0 <= rank < world_size:
+        raise ConfigError(f"bind wants 0 <= rank < world_size, got rank={rank}, world_size={world_size}")
+    with contextlib.suppress(WorldError):
+        place = find_place(environ)
+        if (place.rank, place.world_size, local_rank) in {
+            (rank, world_size, None),
+            (rank, world_size, place.local_rank),
+        }:
+            return place
+    if world_size == 1:
+        return Place(local_rank=local_rank or 0)
+    address, port = environ.get("MASTER_ADDR", "").strip() or "127.0.0.1", port_of(environ, "MASTER_PORT")
+    if port is None:
+        raise WorldError(
+            f"rank {rank} of {world_size} does not know where the ranks meet: set MASTER_PORT to one free port for all "
+            "of them before they are started, for example os.environ['MASTER_PORT'] = '20123'"
+        )
+    here = bool(loopback_address(address))
+    if local_rank is None and not here:
+        raise ConfigError(
+            f"bind(rank={rank}, world_size={world_size}) at MASTER_ADDR={address} does not tell which rank of its own "
+            "machine this is: pass local_rank= too, or MASTER_ADDR=127.0.0.1 if all ranks are on this machine"
+        )
+    return Place(
+        family="given",
+        rank=rank,
+        world_size=world_size,
+        local_rank=rank if local_rank is None else local_rank,
+        local_world_size=world_size if here else None,
+        node_rank=0 if here else None,
+        num_nodes=1 if here else None,
+        master_addr=address,
+        master_port=port,
+    )
 
 
 _WANTED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -156,7 +202,8 @@ def _refuse_half_a_family(environ: Mapping[str, str]) -> None:
     missing = [name for name in _WANTED if first_set(environ, name) is None]
     raise WorldError(
         f"{', '.join(there)} is set but {', '.join(missing)} is not, so this process cannot find its place: "
-        "start it with `rankwise run` or torchrun, which set all of them, or unset what is left over to run as one rank"
+        "start it with `rankwise run` or torchrun, which set all of them, say who it is with "
+        "bind(rank=, world_size=, local_rank=), or unset what is left over to run as one rank"
     )
 
 

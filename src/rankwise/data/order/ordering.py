@@ -38,7 +38,7 @@ class Order:
         samples: number of samples, a `Source` (its grid, fields and fingerprint are used), or anything with ``len()``;
             with `rankwise.data.rows` also a collection, the place of one, or a list of them.
         batch_size: samples of a *global* batch, over all ranks. May change at any time, in mid-epoch too.
-        seed: any int. Another seed, another order.
+        seed: any int. Another seed, another order. None = that of `bind`, inside its block; else 1889.
         kind: "shuffle", or "sequential" (sample p at position p; one lane, so ranks take contiguous runs of a batch);
             default what the source wishes for, else "shuffle".
         remainder: what becomes of the last samples of an epoch when they do not fill a batch: "split" shares them out
@@ -84,7 +84,7 @@ class Order:
         samples: Any,
         *,
         batch_size: int,
-        seed: int = 1889,
+        seed: int | None = None,
         kind: Kind | None = None,
         remainder: Remainder = "split",
         lanes: int | None = None,
@@ -103,7 +103,7 @@ class Order:
         self._set(
             samples=facts.num_samples,
             batch_size=whole("batch_size (the global batch)", batch_size),
-            seed=_any_whole("seed", seed),
+            seed=_world_seed() if seed is None else _any_whole("seed", seed),
             kind=kind or facts.kind or "shuffle",
             remainder=remainder,
             lanes=lanes,
@@ -305,3 +305,11 @@ def _any_whole(name: str, value: Any) -> int:
         return operator.index(value)
     except TypeError:
         raise ConfigError(f"Order wants a whole number for {name}, got {value!r}") from None
+
+
+def _world_seed() -> int:
+    """Return the seed that this process was bound with, else the one that `bind` would take."""
+    from rankwise.world.adopt import bound_world
+
+    world = bound_world()
+    return 1889 if world is None else world.seed
