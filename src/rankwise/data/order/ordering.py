@@ -36,7 +36,8 @@ class Order:
 
     Args:
         samples: number of samples, a `Source` (its grid, fields and fingerprint are used), or anything with ``len()``;
-            with `rankwise.data.rows` also a collection, the place of one, or a list of them.
+            with `rankwise.data.rows` also a collection, the place of one or of a store or h5ad file, an AnnData, or a
+            list of them.
         batch_size: samples of a *global* batch, over all ranks. May change at any time, in mid-epoch too.
         seed: any int. Another seed, another order. None = that of `bind`, inside its block; else 1889.
         kind: "shuffle", or "sequential" (sample p at position p; one lane, so ranks take contiguous runs of a batch);

@@ -10,7 +10,7 @@ import pytest
 from scipy.sparse import csr_matrix
 
 from rankwise.data.order import Order
-from rankwise.data.rows import Loader, RowSource, log1p_cpm
+from rankwise.data.rows import Loader, Log1pCounts, RowSource
 from rankwise.data.rows.abc import Sampler
 from rankwise.data.rows.samplers import DistributedSampler, RandomSampler
 from rankwise.errors import ConfigError
@@ -258,13 +258,14 @@ def test_sparse_rows_of_one_process(held):
         Loader(source, order=order_of(held), to="jax", sharding=of_one_device())
 
 
+@pytest.mark.parametrize("size", [None, "n"])
 @pytest.mark.parametrize("dense", [True, False])
-def test_counts_are_normalised_as_in_numpy(held, dense):
-    """`log1p_cpm` on JAX arrays and BCSR matrices gives what it gives on NumPy's and SciPy's."""
-    found = {}
+def test_counts_are_normalised_as_in_numpy(held, dense, size):
+    """`Log1pCounts` on JAX arrays and BCSR matrices gives what it gives on NumPy's and SciPy's, with sizes too."""
+    found, change = {}, Log1pCounts(size=size)
     for how in ({"to": "jax"}, {"device": None}):
-        source = RowSource(held.places, matrices=("layers/counts",), threads=1, dense=dense)
-        renamed = lambda fields, keys: log1p_cpm({"X": fields["layers/counts"]}, keys)  # noqa: E731
+        source = RowSource(held.places, matrices=("layers/counts",), obs=("n",), threads=1, dense=dense)
+        renamed = lambda fields, keys: change({"X": fields["layers/counts"], "n": fields["n"]}, keys)  # noqa: E731
         with Loader(source, order=Order(source, batch_size=BATCH), batch_transform=renamed, **how) as loader:
             for (batch,) in loader:
                 found[how.get("to")] = batch.detach()["X"] if dense else batch["X"].todense()

@@ -46,7 +46,10 @@ def _at(place: str) -> list[str]:
         raise DataError(f"{place} is an empty Zarr group; a collection gets rows by its add_adatas([...])")
     if kind != COLLECTION_TYPE:
         what = "a Zarr array" if node.kind == "array" else f"a Zarr group of the type {kind!r}"
-        raise DataError(f"{place} is {what}; rows come from AnnData stores and collections of them")
+        raise DataError(
+            f"{place} is {what}; rows come from AnnData stores and collections of them (arrays by themselves, whose "
+            "samples are array[i], from rankwise.data.samples.ArraySource)"
+        )
     listed = node.attributes.get(MANIFEST, {}).get("datasets")  # others are left from a writing that was killed
     names = STORES.inside(place, node) if listed is None else listed
     members = [match for name in names if (match := _MEMBER.fullmatch(name))]
