@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,16 @@ def tracked():
 def test_the_changelog_knows_this_version():
     """A release without a line in the changelog does not happen."""
     assert f"## {rankwise.__version__}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_extras_are_used():
+    """Every package that an extra brings is named somewhere in the source: no extra for code that does not exist."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    wanted = {requirement for name, listed in extras.items() if name != "dev" for requirement in listed}
+    names = {re.match(r"\w+", requirement).group() for requirement in wanted} - {"rankwise"}
+    source = "\n".join(p.read_text() for p in sorted((ROOT / "src").rglob("*.py")))
+    assert {"torch", "zarr", "anndata"} <= names
+    assert {name for name in names if not re.search(rf"\b{name}\b", source)} == set()
 
 
 def test_nothing_is_left_unfinished():

@@ -183,3 +183,28 @@ def test_one_rank_checks_the_same_and_shares_nothing():
         world.all_reduce(1, "avg")
     with pytest.raises(ConfigError, match="dst=1 is no rank of this world of 1"):
         world.reduce(1, dst=1)
+
+
+def run_named(world):
+    import torch.distributed as dist
+
+    kinds = dist.ReduceOp
+    names = {
+        "sum": ["SUM", kinds.SUM, kinds(kinds.SUM)],
+        "mean": ["avg", "average", kinds.AVG],
+        "min": [kinds.MIN],
+        "max": [kinds.MAX, "Max"],
+    }
+    return {ours: [world.all_reduce(world.rank + 1.0, op) for op in [ours, *usual]] for ours, usual in names.items()}
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_torchs_names_of_the_ops(num_ranks):
+    """``ReduceOp.SUM``, "avg" and the like mean what they mean in torch; what we do not have is refused by name."""
+    values = {1: (1.0, 1.0, 1.0, 1.0), 2: (3.0, 1.5, 1.0, 2.0)}[num_ranks]
+    found = [run_named(World.single())] if num_ranks == 1 else run_ranks(run_named, 2)
+    for rank in found:
+        for (name, got), wanted in zip(rank.items(), values, strict=True):
+            assert set(got) == {wanted}, name
+    with pytest.raises(ConfigError, match="one of sum, mean, min, max; got 'product'"):
+        World.single().reduce(1.0, torch.distributed.ReduceOp.PRODUCT)

@@ -37,7 +37,7 @@ def run_command(  # noqa: PLR0917  (typer's way: a parameter per option)
             help="Number of ranks. auto: one per visible GPU, or 1; gpu: one per GPU; cpu: one per usable core.",
         ),
     ] = "auto",
-    module: Annotated[bool, typer.Option("-m", "--module", help="SCRIPT is a module name, as in python -m.")] = False,
+    module: Annotated[bool, typer.Option("-m", "--module", help="TARGET is a module name, as in python -m.")] = False,
     run_dir: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Run directory: checkpoints, metrics and logs of this run.")
     ] = None,

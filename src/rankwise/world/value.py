@@ -5,21 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 from rankwise.world import control, gathers, keys, objects, reductions
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
+    import torch.distributed as dist
 
     from rankwise.world.channel import Channel
     from rankwise.world.key_channel import KeyChannel
 
 __all__ = ["ReduceOp", "World"]
 
-ReduceOp = Literal["sum", "mean", "min", "max"]
+ReduceOp: TypeAlias = Literal["sum", "mean", "avg", "min", "max"]
 T = TypeVar("T")
+
+
+def _op_name(op: Any) -> str:
+    """Return our name of torch's ``ReduceOp.SUM`` or another usual name; the call refuses what is none."""
+    name = str(getattr(getattr(op, "op", op), "name", op)).lower()
+    return {"avg": "mean", "average": "mean"}.get(name, name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,13 +201,18 @@ class World:
         """
         return gathers.all_gather(self, tree, grad=grad)
 
-    def reduce(self, tree: Any, op: ReduceOp = "sum", dst: int = 0) -> Any:
+    def reduce(self, tree: Any, op: ReduceOp | dist.ReduceOp | dist.ReduceOp.RedOpType = "sum", dst: int = 0) -> Any:
         """Return what `all_reduce` returns, on rank `dst` only; None elsewhere."""
-        return reductions.reduce(self, tree, op, dst)
+        return reductions.reduce(self, tree, _op_name(op), dst)
 
-    def all_reduce(self, tree: Any, op: ReduceOp = "sum") -> Any:
-        """Return the sum (mean, min, max) over ranks, leaf by leaf; the same bits on all ranks."""
-        return reductions.all_reduce(self, tree, op)
+    def all_reduce(self, tree: Any, op: ReduceOp | dist.ReduceOp | dist.ReduceOp.RedOpType = "sum") -> Any:
+        """Return the sum (mean, min, max) over ranks, leaf by leaf; the same bits on all ranks.
+
+        Args:
+            tree: this rank's tree.
+            op: "sum", "mean" (or "avg"), "min" or "max", or torch's ``ReduceOp.SUM``, ``AVG``, ``MIN`` or ``MAX``.
+        """
+        return reductions.all_reduce(self, tree, _op_name(op))
 
     def broadcast_object(self, obj: Any, src: int = 0) -> Any:
         """Return rank `src`'s object on every rank; it is pickled."""
