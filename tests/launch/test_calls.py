@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
 import threading
 
 import pytest
@@ -127,6 +128,57 @@ def test_functions_of_the_main_script(launcher):
     script = launcher.script(MAIN.format(guard='__name__ == "__main__"'))
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False, timeout=240)
     assert (done.stdout, done.stderr) == ("[0, 1]\n", "")
+
+
+GUARDED = """
+    import os
+    import rankwise
+    from rankwise import Platform, wrapper
+
+    class Value:
+        def __init__(self, number):
+            self.number = number
+
+    if __name__ == "__main__":
+        step = 10
+
+        class Pair(Value):
+            pass
+
+        def add(value):
+            return Pair(value.number + step + int(os.environ["RANK"]))
+
+        @wrapper(Platform("job", "cpu", num_ranks=2, verbose=False))
+        def task(start, *, global_rank, **given):
+            return start + step + global_rank
+
+        pairs = rankwise.run(add, Pair(1), num_ranks=2)
+        print([(type(pair) is Pair, pair.number) for pair in pairs], task(5))
+"""
+
+
+def test_functions_under_the_guard(launcher):
+    """What is defined under the guard, where a rank that imports the script does not come, travels by value."""
+    command = [sys.executable, launcher.script(GUARDED)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
+    assert (done.stdout, done.stderr) == ("[(True, 11), (True, 12)] [15, 16]\n", "")
+
+
+def test_functions_under_the_guard_without_cloudpickle(launcher):
+    """Without cloudpickle the error says where the function stands, and what to do."""
+    script = launcher.script('import sys; sys.modules["cloudpickle"] = None\n' + textwrap.dedent(GUARDED))
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False, timeout=240)
+    assert done.returncode == 1
+    assert "put it into a module or above that line, or pip install cloudpickle" in done.stderr
+
+
+def test_as_many_ranks_as_there_are_gpus(capsys, monkeypatch):
+    """num_ranks="auto" is one rank where no GPU is visible, and says so; another word is refused."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert rankwise.run(os.getenv, "WORLD_SIZE", num_ranks="auto") == ["1"]
+    assert "starting 1 rank (num_ranks N starts" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="num_ranks takes a number"):
+        rankwise.run(os.getenv, "WORLD_SIZE", num_ranks="many")
 
 
 def test_a_script_without_guard_is_told(launcher):

@@ -2,6 +2,7 @@
 
 import pytest
 
+from rankwise.errors import ConfigError
 from rankwise.launch import cores
 
 
@@ -26,3 +27,24 @@ def test_a_quota_counts(monkeypatch, tmp_path):
         file.write_text(text)
         monkeypatch.setattr(cores, "_CGROUP_QUOTA", file)
         assert cores.num_usable_cores() == wanted
+
+
+@pytest.mark.parametrize(("word", "gpus", "count"), [("3", 0, 3), ("auto", 4, 4), ("auto", 0, 1), ("gpu", 2, 2)])
+def test_counts(monkeypatch, word, gpus, count):
+    """A number is itself; auto and gpu count GPUs; auto is 1 without any."""
+    monkeypatch.setattr(cores, "num_visible_gpus", lambda: gpus)
+    assert cores.count_ranks(word, "--nproc") == count
+
+
+def test_cpu_counts_cores(monkeypatch):
+    """Cpu is one rank per usable core."""
+    monkeypatch.setattr(cores, "num_usable_cores", lambda: 6)
+    assert cores.count_ranks("cpu", "--nproc") == 6
+
+
+@pytest.mark.parametrize("word", ["0", "-1", "two", "", "1.5", "gpu"])
+def test_what_cannot_be_counted_is_refused(monkeypatch, word):
+    """Numbers below 1, other words, and gpu where there is none."""
+    monkeypatch.setattr(cores, "num_visible_gpus", lambda: 0)
+    with pytest.raises(ConfigError, match="--nproc"):
+        cores.count_ranks(word, "--nproc")

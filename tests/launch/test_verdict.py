@@ -125,6 +125,12 @@ def test_exit_codes():
     assert decide([raised(0, 1.0, "SystemExit", "7", exitcode=7)]).exitcode == 7
 
 
+def test_the_status_of_a_rank_that_was_stopped_on_its_way_out():
+    """A rank that raised and was still ending when all were stopped has failed with its own code, not by our signal."""
+    slow = replace(raised(0, 1.0), status=-15, sent=15, sent_s=1.2, ended_s=1.3)
+    assert decide([slow, ended(1, 1.3, -15, sent=15, sent_s=1.2)]).status == 1
+
+
 @given(st.lists(st.tuples(st.sampled_from(["cause", "lost", "fine", "stopped"]), st.floats(0, 100)), min_size=1))
 def test_against_a_slow_reference(fates):
     """For any mixture of fates: the earliest cause, else who left before it was lost, else the earliest loss."""

@@ -49,7 +49,7 @@ app.command(
     # --max_restarts is --max-restarts, as for torchrun
     context_settings={"allow_interspersed_args": False, "token_normalize_func": lambda word: word.replace("_", "-")},
     no_args_is_help=True,
-    epilog="Everything after the script belongs to the script. Options of torchrun are understood.",
+    epilog="Everything after TARGET belongs to it. Options of torchrun are understood.",
 )(run_command)
 app.add_typer(data_commands, name="data")
 app.add_typer(rows_commands, name="rows")

@@ -8,8 +8,9 @@ from typing import Annotated, Literal
 
 import typer
 
-from rankwise.cli.ranks import count_ranks, parse_env
+from rankwise.cli.ranks import parse_env
 from rankwise.cli.torchrun_words import check_nodes, say_unneeded
+from rankwise.launch.cores import count_ranks
 from rankwise.launch.dry_run import describe_job
 from rankwise.launch.job import Job
 from rankwise.launch.show import parse_show
@@ -151,7 +152,7 @@ def run_command(  # noqa: PLR0917  (typer's way: a parameter per option)
     del standalone  # what this command does anyway
     job = Job(
         target=parse_target(words, as_module=module),
-        num_ranks=count_ranks(nproc),
+        num_ranks=count_ranks(nproc, "--nproc"),
         max_restarts=max_restarts,
         run_dir=run_dir,
         fresh=fresh,

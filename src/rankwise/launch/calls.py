@@ -8,6 +8,7 @@ from typing import Any
 from rankwise.errors import ConfigError, LaunchError
 from rankwise.launch.bound import is_loading_main
 from rankwise.launch.client import call_ranks
+from rankwise.launch.cores import count_ranks
 from rankwise.launch.packing import pack_call
 from rankwise.launch.show import parse_show
 
@@ -17,7 +18,7 @@ __all__ = ["launch_packed", "run"]
 def run(
     fn: Callable[..., Any],
     *args: Any,
-    num_ranks: int,
+    num_ranks: int | str,
     max_restarts: int = 0,
     timeout: float | None = None,
     tee: str = "auto",
@@ -35,7 +36,7 @@ def run(
     Args:
         fn: what every rank calls.
         *args: picklable arguments, the same for all ranks.
-        num_ranks: number of processes, >= 1.
+        num_ranks: number of processes, >= 1; "auto": one per visible GPU, or 1 (said); "gpu" or "cpu" (usable cores).
         max_restarts: how often all ranks are started again after a failure.
         timeout: seconds for the whole of an attempt, after which the rank that holds it up is named; None: no limit.
         tee: what reaches stdout and stderr, as `rankwise run --tee`: "auto", "all", "main", "none".
@@ -51,7 +52,7 @@ def run(
         LaunchError: the ranks could not be started, or a value could not be read back.
     """
     options = {
-        "num_ranks": num_ranks,
+        "num_ranks": count_ranks(num_ranks, "num_ranks") if isinstance(num_ranks, str) else num_ranks,
         "max_restarts": max_restarts,
         "timeout_s": timeout,
         "tee": tee,

@@ -6,13 +6,43 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
-__all__ = ["num_usable_cores", "num_visible_gpus"]
+from rankwise.errors import ConfigError
+
+__all__ = ["count_ranks", "num_usable_cores", "num_visible_gpus"]
 
 _CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 _NVIDIA = Path("/proc/driver/nvidia/gpus")
 _DXG = Path("/dev/dxg")  # NVIDIA under Windows' Linux
+
+
+def count_ranks(word: str, option: str) -> int:
+    """Turn a wish for ranks into a number.
+
+    Args:
+        word: a number; "auto": one per visible GPU, or 1 (said) where there is none; "gpu": one per GPU; "cpu": one
+            per usable core.
+        option: how the caller calls it, for messages.
+
+    Raises:
+        ConfigError: another word, a number below 1, or "gpu" without a GPU.
+    """
+    if word.isdigit() and int(word) > 0:
+        return int(word)
+    if word == "cpu":
+        return num_usable_cores()
+    if word not in {"auto", "gpu"}:
+        raise ConfigError(f"{option} takes a number from 1, auto, gpu or cpu; got {word!r}")
+    gpus = num_visible_gpus()
+    if gpus == 0 and word == "gpu":
+        raise ConfigError(
+            f"{option} gpu: no GPU is visible here (driver, CUDA_VISIBLE_DEVICES); a number starts so many on CPU"
+        )
+    if gpus == 0:
+        print(f"rankwise: no GPU is visible, starting 1 rank ({option} N starts N of them on CPU)", file=sys.stderr)  # noqa: T201
+    return max(1, gpus)
 
 
 def num_usable_cores() -> int:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ast
+import functools
 import importlib
+import io
 import os
 import pickle
 import sys
+import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +46,16 @@ class Reference:
         return found  # type: ignore[no-any-return]
 
 
+class _Watcher(pickle.Pickler):
+    """Notes whether something is sent by name that a rank, which imports the main program unguarded, will not have."""
+
+    meets_guarded = False
+
+    def reducer_override(self, value: Any) -> Any:
+        self.meets_guarded |= isinstance(value, (type, types.FunctionType)) and _is_guarded(value)
+        return NotImplemented
+
+
 @dataclass(kw_only=True, slots=True)
 class _Packer:
     """How to pickle for ranks that can, or cannot, import what this process has."""
@@ -53,11 +67,14 @@ class _Packer:
     def dumps(self, value: Any) -> bytes:
         """Pickle; with cloudpickle where the standard pickler, or a fresh interpreter, would not do."""
         if self.by_value is None:
+            buffer = io.BytesIO()
+            watcher = _Watcher(buffer)
             try:
-                data = pickle.dumps(value)
+                watcher.dump(value)
             except Exception:  # noqa: BLE001  (whatever it is, cloudpickle gets its turn)
                 return self._cloudpickle(value)
-            if self.main is not None or _MAIN.encode() not in data:
+            data = buffer.getvalue()
+            if not watcher.meets_guarded and (self.main is not None or _MAIN.encode() not in data):
                 return data
         return self._cloudpickle(value)
 
@@ -66,8 +83,9 @@ class _Packer:
             import cloudpickle
         except ImportError:
             raise ConfigError(
-                f"{self.name} cannot be imported by a fresh interpreter (it is a lambda, a closure, or lives in a "
-                "notebook): put it into a module, or pip install cloudpickle, which sends it by value"
+                f"{self.name} cannot be imported by a fresh interpreter (it is a lambda, a closure, lives in a "
+                'notebook, or stands under if __name__ == "__main__":): put it into a module or above that line, or '
+                "pip install cloudpickle, which sends it by value"
             ) from None
         if self.by_value is None:
             return bytes(cloudpickle.dumps(value))
@@ -140,6 +158,8 @@ def _reference(fn: Callable[..., Any]) -> Reference | None:
     module, qualname = getattr(fn, "__module__", None), getattr(fn, "__qualname__", None)
     if not module or not qualname or "<" in qualname or module not in sys.modules:
         return None
+    if _is_guarded(fn):
+        return None
     if (_describe_main() is None) if module == _MAIN else (_unreachable(sys.modules[module]) is not None):
         return None
     found: Any = sys.modules[module]
@@ -149,6 +169,28 @@ def _reference(fn: Callable[..., Any]) -> Reference | None:
     while found is not None and found is not fn:
         found, depth = getattr(found, "__wrapped__", None), depth + 1
     return None if found is None else Reference(module=module, qualname=qualname, depth=depth)
+
+
+def _is_guarded(value: Any) -> bool:
+    """Whether a function or class of the main program stands where only the program itself comes."""
+    main = sys.modules.get(_MAIN)
+    file = getattr(main, "__file__", None)
+    if getattr(value, "__module__", None) != _MAIN or file is None:
+        return False
+    return str(getattr(value, "__qualname__", "")).partition(".")[0] in _guarded_names(file)
+
+
+@functools.cache
+def _guarded_names(file: str) -> frozenset[str]:
+    """Names of functions and classes that are defined under `if __name__ == "__main__":`."""
+    try:
+        tree = ast.parse(Path(file).read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return frozenset()  # compiled, or gone
+    guards = [node for node in tree.body if isinstance(node, ast.If) and "__name__" in ast.unparse(node.test)]
+    inside = (node for guard in guards for statement in guard.body for node in ast.walk(statement))
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    return frozenset(node.name for node in inside if isinstance(node, kinds))
 
 
 def _describe_main() -> dict[str, str] | None:

@@ -36,9 +36,9 @@ class Device(Enum):
             raise ConfigError(f"device must be one of {names}, got {device!r}") from None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Platform:
-    """Where a task runs and how its ranks meet.
+    """Where a task runs and how its ranks meet. ddpw's fields are positional, as there: `Platform("job", "cpu")`.
 
     Attributes:
         name: name of the job.
@@ -88,8 +88,8 @@ class Platform:
     console_logs: str = "./.output/logs"
     verbose: bool | None = True
     upon_finish: Callable[[], Any] | None = None
-    num_ranks: int | None = None
-    ipc_timeout_s: float = 600.0
+    num_ranks: int | None = field(default=None, kw_only=True)
+    ipc_timeout_s: float = field(default=600.0, kw_only=True)
 
     def __post_init__(self) -> None:
         if isinstance(self.device, str):

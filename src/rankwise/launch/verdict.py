@@ -142,7 +142,8 @@ def decide(ends: Sequence[RankEnd]) -> Failure | None:
         rank=first.rank,
         headline=_headline(first),
         detail=first.report.traceback if first.report is not None else first.crash,
-        status=first.status,
+        # it may have been stopped with the others while it was still on its way out
+        status=first.status if first.report is None else first.report.exitcode,
         exitcode=_exitcode(first),
     )
 

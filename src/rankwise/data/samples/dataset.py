@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rankwise.data.contract import Order
 from rankwise.data.feed import Cursor, CursorLoader, check_fits
 from rankwise.data.feed.rank_place import find_place
+from rankwise.data.feed.workers import InitWorker, check_importable, start_server
 from rankwise.data.samples.dataset_batch import DatasetBatch
 from rankwise.data.samples.fetching import Fetching
 from rankwise.data.samples.keyed import KeyedDataset
@@ -35,8 +36,9 @@ class DatasetLoader(CursorLoader):
     Randomness inside the dataset belongs to the sample: see `reseed` and `sample_key`.
 
     Workers are started by "forkserver" (also where Python would fork: a fork of a process that has threads, as one
-    with zarr, CUDA or a process group has, can hang). So the dataset must be picklable, and a script that uses workers
-    needs ``if __name__ == "__main__":``. They stay up from epoch to epoch.
+    with zarr, CUDA or a process group has, can hang), which imports the main script once for all loaders of a process.
+    So the dataset must be picklable and not of a notebook, and a script that uses workers needs
+    ``if __name__ == "__main__":``. They stay up from epoch to epoch, and end when the process does, however it ends.
 
     Args:
         dataset: map-style dataset.
@@ -91,6 +93,11 @@ class DatasetLoader(CursorLoader):
         self._num_iterations = self._num_open = 0
         self._early: Fetching | None = None
         reseed = not hasattr(dataset, "__getitems__") if reseed is None else reseed
+        context = multiprocessing_context or ("forkserver" if num_workers else None)
+        self._uses_server = num_workers > 0 and context == "forkserver"
+        if num_workers and context != "fork":
+            for what, sent in (("dataset", dataset), ("collate_fn", collate_fn), ("worker_init_fn", worker_init_fn)):
+                check_importable(what, sent)
         self._loader = _torch_loader(
             KeyedDataset(dataset, reseed=reseed),
             self._requests,
@@ -98,9 +105,9 @@ class DatasetLoader(CursorLoader):
             prefetch_factor=prefetch_factor,
             collate_fn=collate_fn,
             pin_memory=self._pinned,
-            worker_init_fn=worker_init_fn,
+            worker_init_fn=InitWorker(worker_init_fn) if num_workers else worker_init_fn,
             persistent_workers=num_workers > 0 if persistent_workers is None else persistent_workers,
-            multiprocessing_context=multiprocessing_context or ("forkserver" if num_workers else None),
+            multiprocessing_context=context,
             timeout=timeout,
         )
 
@@ -145,6 +152,8 @@ class DatasetLoader(CursorLoader):
             if early.is_next:
                 return early
             early.drop()
+        if self._uses_server:
+            start_server()
         return Fetching(self._loader, self._requests, self._cursor)
 
     def _step(self, fetching: Fetching) -> tuple[DatasetBatch, ...]:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from rankwise.data.feed.workers.device import check_sendable, host_device, say_in_memory
+from rankwise.data.feed.workers.forkserver import InitWorker, check_importable, start_server
 from rankwise.data.feed.workers.iterable import asked_by_dataloader, iterable_class, raising, rebuild, take_part
 from rankwise.data.feed.workers.sent import SentBatch, sent_fields
 from rankwise.data.feed.workers.starts import PassStarts, order_code
 
 __all__ = [
+    "InitWorker",
     "PassStarts",
     "SentBatch",
     "asked_by_dataloader",
+    "check_importable",
     "check_sendable",
     "host_device",
     "iterable_class",
@@ -19,5 +22,6 @@ __all__ = [
     "rebuild",
     "say_in_memory",
     "sent_fields",
+    "start_server",
     "take_part",
 ]

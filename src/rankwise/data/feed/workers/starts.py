@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from rankwise.data.feed.workers.forkserver import leave_with_rank
 from rankwise.world.loader_worker import LoaderWorker
 
 __all__ = ["PassStarts", "Standing", "order_code"]
@@ -109,6 +110,7 @@ class PassStarts:
                 self._own()
             with self._locked():
                 return self._decided(self._said, repeats=repeats)
+        leave_with_rank()
         first = self._count_pass() == 1
         with self._locked():
             found = self._found(worker)

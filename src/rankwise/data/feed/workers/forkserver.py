@@ -1,0 +1,126 @@
+"""Workers of a `DataLoader` that Python's fork server starts: the main script imported once, none left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import multiprocessing
+import os
+import shutil
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing import connection, forkserver, process, spawn
+from pathlib import Path
+from typing import Any
+
+from rankwise.errors import ConfigError
+
+__all__ = ["PRELOAD_VARIABLE", "InitWorker", "check_importable", "leave_with_rank", "preload_main", "start_server"]
+
+PRELOAD_VARIABLE = "RANKWISE_PRELOAD"
+_PRELOADING = "rankwise.data.feed.workers.preloading"
+_watching = threading.Lock()
+
+
+def start_server() -> None:
+    """Start this process's fork server, unless it runs, with the main script imported: its workers have it then.
+
+    Otherwise every worker of every loader imports it, and what it imports, again.
+    """
+    data = spawn.get_preparation_data("loader worker")
+    wanted = ("sys_path", "sys_argv", "orig_dir", "init_main_from_path", "init_main_from_name")
+    preload = forkserver._forkserver._preload_modules  # type: ignore[attr-defined]  # noqa: SLF001
+    if _PRELOADING not in preload:
+        multiprocessing.set_forkserver_preload([*preload, _PRELOADING])
+    os.environ[PRELOAD_VARIABLE] = json.dumps({key: data[key] for key in wanted if key in data})
+    try:
+        forkserver.ensure_running()
+    finally:
+        del os.environ[PRELOAD_VARIABLE]
+
+
+def preload_main(text: str) -> None:
+    """Import the main script, in the fork server, as its workers would, who then find it there.
+
+    Args:
+        text: what `start_server` left in the variable.
+    """
+    this = process.current_process()
+    this._inheriting = True  # type: ignore[attr-defined]  # noqa: SLF001  (a script without guard must not start processes)
+    # a worker comes to the same error, and tells it to who started it
+    with contextlib.suppress(BaseException):
+        spawn.prepare(json.loads(text))
+        if threading.active_count() == 1:
+            del this._inheriting  # type: ignore[attr-defined]  # noqa: SLF001
+            return
+    # what failed half way, or started threads that a fork would lose, is not to be forked: begin again without it
+    os.execv(sys.executable, sys.orig_argv)  # noqa: S606
+
+
+@dataclass(frozen=True, slots=True)
+class InitWorker:
+    """Called with its number in each worker: the user's own function, after a promise to leave with the rank.
+
+    Attributes:
+        then: the user's, or None.
+    """
+
+    then: Callable[[int], None] | None
+
+    def __call__(self, number: int) -> None:
+        """Begin a worker."""
+        leave_with_rank()
+        if self.then is not None:
+            self.then(number)
+
+
+def leave_with_rank() -> None:
+    """Let this worker end when the process that it works for has; once is enough.
+
+    A worker of the fork server is not a child of that process. torch looks after the parent, the server, which in turn
+    lives as long as a worker does: both would stay for ever when the rank is killed.
+    """
+    rank = multiprocessing.parent_process()
+    if rank is not None and _watching.acquire(blocking=False):
+        threading.Thread(target=_watch, args=(rank.sentinel,), name="rankwise-worker", daemon=True).start()
+
+
+def _watch(sentinel: int) -> None:
+    connection.wait([sentinel])
+    # a rank that was killed could not remove where its processes met
+    config = process.current_process()._config  # type: ignore[attr-defined]  # noqa: SLF001
+    address = forkserver._forkserver._forkserver_address  # type: ignore[attr-defined]  # noqa: SLF001
+    for folder in {Path(config.get("tempdir") or "."), Path(address or ".").parent}:
+        if folder.name.startswith("pymp-"):
+            shutil.rmtree(folder, ignore_errors=True)
+    os._exit(1)
+
+
+def check_importable(what: str, value: Any) -> None:
+    """Refuse what workers cannot import: a class or function of a notebook or of a prompt.
+
+    Args:
+        what: how the user calls it.
+        value: an object, a class or a function; None is fine.
+
+    Raises:
+        ConfigError: it lives in a main program without a file.
+    """
+    kind = value if hasattr(value, "__qualname__") else type(value)
+    main = sys.modules["__main__"]
+    has_file = getattr(main, "__spec__", None) is not None or hasattr(main, "__file__")
+    if kind.__module__ != "__main__" or (has_file and _finds(main, kind.__qualname__)):
+        return
+    raise ConfigError(
+        f"{what} {kind.__qualname__} is defined in a notebook or at a prompt, which workers cannot import: put it into "
+        'a module (%%writefile data.py) and import it, or take multiprocessing_context="fork" (safe while this process '
+        "has no other threads at work), or num_workers=0"
+    )
+
+
+def _finds(module: Any, path: str) -> bool:
+    for name in path.split("."):
+        module = getattr(module, name, None)
+    return module is not None

@@ -1,0 +1,10 @@
+"""Imported by a fork server alone, as the last of what it preloads: the main script of the process that it serves."""
+
+import os
+
+from rankwise.data.feed.workers.forkserver import PRELOAD_VARIABLE, preload_main
+
+__all__: list[str] = []
+
+if PRELOAD_VARIABLE in os.environ:
+    preload_main(os.environ.pop(PRELOAD_VARIABLE))
