@@ -58,13 +58,16 @@ def main() -> None:
         with train, val:
             result = trainer.fit(train, val=val, epochs=args.epochs)
         if world.is_main:
+            trained_on = (
+                "" if result.already_finished else f" on {world.world_size} rank{'s' if world.world_size > 1 else ''}"
+            )
             picture = write_picture(result.run_dir, parts, model)
             found = result.metrics
             print(
                 f"accuracy {found['val_accuracy']:.4f} on {len(parts['val'])} cells that were held out (calling all of "
                 f"them {types[common]}: {found['val_trivial_accuracy']:.4f}), balanced over {len(types)} kinds "
                 f"{found['val_balanced_accuracy']:.4f} (by chance: {1 / len(types):.4f}), after {result.num_steps} "
-                f"steps on {world.world_size} rank{'s' if world.world_size > 1 else ''}; picture: {picture}"
+                f"steps{trained_on}; picture: {picture}"
             )
 
 

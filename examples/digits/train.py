@@ -74,9 +74,12 @@ def main() -> None:
         )
         result = trainer.fit(train, val=val, epochs=args.epochs)
         if world.is_main:
+            trained_on = (
+                "" if result.already_finished else f" on {world.world_size} rank{'s' if world.world_size > 1 else ''}"
+            )
             print(
                 f"accuracy on {val_source.num_samples} held-out digits: {result.metrics['val_accuracy']:.4f} "
-                f"after {result.num_steps} steps on {world.world_size} rank{'s' if world.world_size > 1 else ''}"
+                f"after {result.num_steps} steps{trained_on}"
             )
 
 

@@ -72,19 +72,22 @@ def main() -> None:
         )
         with train, val:
             result = trainer.fit(train, val=val, epochs=args.epochs)
-        if not result.already_finished:
-            # Overlapping tiles of the held-out half become one volume on disk; all ranks share the work.
-            overlapping = make_index(f"{args.store}/val", stride=(8, 16, 16), edges="pad")
-            Stitcher(
-                overlapping, result.run_dir / "head.zarr", model=model, finish=inside, dtype="u1",
-                batch_size=8, overwrite=True,
-            ).run()  # fmt: skip
+        # Overlapping tiles of the held-out half become one volume on disk; all ranks share the work. Killed before
+        # this, the same command finds the run finished, with its model, and does it.
+        overlapping = make_index(f"{args.store}/val", stride=(8, 16, 16), edges="pad")
+        Stitcher(
+            overlapping, result.run_dir / "head.zarr", model=model.float(), finish=inside, dtype="u1",
+            batch_size=8, overwrite=True,
+        ).run()  # fmt: skip
         if world.is_main:
+            trained_on = (
+                "" if result.already_finished else f" on {world.world_size} rank{'s' if world.world_size > 1 else ''}"
+            )
             picture = write_picture(result.run_dir, tiles, model)
             print(
                 f"Dice {result.metrics['val_dice']:.4f} on the half of the head that was held out (calling all of it "
-                f"head: {result.metrics['val_trivial_dice']:.4f}) after {result.num_steps} steps on "
-                f"{world.world_size} rank{'s' if world.world_size > 1 else ''}; picture: {picture}"
+                f"head: {result.metrics['val_trivial_dice']:.4f}) after {result.num_steps} "
+                f"steps{trained_on}; picture: {picture}"
             )
 
 

@@ -160,6 +160,7 @@ def test_logs_of_attempts_stay(launcher):
         launcher.run("--nproc", 2, "--max-restarts", 1, "--run-dir", launcher.folder / "run", script)
     logs = launcher.folder / "run" / "logs"
     assert sorted(path.name for path in logs.iterdir()) == [f"attempt-{n}" for n in range(4)]
+    assert (launcher.folder / "run").stat().st_mode & 0o777 == 0o700, "a run directory is its owner's"
     assert (logs / "attempt-3" / "rank-1.out").read_text() == "out 1\n"
     assert "ValueError: x" in (logs / "attempt-3" / "rank-0.err").read_text()
 
