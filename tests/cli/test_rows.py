@@ -9,6 +9,7 @@ import pytest
 
 from rankwise.cli.app import main
 from rankwise.cli.saying import plain_failure
+from rankwise.data.rows import DatasetCollection
 from rankwise.errors import RankFailure
 from rankwise.testing.small_rows import small_anndata, write_anndata
 
@@ -168,3 +169,18 @@ def test_ranks_that_fail_say_it_as_one_process_does(tmp_path, inputs, command):
     assert re.fullmatch(r"rankwise: rank [01]: there is nothing at \S+/nothing.h5ad, looked for in \S+\n", said)
     other = RankFailure("all of it", rank=1, traceback="Traceback\nZeroDivisionError: division by zero")
     assert plain_failure(other) is other
+
+
+def test_sizes_and_variables_on_the_command_line(tmp_path, inputs, command):
+    """A number is rows, as in Python; --join inner takes the shared variables; a mistake leaves nothing behind."""
+    made = small_anndata(20, 9)[:, 3:].copy()
+    place = write_anndata(made, tmp_path / "some.zarr")
+    out = tmp_path / "c.zarr"
+    words = ["rows", "write", out, inputs[0], place, "--seed", 0]
+    assert command(*words, "--dataset-size", 60, "--join", "inner")[0] == 0
+    assert [len(group["obs/n"]) for group in DatasetCollection(out)] == [55, 55]
+    assert DatasetCollection(out).tables_of_variables()[""].index.tolist() == made.var_names.tolist()
+    code, _, said = command("rows", "write", tmp_path / "d.zarr", inputs[0], inputs[0])
+    assert code == 2
+    assert "is among the inputs twice" in said
+    assert not list(tmp_path.glob("d.zarr*"))

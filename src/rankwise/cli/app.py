@@ -61,5 +61,5 @@ def main() -> None:
         try:
             app(prog_name="rankwise")
         except RankwiseError as error:
-            print(f"rankwise: {error}", file=sys.stderr)
+            print(f"rankwise: {error}", *getattr(error, "__notes__", []), sep="\n", file=sys.stderr)
             sys.exit(2)

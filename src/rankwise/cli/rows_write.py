@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from rankwise.cli.saying import plain_failure, plain_warnings
-from rankwise.errors import ConfigError, RankFailure
+from rankwise.errors import ConfigError, RankFailure, RankwiseError
 
 __all__ = ["EXAMPLES", "write_command"]
 
@@ -42,10 +43,17 @@ def write_command(  # noqa: PLR0917  (typer's way: a parameter per option)
     genes: Annotated[
         Path | None, typer.Option(metavar="FILE", help="File of the variables to take, one a line.")
     ] = None,
+    join: Annotated[
+        str, typer.Option(metavar="HOW", help="Variables that any input has (outer), or that all have (inner).")
+    ] = "outer",
     groupby: Annotated[list[str] | None, typer.Option(metavar="COLUMN", help="Sort each dataset by it.")] = None,
     rows_per_chunk: Annotated[int, typer.Option(metavar="N", min=1, help="Rows of a chunk.")] = 64,
-    shard_size: Annotated[str, typer.Option(metavar="SIZE", help="Decoded bytes of a file, such as 1GB.")] = "1GB",
-    dataset_size: Annotated[str, typer.Option(metavar="SIZE", help="Decoded bytes of a dataset.")] = "20GB",
+    shard_size: Annotated[
+        str, typer.Option(metavar="SIZE", help="Of a file: decoded bytes (1GB), or rows (1000).")
+    ] = "1GB",
+    dataset_size: Annotated[
+        str, typer.Option(metavar="SIZE", help="Of a dataset: decoded bytes (20GB, 250MB), or rows (250).")
+    ] = "20GB",
     memory_budget: Annotated[str, typer.Option(metavar="SIZE", help="Memory of a rank for rows on their way.")] = "2GB",
     seed: Annotated[int | None, typer.Option(metavar="N", help="Of the shuffle; default: a fresh one, noted.")] = None,
     shuffle: Annotated[bool, typer.Option("--shuffle/--no-shuffle", help="Put all rows into a random order.")] = True,
@@ -82,6 +90,7 @@ def write_command(  # noqa: PLR0917  (typer's way: a parameter per option)
         "matrices": matrices,
         "modalities": modality or None,
         "var_subset": None if genes is None else _lines(genes),
+        "join": join,
         "groupby": groupby or None,
         "n_obs_per_chunk": rows_per_chunk,
         "shard_size": shard_size,
@@ -138,10 +147,15 @@ def _write_rank(out: str, inputs: list[str], options: dict[str, Any]) -> None:
     from rankwise.data.rows.collection import DatasetCollection
     from rankwise.world.place import find_place
 
-    place = find_place(os.environ)
+    place, is_new = find_place(os.environ), not Path(out).exists()
     collection = DatasetCollection(out)
     before = set(collection.manifest["datasets"])
-    collection.add_adatas(inputs, **options, world=place)
+    try:
+        collection.add_adatas(inputs, **options, world=place)
+    except RankwiseError:
+        if is_new and place.world_size == 1 and collection.is_empty:  # a mistake leaves nothing where there was nothing
+            shutil.rmtree(collection.path, ignore_errors=True)
+        raise
     if place.rank == 0:
         manifest = collection.manifest
         last = manifest["writes"][-1]

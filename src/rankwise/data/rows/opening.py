@@ -6,12 +6,12 @@ import os
 from typing import Any
 
 from rankwise.data.order.opening import add_opener
-from rankwise.data.rows.datasets import is_anndata, open_dataset
+from rankwise.data.rows.datasets import Dataset, is_anndata, open_dataset
 from rankwise.data.rows.identity import first_matrix
 from rankwise.data.rows.places import find_rows
 from rankwise.data.rows.source import RowSource
 from rankwise.data.store import BoxReader
-from rankwise.errors import ConfigError
+from rankwise.errors import ConfigError, DataError
 
 __all__ = ["open_rows"]
 
@@ -43,7 +43,14 @@ def open_rows(collection: Any, **options: Any) -> RowSource:
 
 def _default_matrices(collection: Any) -> tuple[str, ...]:
     with BoxReader(cache=0) as reader:
-        name, _ = first_matrix(open_dataset(find_rows(collection)[0].places[0], reader))
+        dataset = open_dataset(find_rows(collection)[0].places[0], reader)
+        name, _ = first_matrix(dataset)
+        if name != "X" and isinstance(dataset, Dataset) and dataset.has_x:
+            try:
+                dataset.matrix("X")
+            except DataError as error:  # another matrix in its place would be other numbers
+                others = f"; {name} can be read: matrices=[{name!r}]" if name is not None else ""
+                raise DataError(f"{error}{others}") from error
     return ("X",) if name is None else (name,)
 
 
@@ -52,8 +59,12 @@ def _opened(samples: Any) -> RowSource | None:
     if isinstance(samples, RowSource):
         return samples
     named = samples if isinstance(samples, (list, tuple)) else [samples]
-    # an order counts rows: which of the stores' variables are read is the loader's business
-    return open_rows(samples, genes=...) if named and all(_names_rows(one) for one in named) else None
+    if not named or not all(_names_rows(one) for one in named):
+        return None
+    # an order counts rows: which of the stores' matrices and variables are read is the loader's business
+    with BoxReader(cache=0) as reader:
+        name, _ = first_matrix(open_dataset(find_rows(samples)[0].places[0], reader))
+    return open_rows(samples, matrices=("X",) if name is None else (name,), genes=...)
 
 
 def _names_rows(one: Any) -> bool:

@@ -32,6 +32,7 @@ from rankwise.data.store.reading import (
     WorkCrew,
     chunk_keys,
     reading_threads,
+    say_losses,
     say_slow_arrays,
 )
 from rankwise.data.store.remote import RemoteFiles, RemoteOptions, RemoteStats
@@ -178,6 +179,7 @@ class BoxReader:
         for array in request.arrays:
             check_conversion(array.dtype, request.dtype, scaled=request.scale is not None, place=array.place)
         say_slow_arrays(request.arrays)
+        say_losses(request)
         plan = make_plan(request, self._book, self._serials.of, like=like)
         self._counters.add(ReaderStats(plan_s=time.perf_counter() - started, retries=self._book.num_retries - retries))
         return plan

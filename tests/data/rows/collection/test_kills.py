@@ -11,8 +11,7 @@ import pytest
 
 from rankwise.data.rows import DatasetCollection
 from rankwise.data.rows.collection import journal
-from rankwise.data.rows.collection.checksums import array_checksums
-from rankwise.data.rows.datasets import find_datasets
+from rankwise.data.rows.datasets import array_checksums, find_datasets
 
 BOOT = journal._boot()
 SCRIPT = Path(__file__).with_name("killed.py")

@@ -9,8 +9,8 @@ import pytest
 import zarr
 
 from rankwise.data.rows import DatasetCollection
-from rankwise.data.rows.collection import array_checksums
 from rankwise.data.rows.collection.manifest import commit, read_manifest
+from rankwise.data.rows.datasets import array_checksums
 from rankwise.data.rows.inspecting import verify_rows
 from rankwise.testing.small_rows import small_anndata, write_anndata
 
@@ -75,3 +75,28 @@ def test_sources_that_changed(whole, tmp_path):
     assert gone.startswith(f"{tmp_path}/right.h5ad cannot be compared: there is nothing at")
     stored = int((np.diff(left.layers["counts"].indptr) > 0).sum())
     assert changed.startswith(f"layers/counts of {stored} rows of {collection.path}/dataset_0 is not that of")
+
+
+@pytest.mark.filterwarnings("ignore:(matrices|columns of obs) differ from those", "ignore:.*new rows are shuffled")
+def test_additions_that_lack_something(tmp_path):
+    """A later addition without a layer, or a column, of the first is compared in what it has, and so is the first."""
+    left, right = small_anndata(20, 6, seed=0), small_anndata(15, 6, seed=1)
+    del right.layers["counts"], right.obs["kind"]
+    right.obs["late"] = 7
+    collection = DatasetCollection(tmp_path / "c.zarr")
+    for name, made in (("left", left), ("right", right)):
+        made.write_h5ad(tmp_path / f"{name}.h5ad")
+        collection.add_adatas([tmp_path / f"{name}.h5ad"], rng=0)
+    seen = []
+    assert verify_rows(collection.path, sources=True, shown=seen.append) == []
+    assert {"X", "layers/counts", "kind", "late"} <= set(seen)
+    for name, where, words in (
+        ("left", "layers/counts/data", "layers/counts of 1 rows of "),
+        ("right", "obs/late", "late of 1 rows of "),
+    ):
+        with h5py.File(tmp_path / f"{name}.h5ad", "r+") as file:
+            file[where][3] += 1
+        [problem] = verify_rows(collection.path, sources=True)
+        assert problem.startswith(words)
+        with h5py.File(tmp_path / f"{name}.h5ad", "r+") as file:
+            file[where][3] -= 1

@@ -2,13 +2,15 @@
 
 import numpy as np
 import pytest
+import scipy.sparse as sp
+import zarr
 
 from rankwise.data.rows.datasets import Dataset
 from rankwise.data.rows.inspecting import decode_factor
-from rankwise.data.rows.matrices import stack_matrices
+from rankwise.data.rows.matrices import open_matrix, stack_matrices
 from rankwise.data.rows.writing import write_sharded
 from rankwise.data.store import BoxReader
-from rankwise.testing.small_rows import small_anndata
+from rankwise.testing.small_rows import small_anndata, write_csr
 
 
 @pytest.mark.parametrize("align", [True, False])
@@ -26,3 +28,20 @@ def test_the_prediction_is_what_readers_decode(tmp_path, align, run):
         empty = sum(not plan.boxes for plan in plans) / len(plans)
     factor = decode_factor(matrix, run)
     assert touched * 16 / 480 == pytest.approx(factor * (1 - empty), rel=0.15)
+
+
+@pytest.mark.parametrize(
+    ("chunk", "run", "most"), [(100_000, 1, 480), (100_000, 32, 15), (1500, 8, 32), (700, 1000, 1.1)]
+)
+def test_long_chunks_are_decoded_whole(tmp_path, chunk, run, most):
+    """A matrix in one chunk costs all of it for any run; the prediction is what is decoded, within a quarter."""
+    group = zarr.open_group(tmp_path / "a.zarr", mode="w")
+    matrix = sp.csr_matrix(np.ones((480, 6), "f4"))
+    write_csr(group, "X", matrix, chunk=min(chunk, matrix.nnz), shard=min(chunk, matrix.nnz))
+    with BoxReader(threads=1, cache=0) as reader:
+        held = open_matrix(f"{tmp_path}/a.zarr/X", reader)
+        stack = stack_matrices([held])
+        plans = [stack.plan(np.arange(start, min(start + run, 480)), reader) for start in range(0, 480, run)]
+        decoded = sum(plan.boxes[0].decode_bytes for plan in plans) / matrix.data.nbytes
+    assert decode_factor(held, run) == pytest.approx(decoded, rel=0.25)
+    assert decode_factor(held, run) == pytest.approx(most, rel=0.35)

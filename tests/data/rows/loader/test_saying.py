@@ -5,15 +5,14 @@ import logging
 import numpy as np
 import pytest
 
-from rankwise.data.rows import Loader
-from rankwise.data.rows.loader import defaults
+from rankwise.data.rows import Loader, saying
 from rankwise.data.rows.samplers import RandomSampler, SequentialSampler
 from rankwise.errors import MissingExtraError
 
 
 def test_a_pass_without_a_batch_is_said(caplog, monkeypatch):
     """Fewer rows than one batch, of which what fills none is left out: nothing comes, and once it is said why."""
-    monkeypatch.setattr(defaults, "_said", set())
+    monkeypatch.setattr(saying, "_said", set())
     loader = Loader(chunk_size=4, preload_nchunks=4, batch_size=16, drop_last=True, shuffle=False)
     loader.add_dataset(np.ones((15, 3), dtype="f4"))
     with caplog.at_level(logging.WARNING, logger="rankwise.rows"):
@@ -25,7 +24,7 @@ def test_a_pass_without_a_batch_is_said(caplog, monkeypatch):
 
 def test_the_order_that_was_not_chosen_is_said_once(caplog, monkeypatch):
     """Without shuffle= rows come in stored order; who says shuffle=False is told nothing."""
-    monkeypatch.setattr(defaults, "_said", set())
+    monkeypatch.setattr(saying, "_said", set())
     with caplog.at_level(logging.WARNING, logger="rankwise.rows"):
         Loader(shuffle=False)
         assert caplog.text == ""

@@ -1,5 +1,6 @@
 """Chunks of CSR matrices that are not in the store: left out as nothing but zeros, or lost."""
 
+import logging
 from pathlib import Path
 
 import anndata
@@ -8,7 +9,7 @@ import pytest
 import zarr
 
 from rankwise.data.order import Order
-from rankwise.data.rows import Loader, RowSource
+from rankwise.data.rows import Loader, RowSource, saying
 from rankwise.errors import SampleError
 from rankwise.testing.small_rows import random_csr, write_anndata
 
@@ -44,11 +45,33 @@ def test_zeros_that_a_shard_leaves_out_are_zeros(tmp_path, options):
         list(Loader(again, order=order, device=None))
 
 
-def test_of_files_of_one_chunk_that_cannot_be_told(tmp_path):
-    """Rows whose elements lie in no file are damaged; others arrive."""
+def test_files_of_one_chunk_that_held_zeros(tmp_path, caplog, monkeypatch):
+    """Where column numbers are there, values without a file are the stored zeros that they were; it is said once."""
+    monkeypatch.setattr(saying, "_said", set())
     place = str(tmp_path / "a.zarr")
     matrix = store(place, shards=None)
-    lost = set(np.repeat(np.arange(NUM_ROWS), np.diff(matrix.indptr))[100:200].tolist())
+    assert not Path(place, "X/data/c/5").exists()
+    with caplog.at_level(logging.WARNING, logger="rankwise.rows"):
+        for options in ({}, {"dense": True}):
+            seen = []
+            for (batch,) in Loader(place, order=Order(NUM_ROWS, batch_size=7), device=None, **options):
+                rows = batch["X"] if options else batch["X"].toarray()
+                np.testing.assert_array_equal(rows, matrix[batch.ids].toarray())
+                seen += batch.ids.tolist()
+            assert sorted(seen) == list(range(NUM_ROWS))
+    [text] = [record.getMessage() for record in caplog.records]
+    assert f"of the array {place}/X/data " in text
+    assert "its values count as zeros" in text
+
+
+def test_files_of_column_numbers_that_are_gone(tmp_path):
+    """Rows whose column numbers lie in no file are damaged, with their values or without; others arrive."""
+    place = str(tmp_path / "a.zarr")
+    matrix = store(place, shards=None)
+    Path(place, "X/indices/c/6").unlink()
+    Path(place, "X/indices/c/12").unlink()
+    rows = np.repeat(np.arange(NUM_ROWS), np.diff(matrix.indptr))
+    lost = {*rows[120:140].tolist(), *rows[240:260].tolist()}
     seen = []
     for (batch,) in Loader(place, order=Order(NUM_ROWS, batch_size=7), device=None, on_bad_sample=len(lost)):
         np.testing.assert_array_equal(batch["X"].toarray(), matrix[batch.ids].toarray())

@@ -16,7 +16,6 @@ import numpy as np
 from rankwise._files import fsync_folder
 from rankwise._version import __version__
 from rankwise.data.contract import IntArray
-from rankwise.data.rows.collection.checksums import array_checksums
 from rankwise.data.rows.collection.crew import Crew, Marks, Task, work_off
 from rankwise.data.rows.collection.grouping import group_ranks
 from rankwise.data.rows.collection.inputs import Input
@@ -36,6 +35,7 @@ from rankwise.data.rows.collection.steps import (
     spill_tasks,
     turn_tasks,
 )
+from rankwise.data.rows.datasets import array_checksums
 from rankwise.errors import ConfigError
 
 __all__ = ["add_rows", "plan_of", "settle"]

@@ -5,13 +5,20 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from rankwise.data.order import Groups
 from rankwise.data.rows.collection.adding import add_rows, plan_of, settle
 from rankwise.data.rows.collection.arguments import listed, named, seed_of
 from rankwise.data.rows.collection.crew import Crew, take_seat
-from rankwise.data.rows.collection.fitting import check_columns, check_fit, warn_of_repeats
+from rankwise.data.rows.collection.fitting import (
+    check_columns,
+    check_fit,
+    check_kept,
+    check_once,
+    say_variables,
+    warn_of_repeats,
+)
 from rankwise.data.rows.collection.inputs import Input, open_input, spread_collections
 from rankwise.data.rows.collection.interrupted import said_where_it_stands
 from rankwise.data.rows.collection.joining import join_inputs
@@ -19,7 +26,7 @@ from rankwise.data.rows.collection.journal import locked, work_folder
 from rankwise.data.rows.collection.manifest import listed_names, read_manifest
 from rankwise.data.rows.collection.opening import open_folder
 from rankwise.data.rows.collection.options import WriteOptions
-from rankwise.data.rows.datasets import COLLECTION_TYPE, find_datasets, load_anndata
+from rankwise.data.rows.datasets import COLLECTION_TYPE, check_files, find_datasets, load_anndata
 from rankwise.data.rows.opening import open_rows
 from rankwise.data.rows.places import NamedRows
 from rankwise.data.rows.source import RowSource
@@ -170,6 +177,7 @@ class DatasetCollection:
         reshuffle: bool = False,
         progress: bool | None = None,
         modalities: Sequence[str] | None = None,
+        join: Literal["outer", "inner"] = "outer",
         world: World | Place | None = None,
     ) -> DatasetCollection:
         """Make datasets of inputs in random order, beside those that are there.
@@ -186,10 +194,10 @@ class DatasetCollection:
             var_subset: names of variables to take; None = all of all inputs. Of a collection that is not empty the
                 variables are kept.
             n_obs_per_chunk: rows of a chunk.
-            shard_size: of a file: rows, or bytes as a text such as "1GB".
+            shard_size: of a file: rows (1000 or "1000"), or decoded bytes as a text with a unit, such as "1GB".
             zarr_compressor: codecs of Zarr; None = Blosc with lz4 at level 3, byte shuffle and blocks of 64 KiB.
             h5ad_compressor: without effect, as collections are Zarr.
-            dataset_size: most rows of a dataset, or bytes as a text.
+            dataset_size: most rows of a dataset (250 or "250"), or its decoded bytes as a text with a unit, "250MB".
             shuffle_chunk_size: 1 = a uniform shuffle of all rows; more = runs of so many input rows stay together in
                 one dataset, as in annbatch, and are mixed inside it.
             shuffle: False keeps the order of the inputs.
@@ -202,6 +210,9 @@ class DatasetCollection:
             progress: show rate and time left; None = on a terminal.
             modalities: of MuData inputs, by name. The first one is the AnnData of each dataset; matrices of the others
                 are called such as "mod/protein/X". Rows are the observations that all of them have.
+            join: of inputs with different variables: "outer" takes those that any of them has, and fills rows of the
+                others; "inner" those that all have. What came out is said. Of a collection that is not empty the
+                variables are kept.
             world: the ranks that write together, each of which makes this call: they share the work, and the bytes are
                 those of one rank. `rankwise.world.place.find_place` does where there is no process group. None = those
                 of the process group, where there is one.
@@ -214,6 +225,8 @@ class DatasetCollection:
         if self._mode == "r":
             raise ConfigError(f"{self.path} was opened to read (mode='r'): open it with mode='a' to add data")
         del h5ad_compressor
+        if join not in {"outer", "inner"}:
+            raise ConfigError(f"join wants 'outer' or 'inner', got {join!r}")
         matrices = None if matrices is None else named(matrices, "matrices")
         modalities = [] if modalities is None else named(modalities, "modalities")
         var_subset = None if var_subset is None else [str(name) for name in named(var_subset, "var_subset")]
@@ -234,6 +247,7 @@ class DatasetCollection:
                 "matrices": matrices,
                 "modalities": modalities,
                 "merge": merge,
+                "join": join,
                 "var_subset": var_subset,
                 "load_adata": load_adata is not None,
             },
@@ -257,13 +271,16 @@ class DatasetCollection:
     ) -> None:
         wanted = {name: options.extra[name] for name in ("matrices", "modalities")}
         with contextlib.ExitStack() as stack:
-            inputs = []
+            inputs: list[Input] = []
+            passed: list[tuple[Any, str]] = []
             sources = [source.path if isinstance(source, DatasetCollection) else source for source in sources]
             plain = load_adata is not None or options.extra["modalities"]
             for number, (source, is_dataset) in enumerate(spread_collections(sources, self.path)):
                 member = is_dataset and not plain
                 inputs.append(open_input(source, number, load_adata=load_adata, member=member, **wanted))
                 stack.callback(inputs[-1].close)
+                passed.append((source, inputs[-1].label))
+            check_once(passed)
             self._add_inputs(inputs, options, crew, seed=seed, progress=progress)
 
     def _add_inputs(
@@ -282,9 +299,14 @@ class DatasetCollection:
                 member = open_input(self._places[0], 0, member=True)
             check_fit(inputs, member, vars_, self.path)
             sparse = {name for name, table in member.tables.items() if table.sparse}
-            inputs = [*self._members(options.extra["matrices"]), *inputs] if options.reshuffle else inputs
-        names, merge = options.extra["var_subset"], options.extra["merge"]
-        joined = join_inputs(inputs, vars_=vars_, var_subset=names, merge=merge, sparse=sparse)
+            if options.reshuffle:
+                members = self._members(options.extra["matrices"])
+                check_kept(members, inputs, self.path)
+                inputs = [*members, *inputs]
+        chosen = {name: options.extra[name] for name in ("var_subset", "merge", "join")}
+        joined = join_inputs(inputs, vars_=vars_, **chosen, sparse=sparse)
+        if crew.is_main:
+            say_variables(joined)
         add_rows(self.path, joined, options, crew=crew, plan=plan, seed=seed, progress=progress)
 
     def _agree(self, crew: Crew, asked: str) -> None:
@@ -314,6 +336,7 @@ def _obs(group: Any, columns: Sequence[str] | None) -> Any:
     read, attributes = load_anndata().io.read_elem, dict(group.attrs)
     held = list(attributes.get("column-order", []))
     chosen = held if columns is None else [column for column in columns if column in held]
+    check_files(group, [attributes.get("_index", "_index"), *chosen])
     index = read(group[attributes.get("_index", "_index")])
     return pd.DataFrame({column: read(group[column]) for column in chosen}, index=index)
 

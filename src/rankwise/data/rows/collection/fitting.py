@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import warnings
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from rankwise.data.rows.collection.inputs import Input, Table
+from rankwise.data.rows.collection.joining import Joined
 from rankwise.data.rows.collection.variables import few_names
 from rankwise.data.rows.datasets import split_modality
 from rankwise.errors import ConfigError
 
-__all__ = ["check_columns", "check_fit", "warn_of_repeats"]
+__all__ = ["check_columns", "check_fit", "check_kept", "check_once", "say_variables", "warn_of_repeats"]
+
+_LOG = logging.getLogger("rankwise.rows")
 
 _MADE_HERE = ("src_path", "src_row")
 
@@ -58,6 +66,93 @@ def check_fit(inputs: Sequence[Input], member: Input, vars_: Mapping[str, Any], 
     _warn_of_names("matrices", [set(held.tables) for held in inputs], set(member.tables), folder)
     known = {name for name in member.columns if name not in _MADE_HERE}
     _warn_of_names("columns of obs", [set(held.columns) - set(_MADE_HERE) for held in inputs], known, folder)
+
+
+def check_kept(members: Sequence[Input], inputs: Sequence[Input], folder: Path) -> None:
+    """Refuse a rewrite that would lose matrices of a collection: only what all inputs have is written.
+
+    Args:
+        members: datasets of the collection, of which the matrices that are wanted were opened.
+        inputs: what is added.
+        folder: the collection, for the message.
+
+    Raises:
+        ConfigError: a matrix of some rows would be left out.
+    """
+    held = [*members, *inputs]
+    names = dict.fromkeys(name for member in members for name in member.tables)
+    lost = [name for name in names if any(name not in one.tables for one in held)]
+    if not lost:
+        return
+    lacking = few_names([one.label for one in held if any(name not in one.tables for name in lost)], letters=1000)
+    kept = [name for name in names if name not in lost]
+    raise ConfigError(
+        f"reshuffle=True rewrites {folder} and would delete {few_names(lost)} from it, as not all rows have it: "
+        f"{lacking} lacks it. Add the new rows without reshuffle=True (--reshuffle), or say what is to stay with "
+        f"matrices={kept} (--layer, --obsm)"
+    )
+
+
+def check_once(inputs: Sequence[tuple[Any, str]]) -> None:
+    """Refuse inputs that come twice in one call: their rows would be there twice.
+
+    Args:
+        inputs: what was passed, one by one, and the label of each.
+
+    Raises:
+        ConfigError: one comes twice.
+    """
+    seen: dict[Any, str] = {}
+    for source, label in inputs:
+        place = _place_of(source)
+        if place in seen:
+            same = "" if seen[place] == label else f", as {seen[place]} and as {label}"
+            raise ConfigError(
+                f"{label} is among the inputs twice{same}: its rows would be there twice. Name it once; if you want it "
+                "so, add it again in a second call"
+            )
+        seen[place] = label
+
+
+def _place_of(source: Any) -> Any:
+    """What two inputs share that are the same one."""
+    if isinstance(source, (str, os.PathLike)):
+        text = os.fspath(source).removeprefix("file://")
+        return text.rstrip("/") if "://" in text else str(Path(text).resolve())
+    if hasattr(source, "store_path"):
+        return _place_of(str(source.store_path))
+    if hasattr(source, "file") and hasattr(source, "name"):  # a group of HDF5
+        return f"{Path(source.file.filename).resolve()}:{source.name}"
+    return id(source)
+
+
+def say_variables(joined: Joined) -> None:
+    """Say of inputs with different variables how many they share, and what is filled or left out.
+
+    Args:
+        joined: the inputs, without those that a collection has already.
+    """
+    for modality, var in joined.vars.items():
+        pairs = zip(joined.inputs, joined.gathers[modality], strict=True)
+        differ = [(held.label, gather) for held, gather in pairs if gather is not None]
+        found = [np.unique(gather[gather >= 0]) for _, gather in differ]
+        lacking = {label: len(var) - len(mine) for (label, _), mine in zip(differ, found, strict=True)}
+        most = max(lacking, key=lambda label: lacking[label], default="")
+        left = max((int((gather < 0).sum()) for _, gather in differ), default=0)
+        shared = len(reduce(np.intersect1d, found, np.arange(len(var))))
+        words = []
+        if most and lacking[most]:
+            words.append(
+                f"rows of {sum(map(bool, lacking.values()))} of them are filled (no element in CSR, NaN in dense "
+                f"floats), most of all those of {most}, which lacks {lacking[most]}; join='inner' (--join inner) makes "
+                "a new collection of the shared ones alone"
+            )
+        words += [f"up to {left} others of an input are left out"] * bool(left)
+        if words:
+            _LOG.warning(
+                "%d of %d variables%s are in all inputs; %s",
+                *(shared, len(var), modality and f" of {modality}", "; ".join(words)),
+            )
 
 
 def warn_of_repeats(inputs: Sequence[Input], writes: Sequence[Mapping[str, Any]], folder: Path) -> None:

@@ -20,6 +20,7 @@ from rankwise.data.rows.collection.variables import (
     join_variables,
 )
 from rankwise.data.rows.datasets import split_modality
+from rankwise.data.store.boxes import conversion_loss
 from rankwise.errors import ConfigError
 
 __all__ = ["Joined", "join_inputs"]
@@ -86,6 +87,7 @@ def join_inputs(
     vars_: dict[str, Any] | None = None,
     var_subset: Iterable[str] | None = None,
     merge: str | None = None,
+    join: str = "outer",
     sparse: Collection[str] = (),
 ) -> Joined:
     """Put inputs one over the other.
@@ -95,6 +97,7 @@ def join_inputs(
         vars_: tables of variables of a collection that is there already; variables that it has not are left out.
         var_subset: names of the variables of the first modality to take.
         merge: how columns of `var` come together, as in anndata.concat.
+        join: "outer" takes the variables that any input has, "inner" those that all have.
         sparse: names of matrices that come as CSR though all inputs may have them dense.
 
     Raises:
@@ -102,7 +105,9 @@ def join_inputs(
     """
     if vars_ is None:
         modalities = [name for name in inputs[0].vars if all(name in held.vars for held in inputs)]
-        vars_ = {name: join_variables([(held.label, held.vars[name]) for held in inputs], merge) for name in modalities}
+        vars_ = {
+            name: join_variables([(held.label, held.vars[name]) for held in inputs], merge, join) for name in modalities
+        }
         if var_subset is not None:
             vars_[""] = choose_variables(vars_[""], list(var_subset))
     # plain text, which every anndata reads
@@ -188,12 +193,22 @@ def _field(name: str, inputs: Sequence[Input], num_vars: dict[str, int], *, spar
         )
     row_shape = tables[0].shape[1:] if free else (num_vars[modality], *tables[0].shape[2:])
     dtype: DType = np.result_type(*(table.dtype for table in tables))
+    _say_dtypes(name, [(table.dtype, held.label) for table, held in zip(tables, inputs, strict=True)], dtype)
     rows = max(1, sum(table.shape[0] for table in tables))
     row_bytes = sum((table.csr_row_bytes if sparse else table.row_bytes) * table.shape[0] for table in tables) / rows
     if not sparse:
         row_bytes = max(row_bytes, float(np.prod(row_shape) * dtype.itemsize))
     facts: dict[str, Any] = {"row_shape": row_shape, "dtype": dtype, "row_bytes": row_bytes}
     return Field(name=name, kind="csr" if sparse else "dense", **facts)
+
+
+def _say_dtypes(name: str, parts: Sequence[tuple[DType, str]], joined: DType) -> None:
+    """Say that inputs of several dtypes are written as one that holds them, and what that may lose."""
+    first = dict(reversed(parts))
+    if len(first) > 1:
+        listing = " and ".join(f"{dtype} in {label}" for dtype, label in sorted(first.items(), key=str))
+        loss = next(filter(None, (conversion_loss(dtype, joined, scaled=False) for dtype in first)), "")
+        warnings.warn(f"{name} is {listing}: written as {joined}{loss and f', where {loss}'}", stacklevel=7)
 
 
 def _sparse(part: Any, columns: IntArray | None, field: Field) -> Any:

@@ -17,9 +17,11 @@ from pathlib import Path
 from typing import IO, Any
 
 from rankwise.data.rows.collection.crew.crew import put_json
-from rankwise.errors import DataError
+from rankwise.errors import DataError, RankwiseError, WorldError
 
 __all__ = ["Journal", "locked", "work_folder"]
+
+_FAILED = "failed"  # by itself, not killed
 
 
 def work_folder(folder: Path) -> Path:
@@ -42,12 +44,14 @@ class Journal:
     def __init__(self, folder: Path, plan: str, members: Sequence[str], facts: dict[str, Any]) -> None:
         self.folder = folder
         stale, held = self.stale(folder, plan, members), self.peek(folder)
-        if stale is not None and not _was_started_anew(stale["boot"]):
+        failed = folder / _FAILED
+        if stale is not None and not _was_started_anew(stale["boot"]) and not failed.exists():
             warnings.warn(
                 f"{folder} holds the unfinished writing of other inputs or parameters, or into other datasets; it is "
                 "thrown away",
                 stacklevel=5,
             )
+        failed.unlink(missing_ok=True)
         held = held if stale is None else None
         self.facts: dict[str, Any] = {"plan": plan, "boot": _boot(), **facts} if held is None else held
         if held is None:
@@ -105,8 +109,8 @@ def locked(folder: Path) -> Iterator[None]:
     with _lock(folder):
         try:
             yield
-        except BaseException:
-            over = not (folder / Journal.NAME).exists()  # nothing was begun
+        except BaseException as error:
+            over = not (folder / Journal.NAME).exists() or _is_vain(folder, error)
             raise
         finally:
             if over:  # all at once: whoever comes next finds no folder, or one of his own
@@ -114,6 +118,21 @@ def locked(folder: Path) -> Iterator[None]:
                     folder.rename(folder.with_name(f"{aside}{secrets.token_hex(4)}"))
             for left in folder.parent.glob(f"{glob.escape(aside)}*"):  # also of jobs that were killed right here
                 shutil.rmtree(left, ignore_errors=True)
+
+
+def _is_vain(folder: Path, error: BaseException) -> bool:
+    """Whether what a writing leaves that failed by itself is nothing; else it is noted that it was not killed.
+
+    Its inputs cannot be read, or do not fit: the next call will probably have others, and need not be told of these.
+    """
+    if not isinstance(error, RankwiseError) or isinstance(error, WorldError):
+        return False
+    if not any((folder / "done").glob("*")):
+        return True
+    with contextlib.suppress(OSError):
+        (folder / _FAILED).touch()
+        error.add_note(f"What was done lies in {folder}: the same call goes on with it, any other clears it")
+    return False
 
 
 def _lock(folder: Path) -> IO[str]:

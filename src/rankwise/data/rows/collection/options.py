@@ -7,12 +7,14 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from rankwise.data.rows.collection.joining import Joined
-from rankwise.data.rows.writing import MatrixFormat, parse_size
+from rankwise.data.rows.writing import MatrixFormat, parse_size, rows_of_size
 from rankwise.errors import ConfigError
 
 __all__ = ["WriteOptions"]
 
 _LEAST_BUDGET = 2**20
+_MOST_DATASETS = 1000  # of one writing, where they are smaller than this:
+_SMALL_DATASET = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,11 +52,16 @@ class WriteOptions:
         """Rows of a dataset.
 
         Raises:
-            ConfigError: a run of the shuffle is longer.
+            ConfigError: a run of the shuffle is longer, or there would be thousands of small datasets.
         """
-        size = self.dataset_size
-        if isinstance(size, str):
-            size = max(1, int(parse_size(size, "dataset_size") / joined.matrix_bytes))
+        size = rows_of_size(self.dataset_size, "dataset_size", joined.matrix_bytes)
+        count = -(-joined.num_rows // size)
+        if count > _MOST_DATASETS and size < _SMALL_DATASET:
+            raise ConfigError(
+                f"dataset_size={self.dataset_size!r} cuts {joined.num_rows} rows into {count} datasets of {size} rows "
+                f"of about {joined.matrix_bytes:.0f} bytes, each a store of dozens of files: take at least "
+                f"{-(-joined.num_rows // _MOST_DATASETS)} rows (a whole number is rows, a text such as '20GB' bytes)"
+            )
         if self.shuffle and size < self.shuffle_chunk_size:
             raise ConfigError(
                 f"runs of shuffle_chunk_size={self.shuffle_chunk_size} rows do not fit into datasets of {size} rows: "

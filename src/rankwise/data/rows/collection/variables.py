@@ -17,7 +17,7 @@ __all__ = ["choose_variables", "few_names", "gather_variables", "join_variables"
 _MOST = 60  # letters of a name
 
 
-def join_variables(parts: Sequence[tuple[str, Any]], merge: str | None) -> Any:
+def join_variables(parts: Sequence[tuple[str, Any]], merge: str | None, join: str = "outer") -> Any:
     """Return the variables of all inputs.
 
     Names that come twice are taken as they are where all inputs have the same in the same order.
@@ -25,9 +25,10 @@ def join_variables(parts: Sequence[tuple[str, Any]], merge: str | None) -> Any:
     Args:
         parts: (label, table) of each input.
         merge: how other columns come together, as in anndata.concat.
+        join: "outer" takes the variables that any input has, "inner" those that all have.
 
     Raises:
-        ConfigError: tables differ, and names of one come twice.
+        ConfigError: tables differ, and names of one come twice; or no variable is in all of them.
     """
     first = parts[0][1]
     if all(var.index.equals(first.index) for _, var in parts) and (len(parts) == 1 or not first.index.is_unique):
@@ -35,7 +36,7 @@ def join_variables(parts: Sequence[tuple[str, Any]], merge: str | None) -> Any:
     for label, var in parts:
         _check_unique(var, label)
     strange = [label for label, var in parts if len(var) and len(first) and not var.index.isin(first.index).any()]
-    if strange:
+    if strange and join == "outer":
         warnings.warn(
             f"{few_names(strange)} has no variable in common with {parts[0][0]}, and gets columns of its own. If "
             "it only calls them otherwise, rename them with load_adata=",
@@ -45,7 +46,13 @@ def join_variables(parts: Sequence[tuple[str, Any]], merge: str | None) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         empty = [anndata.AnnData(var=var, shape=(0, len(var))) for _, var in parts]
-        return anndata.concat(empty, join="outer", merge=merge).var
+        joined = anndata.concat(empty, join=join, merge=merge).var
+    if not len(joined):
+        raise ConfigError(
+            f"no variable is in all inputs, of which join='inner' takes none: {parts[0][0]} has "
+            f"{few_names(list(first.index))}, {parts[-1][0]} {few_names(list(parts[-1][1].index))}"
+        )
+    return joined
 
 
 def choose_variables(var: Any, names: Sequence[str]) -> Any:

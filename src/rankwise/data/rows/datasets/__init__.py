@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
+from rankwise.data.rows.datasets.checksums import array_checksums, check_files
 from rankwise.data.rows.datasets.dataset import Dataset
 from rankwise.data.rows.datasets.extras import load_anndata
 from rankwise.data.rows.datasets.finding import COLLECTION_TYPE, MANIFEST, find_datasets
@@ -17,6 +18,8 @@ __all__ = [
     "AnyDataset",
     "Dataset",
     "HeldDataset",
+    "array_checksums",
+    "check_files",
     "find_datasets",
     "is_anndata",
     "is_h5ad",

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from rankwise.data.rows.datasets.checksums import check_files
 from rankwise.data.rows.datasets.extras import load_anndata
 from rankwise.data.rows.datasets.modality import stored_name
 from rankwise.data.rows.matrices import StoredMatrix, open_matrix
@@ -74,6 +75,12 @@ class Dataset:
         """Names of what rows can be read from: "X", "layers/counts", "obsm/X_pca", "mod/protein/X", ..."""
         modalities = [f"{name}/" for name in self._inside("mod")]
         return tuple(f"{first}{name}" for first in ("", *modalities) for name in self._matrices_of(first))
+
+    @property
+    def has_x(self) -> bool:
+        """Whether there is an X, be it one that rows cannot be read of; anndata writes none as null."""
+        node = STORES.node(self._at("X"))
+        return node is not None and node.attributes.get("encoding-type") != "null"
 
     @property
     def raw(self) -> str | None:
@@ -187,6 +194,7 @@ class Dataset:
         return zarr.open_group(store, mode="r")
 
     def _read(self, group: Any, name: str) -> Any:
+        check_files(group, [name])
         try:
             return load_anndata().io.read_elem(group[name])
         except Exception as error:  # whatever a codec raises

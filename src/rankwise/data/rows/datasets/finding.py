@@ -11,12 +11,12 @@ from rankwise.data.store.meta import STORES
 from rankwise.data.store.meta.documents import resolve_place
 from rankwise.errors import ConfigError, DataError
 
-__all__ = ["COLLECTION_TYPE", "MANIFEST", "find_datasets"]
+__all__ = ["COLLECTION_TYPE", "MANIFEST", "MEMBER", "find_datasets"]
 
 COLLECTION_TYPE = "annbatch-preshuffled"
 MANIFEST = "rankwise"
 
-_MEMBER = re.compile(r"dataset_(\d+)")
+MEMBER = re.compile(r"dataset_(\d+)")
 
 
 def find_datasets(uris: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> tuple[str, ...]:
@@ -52,7 +52,7 @@ def _at(place: str) -> list[str]:
         )
     listed = node.attributes.get(MANIFEST, {}).get("datasets")  # others are left from a writing that was killed
     names = STORES.inside(place, node) if listed is None else listed
-    members = [match for name in names if (match := _MEMBER.fullmatch(name))]
+    members = [match for name in names if (match := MEMBER.fullmatch(name))]
     if not members:
         raise DataError(
             f"the collection {place} is empty: add data with DatasetCollection({place!r}).add_adatas([...])"

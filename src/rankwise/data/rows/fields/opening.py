@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from rankwise.data.contract import DType
 from rankwise.data.rows.datasets import AnyDataset
 from rankwise.data.rows.fields.choice import FieldChoice
 from rankwise.data.rows.fields.making import make_field
 from rankwise.data.rows.fields.row_field import RowField
 from rankwise.data.rows.fields.variables import Variables, modality_of
-from rankwise.data.rows.matrices import stack_matrices
+from rankwise.data.rows.matrices import StoredMatrix, stack_matrices
+from rankwise.data.rows.saying import say_once
 from rankwise.errors import ConfigError
 
 __all__ = ["open_fields"]
@@ -72,5 +74,20 @@ def _field(
     differ = columns is not None and len(columns) > 1
     loose = differ or (choice.is_open and variables is not None)
     stack = stack_matrices(matrices, dtype=choice.dtype_of(name), side_by_side=loose)
+    if choice.dtype_of(name) is None and not choice.is_open:
+        _say_dtypes(name, matrices, stack.spec.dtype)
     widths = [matrix.row_shape[0] for matrix in matrices] if differ else []
     return make_field(stack, dense=choice.dense, columns=columns, widths=widths)
+
+
+def _say_dtypes(name: str, matrices: Sequence[StoredMatrix], joined: DType) -> None:
+    """Say that rows of several dtypes come out in one that holds them all."""
+    held: dict[DType, list[str]] = {}
+    for matrix in matrices:
+        held.setdefault(matrix.dtype, []).append(matrix.place)
+    if len(held) > 1:
+        listing = " and ".join(
+            f"{dtype} in {places[0]}{f' and {len(places) - 1} more' * (len(places) > 1)}"
+            for dtype, places in held.items()
+        )
+        say_once(f"{name} is {listing}: its rows come out as {joined}; dtype= chooses another one")

@@ -35,6 +35,10 @@ class _Side:
     held: Input
     joined: Joined
 
+    def has(self, name: str, *, matrix: bool) -> bool:
+        """Whether there is a matrix, or else a column, of a name."""
+        return name in (self.held.tables if matrix else self.held.columns)
+
     def matrix(self, name: str) -> WordArray:
         """Return the digests of all rows of a matrix."""
         table = self.held.tables[name]
@@ -88,9 +92,8 @@ def _compare_all(
     for side in sources.values():
         stack.callback(side.held.close)
     problems += _missing_rows(sources, origins)
-    first = datasets[0].held
-    names = [*first.tables, *(name for name in first.columns if name not in {SOURCE, SOURCE_ROW})]
-    for name in names:
+    columns = (name for side in datasets for name in side.held.columns if name not in {SOURCE, SOURCE_ROW})
+    for name in dict.fromkeys([*(name for side in datasets for name in side.held.tables), *columns]):
         if shown is not None:
             shown(name)
         problems += _compare(name, datasets, origins, sources)
@@ -101,10 +104,10 @@ class _Origin:
     """Where the rows of one dataset come from."""
 
     def __init__(self, columns: dict[str, Column]) -> None:
-        path, row = columns[SOURCE], columns[SOURCE_ROW]
+        path, row = columns[SOURCE], columns.get(SOURCE_ROW)  # annbatch notes no rows
         self.labels: tuple[str, ...] = tuple(map(str, path.categories))
         self.codes: IntArray = path.block(0, path.num_rows)
-        self.rows: IntArray = row.block(0, row.num_rows)
+        self.rows: IntArray = np.full(path.num_rows, -1) if row is None else row.block(0, row.num_rows)
 
     def of(self, label: str) -> NDArray:
         """Return which rows of the dataset come from a source."""
@@ -156,14 +159,16 @@ def _missing_rows(sources: dict[str, _Side], origins: list[_Origin]) -> list[str
 def _compare(name: str, datasets: list[_Side], origins: list[_Origin], sources: dict[str, _Side]) -> list[str]:
     """Compare one matrix or column."""
     problems: list[str] = []
-    matrix = name in datasets[0].held.tables
+    matrix = any(name in side.held.tables for side in datasets)
     text = not matrix and _is_text(name, [*datasets, *sources.values()])
     wanted = {
         label: side.matrix(name) if matrix else side.column(name, text=text)
         for label, side in sources.items()
-        if name in (side.held.tables if matrix else side.held.columns)
+        if side.has(name, matrix=matrix)
     }
     for side, origin in zip(datasets, origins, strict=True):
+        if not side.has(name, matrix=matrix):  # of an addition that lacks it, which was said then
+            continue
         found = side.matrix(name) if matrix else side.column(name, text=text)
         for label, words in wanted.items():
             problems += _differences(name, side.name, label, (found, words), (origin.of(label), origin.rows))

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import logging
-import os
 from collections.abc import Mapping
 from typing import Any
 
 from rankwise.data.rows.abc import Sampler
 from rankwise.data.rows.samplers import RandomSampler, SequentialSampler
-from rankwise.errors import ConfigError, WorldError
+from rankwise.data.rows.saying import say_once
+from rankwise.errors import ConfigError
 from rankwise.world.loader_worker import current_worker
-from rankwise.world.place import find_place
 
-__all__ = ["choose_sampler", "process_rank", "say_idle_workers", "say_no_batch", "say_once"]
+__all__ = ["choose_sampler", "say_idle_workers", "say_no_batch"]
 
-_LOG = logging.getLogger("rankwise.rows")
 _DEFAULTS = {"chunk_size": 512, "preload_nchunks": 32, "batch_size": 1, "drop_last": False}
-_said: set[str] = set()
 
 
 def choose_sampler(sampler: Sampler | None, arguments: Mapping[str, Any]) -> Sampler:
@@ -73,19 +69,3 @@ def say_no_batch(sampler: Sampler, n_obs: int) -> None:
             f"a pass over {n_obs} rows had no batch: {type(sampler).__name__} makes batches of {sampler.batch_size} "
             "rows and leaves out what fills none; take a smaller batch_size, or drop_last=False"
         )
-
-
-def say_once(text: str) -> None:
-    """Say something the first time in this process, on the main rank."""
-    if text not in _said:
-        _said.add(text)
-        if process_rank() == 0:
-            _LOG.warning(text)
-
-
-def process_rank() -> int:
-    """Return the rank that a launcher gave to this process, 0 without one."""
-    try:
-        return find_place(os.environ).rank
-    except WorldError:  # half a launcher's variables: whoever needs the place says so
-        return 0

@@ -14,7 +14,7 @@ from rankwise.data.rows.abc import Sampler
 from rankwise.data.rows.loader.ahead import RequestReader
 from rankwise.data.rows.loader.blocks import RowBlock
 from rankwise.data.rows.loader.converting import Library, check_library, convert
-from rankwise.data.rows.loader.defaults import choose_sampler, say_idle_workers, say_no_batch, say_once
+from rankwise.data.rows.loader.defaults import choose_sampler, say_idle_workers, say_no_batch
 from rankwise.data.rows.loader.gpu import check_gpu
 from rankwise.data.rows.loader.holding import HeldDatasets
 from rankwise.data.rows.loader.opening import iter_groups, load_group
@@ -25,6 +25,7 @@ from rankwise.data.rows.loader.standing import Standing
 from rankwise.data.rows.loader.under_way import UnderWay
 from rankwise.data.rows.passes.draws import Rng
 from rankwise.data.rows.samplers.next_pass import foreseen
+from rankwise.data.rows.saying import say_once
 from rankwise.data.rows.types import LoaderOutput
 from rankwise.data.store import BoxReader
 from rankwise.errors import ConfigError

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from rankwise.data.rows.datasets import find_datasets, load_anndata
+from rankwise.data.rows.datasets import check_files, find_datasets, load_anndata
 from rankwise.data.store import load_zarr
 from rankwise.data.store.remote import RemoteFiles
 from rankwise.errors import ConfigError
@@ -57,6 +57,7 @@ def load_group(group: Any) -> Any:
 
     anndata = load_anndata()
     var = group["var"]
+    check_files(group, ["obs", "var"])
     names = anndata.io.read_elem(var[var.attrs["_index"]])
     return anndata.AnnData(
         X=_backed(group["X"]), obs=anndata.io.read_elem(group["obs"]), var=pd.DataFrame(index=pd.Index(names))

@@ -10,8 +10,8 @@ from rankwise.data.contract import NDArray
 from rankwise.data.feed.global_rows import ShardRows, shard_full_batches
 from rankwise.data.feed.place_jax import narrowed
 from rankwise.data.rows.abc import Sampler
-from rankwise.data.rows.loader.defaults import say_once
 from rankwise.data.rows.samplers import DistributedSampler
+from rankwise.data.rows.saying import say_once
 from rankwise.errors import ConfigError
 
 __all__ = ["global_batch", "sharded_batches"]

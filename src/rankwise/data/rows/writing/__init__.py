@@ -8,7 +8,7 @@ from rankwise.data.rows.writing.matrices import MatrixFormat, create_dense, crea
 from rankwise.data.rows.writing.padding import pad_rows
 from rankwise.data.rows.writing.sharded import quiet_anndata, write_sharded
 from rankwise.data.rows.writing.shards import ShardStream
-from rankwise.data.rows.writing.sizes import parse_size
+from rankwise.data.rows.writing.sizes import parse_size, rows_of_size
 
 __all__ = [
     "MatrixFormat",
@@ -21,5 +21,6 @@ __all__ = [
     "pad_rows",
     "parse_size",
     "quiet_anndata",
+    "rows_of_size",
     "write_sharded",
 ]

@@ -10,7 +10,7 @@ import numpy as np
 from rankwise.data.contract import DType, IntArray, NDArray
 from rankwise.data.rows.writing.layout import SparseLayout, lay_out
 from rankwise.data.rows.writing.padding import pad_rows
-from rankwise.data.rows.writing.sizes import parse_size
+from rankwise.data.rows.writing.sizes import parse_size, rows_of_size
 from rankwise.data.rows.writing.streams import ArrayStream, create_array
 from rankwise.errors import ConfigError
 
@@ -28,7 +28,7 @@ class MatrixFormat:
 
     Attributes:
         n_obs_per_chunk: rows of a chunk.
-        shard_size: of a file: rows, or bytes as a text such as "1GB".
+        shard_size: of a file: rows (1000 or "1000"), or decoded bytes as a text with a unit, such as "1GB".
         compressors: codecs of Zarr; None = Blosc with lz4 at level 3 and byte shuffle, in blocks of 64 KiB (without
             `align_rows` in those that Blosc chooses).
         align_rows: whether the chunk edges of CSR matrices fall on row edges.
@@ -58,9 +58,7 @@ class MatrixFormat:
 
     def shard_rows(self, row_bytes: float) -> int:
         """Rows of a shard, for rows of so many bytes."""
-        size = self.shard_size
-        rows = size if isinstance(size, int) else parse_size(size, "shard_size") / max(row_bytes, 1e-9)
-        return max(1, int(min(rows, 2**62)))
+        return rows_of_size(self.shard_size, "shard_size", row_bytes)
 
 
 def create_sparse(

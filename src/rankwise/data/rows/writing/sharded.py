@@ -41,7 +41,7 @@ def write_sharded(
         adata: the AnnData, in memory.
         n_obs_per_chunk: rows of a chunk. A CSR matrix with `align_rows=False` gets chunks of as many elements as so
             many rows have on average.
-        shard_size: of a file: rows, or decoded bytes as a text such as "1GB".
+        shard_size: of a file: rows (1000 or "1000"), or decoded bytes as a text with a unit, such as "1GB".
         compressors: codecs of Zarr; None = Blosc with lz4 at level 3, byte shuffle and blocks of 64 KiB.
         key: name inside the group; None = the group itself, whose store is cleared first.
         align_rows: let the chunk edges of CSR matrices fall on row edges, by explicit zeros after some rows, which an

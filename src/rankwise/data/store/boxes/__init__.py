@@ -6,7 +6,7 @@ from rankwise.data.store.boxes.request import BoxError, BoxReport, BoxRequest, P
 from rankwise.data.store.boxes.runs import Runs
 from rankwise.data.store.boxes.spread import OUTSIDE, TWICE, Spread
 from rankwise.data.store.boxes.summing import sum_reports
-from rankwise.data.store.boxes.values import check_conversion, converted
+from rankwise.data.store.boxes.values import check_conversion, conversion_loss, converted
 
 __all__ = [
     "OUTSIDE",
@@ -18,6 +18,7 @@ __all__ = [
     "Runs",
     "Spread",
     "check_conversion",
+    "conversion_loss",
     "converted",
     "sum_reports",
 ]

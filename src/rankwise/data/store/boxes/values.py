@@ -7,7 +7,7 @@ import numpy as np
 from rankwise.data.contract import DType, NDArray
 from rankwise.errors import ConfigError, DataError
 
-__all__ = ["check_conversion", "converted"]
+__all__ = ["check_conversion", "conversion_loss", "converted"]
 
 _NUMBERS = "?biufc"
 
@@ -30,6 +30,32 @@ def check_conversion(stored: DType, wanted: DType, *, scaled: bool, place: str) 
         )
     if not (stored.kind in _NUMBERS or is_float(stored)) or not (wanted.kind in _NUMBERS or is_float(wanted)):
         raise ConfigError(f"{place} holds {stored}, which cannot come out as {wanted}: take its own dtype")
+
+
+def conversion_loss(stored: DType, wanted: DType, *, scaled: bool) -> str:
+    """Return what a conversion that is not refused may lose of a value, as a clause; "" = nothing that matters.
+
+    Judged by the dtypes alone. Left out are the rounding of floats to fewer bits and of anything to floats of 16 bits,
+    which is what these are, and whatever scaling does, as nobody expects the stored numbers of it.
+
+    Args:
+        stored: dtype of the array.
+        wanted: dtype that comes out.
+        scaled: whether elements are scaled first.
+    """
+    if stored == wanted or stored.kind == "b" or scaled:
+        return ""
+    if wanted.kind == "b":
+        return "every element but 0 becomes True"
+    if is_float(stored) and wanted.kind in "iu":
+        return "fractions are cut towards zero"
+    most = float(np.finfo(np.float16).max)
+    if wanted == np.float16 and (is_float(stored) or np.iinfo(stored).max > most):
+        return f"what is beyond {most:,.0f} becomes infinite"
+    if wanted.kind == "f" and stored.kind in "iu" and wanted.itemsize > 2:
+        exact = 2 ** (np.finfo(wanted).nmant + 1)
+        return f"whole numbers beyond {exact:,} are rounded" if np.iinfo(stored).max > exact else ""
+    return ""
 
 
 def is_float(dtype: DType) -> bool:

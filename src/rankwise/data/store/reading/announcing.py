@@ -1,4 +1,4 @@
-"""Say once which arrays take the slower way."""
+"""Say once which arrays take the slower way, and which lose something on theirs."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ import logging
 import os
 from collections.abc import Iterable
 
+from rankwise.data.contract import DType
+from rankwise.data.store.boxes import BoxRequest, conversion_loss
 from rankwise.data.store.meta import ArrayMeta
 from rankwise.errors import WorldError
 from rankwise.world.place import find_place
 
-__all__ = ["say_slow_arrays"]
+__all__ = ["say_losses", "say_slow_arrays"]
 
 _LOG = logging.getLogger(__name__)
 _said: set[str] = set()
+_judged: set[tuple[DType, DType, bool]] = set()
 
 
 def say_slow_arrays(arrays: Iterable[ArrayMeta]) -> None:
@@ -29,6 +32,28 @@ def say_slow_arrays(arrays: Iterable[ArrayMeta]) -> None:
                 "this kind are not named again; statistics count their chunks as slow",
                 array.place,
                 why,
+            )
+
+
+def say_losses(request: BoxRequest) -> None:
+    """Name the first array of each conversion that may lose something of its values: once, on the main rank.
+
+    What does not fit an integer dtype is not said but an error, value by value.
+    """
+    for array in request.arrays:
+        conversion = (array.dtype, request.dtype, request.scale is not None)
+        if conversion in _judged:  # every plan comes here: a look at a set is all that it may cost
+            continue
+        _judged.add(conversion)
+        loss = conversion_loss(array.dtype, request.dtype, scaled=conversion[2])
+        if loss and _is_main():
+            _LOG.warning(
+                "%s holds %s and comes out as %s: %s. Another dtype= keeps them; arrays of these dtypes are not named "
+                "again",
+                array.place,
+                array.dtype,
+                request.dtype,
+                loss,
             )
 
 

@@ -31,6 +31,7 @@ class Column:
         dtype: dtype of numbers.
         categories: of a category: pandas Index.
         ordered: whether the categories are in an order that means something.
+        label: of the input, for messages.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Column:
     dtype: DType = _FLOAT
     categories: Any = None
     ordered: bool = False
+    label: str = ""
 
     def block(self, start: int, stop: int) -> Any:
         """Read rows `start` to `stop`.
@@ -50,7 +52,9 @@ class Column:
         try:
             return self.read(start, stop)
         except Exception as error:  # whatever a file format raises
-            raise DataError(f"rows {start} to {stop} of obs column {self.name!r} cannot be read: {error}") from error
+            raise DataError(
+                f"{self.label}: rows {start} to {stop} of obs column {self.name!r} cannot be read: {error}"
+            ) from error
 
 
 def masked(dtype: DType) -> DType:

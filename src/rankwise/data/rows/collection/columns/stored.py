@@ -11,7 +11,7 @@ from rankwise.data.contract import NDArray
 from rankwise.data.rows.collection.columns.column import Column, masked
 from rankwise.data.rows.collection.columns.in_memory import columns_of_frame, index_of_frame
 from rankwise.data.rows.collection.moving import Text
-from rankwise.data.rows.datasets import load_anndata
+from rankwise.data.rows.datasets import check_files, load_anndata
 from rankwise.errors import DataError
 
 __all__ = ["open_columns"]
@@ -31,6 +31,7 @@ def open_columns(group: Any, label: str) -> tuple[Column, dict[str, Column]]:
     """
     try:
         attributes = dict(group.attrs)
+        check_files(group, map(str, (attributes["_index"], *attributes["column-order"])))
         index = _column("index", group[str(attributes["_index"])])
         return index, {str(name): _column(str(name), group[str(name)]) for name in attributes["column-order"]}
     except KeyError:  # a way of storing that is not known here

@@ -23,6 +23,7 @@ class Columnwise:
         indptr: int64[columns + 1], in memory.
         indices: rows of the elements, column after column; anything that is sliced.
         data: the elements.
+        label: where it lies, for messages.
     """
 
     shape: tuple[int, int]
@@ -30,6 +31,7 @@ class Columnwise:
     indptr: IntArray
     indices: Any
     data: Any
+    label: str = ""
 
     @classmethod
     def in_memory(cls, matrix: Any) -> Columnwise:
@@ -67,6 +69,6 @@ class Columnwise:
         try:
             rows, values = np.asarray(self.indices[start:stop]), np.asarray(self.data[start:stop])
         except Exception as error:  # whatever a file format raises
-            raise DataError(f"elements {start} to {stop} cannot be read: {error}") from error
+            raise DataError(f"{self.label}: elements {start} to {stop} cannot be read: {error}") from error
         columns = np.searchsorted(self.indptr, np.arange(start, stop), side="right") - 1
         return rows.astype(np.int64), columns.astype(np.int32), values

@@ -5,19 +5,20 @@ from __future__ import annotations
 import contextlib
 import os
 import warnings
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from rankwise.data.rows.collection.columns import Column
+from rankwise.data.rows.collection.inputs.columnwise import Columnwise
 from rankwise.data.rows.collection.inputs.modalities import join_modalities
 from rankwise.data.rows.collection.inputs.parts import Parts, parts_in_memory, parts_of_member, stored_parts
 from rankwise.data.rows.collection.inputs.stamping import content_stamp, file_stamp
 from rankwise.data.rows.collection.inputs.tables import Table, table_of
 from rankwise.data.store import load_zarr
-from rankwise.errors import ConfigError, DataError
+from rankwise.errors import ConfigError, DataError, RankwiseError
 
 __all__ = ["Input", "open_input"]
 
@@ -90,10 +91,16 @@ def open_input(
             held = _open_group(source, label)
             if held is not source and hasattr(held, "close"):  # a file of HDF5
                 stack.callback(held.close)
-        parts = parts_of_member(held, label) if member else _parts(held, label, modalities)
+        with _named(label):
+            parts = parts_of_member(held, label) if member else _parts(held, label, modalities)
+            parts = replace(
+                parts,
+                index=replace(parts.index, label=label),
+                columns={name: replace(column, label=label) for name, column in parts.columns.items()},
+            )
+            tables = _tables(parts, label, matrices)
         if parts.raw and matrices is None:
             warnings.warn(f"raw of {label} is left out; move it to a layer with load_adata to keep it", stacklevel=4)
-        tables = _tables(parts, label, matrices)
         _check_rows(parts, tables, label)
         _check_names(parts, label)
         return Input(
@@ -105,6 +112,17 @@ def open_input(
             tables=tables,
             close=stack.pop_all().close,
         )
+
+
+@contextlib.contextmanager
+def _named(label: str) -> Iterator[None]:
+    """Whatever a file format raises names the file."""
+    try:
+        yield
+    except (RankwiseError, Warning):
+        raise
+    except Exception as error:
+        raise DataError(f"{label} is damaged, or no AnnData: {error}. Copy or write it again") from error
 
 
 def _check_names(parts: Parts, label: str) -> None:
@@ -208,4 +226,10 @@ def _tables(parts: Parts, label: str, matrices: Iterable[str] | None) -> dict[st
     odd = [name for name, table in tables.items() if table is None]
     if odd:
         warnings.warn(f"{', '.join(odd)} of {label} hold no rows of numbers and are left out", stacklevel=5)
-    return {name: table for name, table in tables.items() if table is not None}
+    return {name: _labelled(table, label) for name, table in tables.items() if table is not None}
+
+
+def _labelled(table: Table, label: str) -> Table:
+    held = table.held
+    held = replace(held, label=f"{label}/{table.name}") if isinstance(held, Columnwise) else held
+    return replace(table, held=held, label=label)

@@ -30,6 +30,7 @@ class Table:
         row_bytes: decoded bytes of a row, on average.
         held: what is sliced; a `Columnwise` has no rows before it is turned.
         rows: which of its rows the input has, in their order; None = all.
+        label: of the input, for messages.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Table:
     row_bytes: float
     held: Any
     rows: IntArray | None = None
+    label: str = ""
 
     @property
     def csr_row_bytes(self) -> float:
@@ -59,7 +61,7 @@ class Table:
         try:
             return self._slice(start, stop) if self.rows is None else self._pick(self.rows[start:stop])
         except Exception as error:  # whatever a file format raises
-            raise DataError(f"rows {start} to {stop} of {self.name} cannot be read: {error}") from error
+            raise DataError(f"{self.label}: rows {start} to {stop} of {self.name} cannot be read: {error}") from error
 
     def _slice(self, start: int, stop: int) -> Any:
         part = self.held[start:stop]

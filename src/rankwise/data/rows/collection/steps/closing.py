@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from rankwise.data.rows.collection.checksums import array_checksums
 from rankwise.data.rows.collection.crew import Task
 from rankwise.data.rows.collection.steps.filling import matrix_tasks
 from rankwise.data.rows.collection.steps.job import Job
 from rankwise.data.rows.collection.steps.tables import table_tasks
+from rankwise.data.rows.datasets import array_checksums
 
 __all__ = ["dataset_tasks", "entries_of"]
 

@@ -1,0 +1,102 @@
+"""What the arrays of a dataset hold, as checksums of their files, and whether files are missing."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from rankwise.data.rows.datasets.finding import MANIFEST, MEMBER
+from rankwise.errors import DataError
+
+__all__ = ["array_checksums", "check_files"]
+
+_BLOCK = 2**20
+
+
+def array_checksums(folder: Path, known: Mapping[str, Mapping[str, str]] | None = None) -> dict[str, str]:
+    """Return a checksum (BLAKE2b, 128 bits) of each array below a folder, by the name of the array.
+
+    It is one of the names and checksums of the files of the array.
+
+    Args:
+        folder: a Zarr v3 group.
+        known: checksums of files that need not be read, by array and by path inside it.
+    """
+    found = {}
+    for document in sorted(folder.rglob("zarr.json")):
+        place = document.parent
+        if json.loads(document.read_bytes()).get("node_type") != "array":
+            continue
+        name = place.relative_to(folder).as_posix()
+        held = (known or {}).get(name, {})
+        whole = hashlib.blake2b(digest_size=16)
+        for path in sorted(path for path in place.rglob("*") if path.is_file()):
+            inside = path.relative_to(place).as_posix()
+            whole.update(f"{inside} {held.get(inside) or _file_checksum(path)}\n".encode())
+        found[name] = whole.hexdigest()
+    return found
+
+
+def _file_checksum(path: Path) -> str:
+    whole = hashlib.blake2b(digest_size=16)
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            whole.update(block)
+    return whole.hexdigest()
+
+
+def check_files(group: Any, names: Iterable[str]) -> None:
+    """Refuse elements of a dataset of a collection whose files were lost since it was written.
+
+    Zarr takes a chunk without a file for the fill value: every code of a category would be 0. A chunk of nothing but
+    zeros has no file either, so where one is missing the checksum of the manifest says whether it ever had one; stores
+    without a manifest cannot tell. Only local folders are looked at.
+
+    Args:
+        group: Zarr group of a table.
+        names: elements of it that are to be read.
+
+    Raises:
+        DataError: a file is missing; the message names it.
+    """
+    root = getattr(getattr(group, "store", None), "root", None)
+    if root is None:
+        return
+    folder = Path(root) / group.path
+    for name in names:
+        looked = {document.parent: _lacking(document) for document in sorted((folder / name).rglob("zarr.json"))}
+        missing = {place: lacking for place, lacking in looked.items() if lacking is not None}
+        known = _written(folder) if missing else None
+        for place, lacking in missing.items():
+            if known is None or array_checksums(place).get(".") == known[1].get(place.relative_to(known[0]).as_posix()):
+                continue
+            raise DataError(
+                f"{lacking} is missing: {name!r} would be read as if it held nothing but zeros there, and the manifest "
+                f"of the collection says that it does not. Copy {known[0]} whole, or write it again"
+            )
+
+
+def _lacking(document: Path) -> Path | None:
+    """The first chunk file that an array has not, by the grid of its files."""
+    facts = json.loads(document.read_bytes())
+    if facts.get("node_type") != "array" or facts["chunk_grid"]["name"] != "regular":
+        return None
+    extents = facts["chunk_grid"]["configuration"]["chunk_shape"]
+    counts = [-(-size // extent) for size, extent in zip(facts["shape"], extents, strict=True)]
+    keys = ("/".join(map(str, ("c", *coords))) for coords in product(*map(range, counts)))
+    return next((document.parent / key for key in keys if not (document.parent / key).exists()), None)
+
+
+def _written(folder: Path) -> tuple[Path, dict[str, str]] | None:
+    """The dataset that a folder lies in, and the checksums of its arrays; None outside of collections of rankwise."""
+    for place in (folder, *folder.parents):
+        document = place.parent / "zarr.json"
+        if MEMBER.fullmatch(place.name) and document.exists():
+            manifest = json.loads(document.read_bytes()).get("attributes", {}).get(MANIFEST, {})
+            entry = manifest.get("datasets", {}).get(place.name)
+            return None if entry is None else (place, entry["arrays"])
+    return None

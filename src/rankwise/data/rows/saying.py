@@ -1,0 +1,35 @@
+"""What is said once."""
+
+from __future__ import annotations
+
+import logging
+import os
+
+from rankwise.errors import WorldError
+from rankwise.world.place import find_place
+
+__all__ = ["process_rank", "say_once"]
+
+_LOG = logging.getLogger("rankwise.rows")
+_said: set[str] = set()
+
+
+def say_once(text: str, *, key: str | None = None) -> None:
+    """Say something the first time in this process, on the main rank.
+
+    Args:
+        text: what.
+        key: what it is about, where texts about the same thing differ; None = the text.
+    """
+    if (key or text) not in _said:
+        _said.add(key or text)
+        if process_rank() == 0:
+            _LOG.warning(text)
+
+
+def process_rank() -> int:
+    """Return the rank that a launcher gave to this process, 0 without one."""
+    try:
+        return find_place(os.environ).rank
+    except WorldError:  # half a launcher's variables: whoever needs the place says so
+        return 0
