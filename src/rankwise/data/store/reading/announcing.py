@@ -40,18 +40,18 @@ def say_losses(request: BoxRequest) -> None:
 
     What does not fit an integer dtype is not said but an error, value by value.
     """
-    for array in request.arrays:
-        conversion = (array.dtype, request.dtype, request.scale is not None)
-        if conversion in _judged:  # every plan comes here: a look at a set is all that it may cost
+    scaled = request.scale is not None
+    for stored in {array.dtype for array in request.arrays}:  # every plan comes here: a look is all that it may cost
+        if (stored, request.dtype, scaled) in _judged:
             continue
-        _judged.add(conversion)
-        loss = conversion_loss(array.dtype, request.dtype, scaled=conversion[2])
+        _judged.add((stored, request.dtype, scaled))
+        loss = conversion_loss(stored, request.dtype, scaled=scaled)
         if loss and _is_main():
             _LOG.warning(
                 "%s holds %s and comes out as %s: %s. Another dtype= keeps them; arrays of these dtypes are not named "
                 "again",
-                array.place,
-                array.dtype,
+                next(array.place for array in request.arrays if array.dtype == stored),
+                stored,
                 request.dtype,
                 loss,
             )
