@@ -205,3 +205,18 @@ def test_another_matrix_does_not_stand_for_x(tmp_path):
     none = write_anndata(made, tmp_path / "none.zarr")
     for (batch,) in Loader(none, order=Order(none, batch_size=20), device=None):
         assert list(batch.fields) == ["layers/counts"]
+
+
+def test_values_in_memory_that_do_not_fit_are_an_error(tmp_path):
+    """As those of a store: a number beyond the dtype that is wanted is never wrapped, sparse or dense."""
+    made = small_anndata(20, 6)
+    made.X = (made.X * 100).tocsr()
+    place = write_anndata(made, tmp_path / "a.zarr")
+    for source in (place, made):
+        order = Order(source, batch_size=20)
+        for options in ({}, {"dense": True}):
+            with pytest.raises(DataError, match=r"do not fit (the dtype|uint8)"):
+                list(Loader(source, order=order, dtype="u1", device=None, **options))
+            for (batch,) in Loader(source, order=order, dtype="i4", device=None, **options):
+                rows = batch["X"].toarray() if not options else batch["X"]
+                np.testing.assert_array_equal(rows, made.X[batch.ids].toarray())

@@ -11,7 +11,7 @@ from rankwise.data.rows.fields.choice import FieldChoice
 from rankwise.data.rows.fields.making import make_field
 from rankwise.data.rows.fields.row_field import RowField
 from rankwise.data.rows.fields.variables import Variables, modality_of
-from rankwise.data.rows.matrices import StoredMatrix, stack_matrices
+from rankwise.data.rows.matrices import HeldMatrix, StoredMatrix, stack_matrices
 from rankwise.data.rows.saying import say_once
 from rankwise.errors import ConfigError
 
@@ -80,7 +80,7 @@ def _field(
     return make_field(stack, dense=choice.dense, columns=columns, widths=widths)
 
 
-def _say_dtypes(name: str, matrices: Sequence[StoredMatrix], joined: DType) -> None:
+def _say_dtypes(name: str, matrices: Sequence[StoredMatrix | HeldMatrix], joined: DType) -> None:
     """Say that rows of several dtypes come out in one that holds them all."""
     held: dict[DType, list[str]] = {}
     for matrix in matrices:

@@ -14,6 +14,8 @@ import numpy as np
 from rankwise.data.contract import DType, FieldSpec, IntArray, NDArray
 from rankwise.data.rows.matrices.plans import MatrixPlan
 from rankwise.data.store import BoxReader
+from rankwise.data.store.boxes import check_conversion, converted
+from rankwise.data.store.reading import say_loss
 from rankwise.errors import ConfigError, DataError
 
 __all__ = ["MOST_FILE_BYTES", "HeldMatrix", "HeldStack", "gather_rows"]
@@ -102,6 +104,9 @@ class HeldStack:
 
     def __init__(self, matrices: Sequence[HeldMatrix], dtype: DType, *, loose: bool = False) -> None:
         self.matrices = tuple(matrices)
+        for matrix in matrices:
+            check_conversion(matrix.dtype, dtype, scaled=False, place=matrix.place)
+            say_loss(matrix.place, matrix.dtype, dtype)
         self.ends: IntArray = np.cumsum([matrix.num_rows for matrix in matrices], dtype=np.int64)
         shape = max(matrix.row_shape for matrix in matrices) if loose else matrices[0].row_shape
         self.spec = FieldSpec(shape=shape, dtype=dtype, ragged=matrices[0].num_elements is not None)
@@ -139,9 +144,14 @@ class HeldStack:
         return found
 
     def take(self, rows: IntArray, out: tuple[NDArray, ...]) -> None:
-        """Copy rows into arrays, those of `MatrixPlan.jobs`."""
+        """Copy rows into arrays, those of `MatrixPlan.jobs`.
+
+        Raises:
+            DataError: values do not fit the whole numbers that are wanted.
+        """
         taken = gather_rows([matrix.values for matrix in self.matrices], self.ends, rows)
-        for given, held in zip(out, taken, strict=True):
+        values = converted(taken[0], self.spec.dtype, place=self.matrices[0].place)
+        for given, held in zip(out, (values, *taken[1:]), strict=True):
             given[: len(held)] = held
 
     def take_dense(self, rows: IntArray, columns: Sequence[IntArray] | None, out: NDArray) -> None:
@@ -151,12 +161,16 @@ class HeldStack:
             rows: int64[B].
             columns: the columns that come out: of all matrices alike, or of each; None = all.
             out: where to.
+
+        Raises:
+            DataError: values do not fit the whole numbers that are wanted.
         """
         which = np.searchsorted(self.ends, rows, side="right")
         for number in np.unique(which).tolist():
             matrix, members = self.matrices[number], which == number
             part = matrix.values[rows[members] - (self.ends[number] - matrix.num_rows)]
             dense = part if matrix.num_elements is None else part.toarray()
+            dense = converted(dense, self.spec.dtype, place=matrix.place)
             out[members] = dense if columns is None else dense[:, columns[number if len(columns) > 1 else 0]]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rankwise.data.store.reading.admission import Admission
-from rankwise.data.store.reading.announcing import say_losses, say_slow_arrays
+from rankwise.data.store.reading.announcing import say_loss, say_losses, say_slow_arrays
 from rankwise.data.store.reading.executing import Executor
 from rankwise.data.store.reading.serials import Serials, chunk_keys
 from rankwise.data.store.reading.slow import SlowArrays
@@ -22,6 +22,7 @@ __all__ = [
     "WorkCrew",
     "chunk_keys",
     "reading_threads",
+    "say_loss",
     "say_losses",
     "say_slow_arrays",
 ]

@@ -12,7 +12,7 @@ from rankwise.data.store.meta import ArrayMeta
 from rankwise.errors import WorldError
 from rankwise.world.place import find_place
 
-__all__ = ["say_losses", "say_slow_arrays"]
+__all__ = ["say_loss", "say_losses", "say_slow_arrays"]
 
 _LOG = logging.getLogger(__name__)
 _said: set[str] = set()
@@ -42,19 +42,26 @@ def say_losses(request: BoxRequest) -> None:
     """
     scaled = request.scale is not None
     for stored in {array.dtype for array in request.arrays}:  # every plan comes here: a look is all that it may cost
-        if (stored, request.dtype, scaled) in _judged:
-            continue
-        _judged.add((stored, request.dtype, scaled))
-        loss = conversion_loss(stored, request.dtype, scaled=scaled)
-        if loss and _is_main():
-            _LOG.warning(
-                "%s holds %s and comes out as %s: %s. Another dtype= keeps them; arrays of these dtypes are not named "
-                "again",
-                next(array.place for array in request.arrays if array.dtype == stored),
-                stored,
-                request.dtype,
-                loss,
-            )
+        if (stored, request.dtype, scaled) not in _judged:
+            place = next(array.place for array in request.arrays if array.dtype == stored)
+            say_loss(place, stored, request.dtype, scaled=scaled)
+
+
+def say_loss(place: str, stored: DType, wanted: DType, *, scaled: bool = False) -> None:
+    """Say of one array what `say_losses` does of those of a request."""
+    if (stored, wanted, scaled) in _judged:
+        return
+    _judged.add((stored, wanted, scaled))
+    loss = conversion_loss(stored, wanted, scaled=scaled)
+    if loss and _is_main():
+        _LOG.warning(
+            "%s holds %s and comes out as %s: %s. Another dtype= keeps them; arrays of these dtypes are not named "
+            "again",
+            place,
+            stored,
+            wanted,
+            loss,
+        )
 
 
 def _is_main() -> bool:
