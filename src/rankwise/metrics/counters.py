@@ -49,10 +49,14 @@ class Counters:
         from rankwise.world import World as _World
 
         world = _World.current() if world is None else world
-        merged = self.merge_states(world.all_gather_object(self.state_dict()))
+        sums = self.read_states(world.all_gather_object(self.state_dict()))
         if reset:
             self.reset()
-        return {name: Sum().read_state(state) for name, state in merged.items()}
+        return sums
+
+    def read_states(self, states: Sequence[Mapping[str, Any]]) -> dict[str, float | int]:
+        """Return the sums over the given states of ranks, sorted by name. Not a collective."""
+        return {name: Sum().read_state(state) for name, state in self.merge_states(states).items()}
 
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's sums; waits for the device."""

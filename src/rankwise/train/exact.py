@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rankwise.data.contract import Batch, OrderState
 from rankwise.errors import StepError
+from rankwise.train.health import Health, describe_trouble
 from rankwise.train.output import StepOutput, read_output
 from rankwise.train.warmup import held_sample, kept_buffers, warm_up
 from rankwise.train.window import Window
@@ -111,11 +113,11 @@ class ExactStep:
         outputs = [self._micro_batch(window, batch) for batch in batches]
         weight = window.finish()
         arrived = step.count if window.num_samples is None else window.num_samples
-        grad_norm = self._clip(step.epoch, step.index)
+        loss, metrics = _totals([o for o in outputs if o is not None])
+        grad_norm = self._clip(batches, loss[0])
         self._optimizer.step()
         if self._scheduler is not None:
             self._scheduler.step()
-        loss, metrics = _totals([o for o in outputs if o is not None])
         return StepReport(
             num_samples=arrived,
             weight=weight,
@@ -172,19 +174,21 @@ class ExactStep:
                 "count the step: give ExactStep or Trainer counted=False"
             )
 
-    def _clip(self, epoch: int, index: int) -> float | None:
+    def _clip(self, batches: tuple[Batch, ...], loss: Any) -> float | None:
         if self._max_grad_norm is None:
             return None
         import torch
 
         parameters = [p for p in self._model.parameters() if p.grad is not None]
         norm = float(torch.nn.utils.clip_grad_norm_(parameters, self._max_grad_norm))
-        if norm != norm or norm == float("inf"):  # noqa: PLR0124  (NaN is the number that differs from itself)
-            raise StepError(
-                f"the gradient of epoch {epoch}, step {index} has the norm {norm} on every rank: a loss or activation "
-                "overflowed; nothing was changed by this step. Lower the learning rate, or look at the step's samples"
-            )
-        return norm
+        if math.isfinite(norm):
+            return norm
+        # the gradient, and so the norm, is equal on all ranks: all of them are here, and may talk
+        step, ids = batches[0].share.step, [batch.ids for batch in batches]
+        health = Health(self._model)
+        health.note(epoch=step.epoch, step=step.index, ids=ids, loss=loss, gradient=norm)
+        troubles = self._world.all_gather_object(health.look())
+        raise StepError(describe_trouble(troubles, "Nothing was changed by this step"))
 
 
 def _totals(outputs: list[StepOutput]) -> tuple[tuple[Any, Any], dict[str, tuple[Any, Any]]]:

@@ -14,6 +14,7 @@ from rankwise.errors import StepError
 from rankwise.tracking import Progress
 from rankwise.train.ahead import expect_last_epoch
 from rankwise.train.exact import ExactStep, StepReport
+from rankwise.train.health import Health, Trouble, describe_trouble
 from rankwise.train.options import TrainOptions
 from rankwise.train.parts import RunningMeans
 from rankwise.train.session import Session
@@ -61,6 +62,7 @@ class Loop:
     Attributes:
         world: this rank's world.
         step: takes one optimizer step.
+        health: whether what the step does stays finite.
         session: where numbers and checkpoints go, and how far the run is.
         options: how often to log and to save, and when to stop.
         recent: means since the last log line.
@@ -76,6 +78,7 @@ class Loop:
 
     world: World
     step: ExactStep
+    health: Health
     session: Session
     options: TrainOptions
     recent: RunningMeans
@@ -104,7 +107,7 @@ class Loop:
             vitals.beat(epoch=epoch, phase="validate")
             # an epoch that was left in its middle is gone on with by a run of more steps
             ended = int(str(train.state_dict()["epoch"])) > epoch
-            values = {**self.whole.reduce(self.world, reset=ended), **self.validate(is_last)}
+            values = {**self._reduce(self.whole, reset=ended), **self.validate(is_last)}
             self.session.log({f"epoch_{name}": value for name, value in values.items()}, epoch=epoch)
             self._save(values)
             self.on_epoch(epoch, values)
@@ -118,7 +121,7 @@ class Loop:
                 self.before_validation()
             report = self.step(batches)
             train.mark_done(report.resume)
-            self._record(report, epoch)
+            self._record(report, batches, epoch)
             ended = report.resume.epoch > epoch
             self.on_step(report)
             if self._limit_reached():
@@ -129,12 +132,19 @@ class Loop:
                 self._save(self.session.last_values)
             vitals.beat(phase="data")
 
-    def _record(self, report: StepReport, epoch: int) -> None:
+    def _record(self, report: StepReport, batches: tuple[Batch, ...], epoch: int) -> None:
         progressed = self.session.progressed
         progressed.num_steps += 1
         progressed.num_samples += report.num_samples
         progressed.num_lost += report.num_lost
         self._pace.num_samples += report.num_samples
+        self.health.note(
+            epoch=epoch,
+            step=batches[0].share.step.index,
+            ids=[batch.ids for batch in batches],
+            loss=report.loss[0],
+            gradient=report.grad_norm,
+        )
         self.recent.add_step(report)
         self.whole.add_step(report)
         if progressed.num_steps % self.options.log_every == 0:
@@ -148,21 +158,28 @@ class Loop:
         )
 
     def _log(self, report: StepReport, epoch: int) -> None:
-        values = self.recent.reduce(self.world)
+        values = self._reduce(self.recent)
         self._loss = values["loss"]
-        if not math.isfinite(self._loss):
-            raise StepError(
-                f"the loss is {self._loss} at step {self.session.progressed.num_steps} (epoch {epoch}), averaged over "
-                f"the last {self.options.log_every} steps and all ranks: lower the learning rate, or look at the "
-                "samples; the newest checkpoint is from before"
-            )
         extra = {} if report.grad_norm is None else {"grad_norm": report.grad_norm}
         line = _joined(values, {"lr": self.learning_rate(), **extra, **self._pace.measure()})
         self.session.log(line, epoch=epoch)
         self.on_log(self.session.progressed.num_steps, line)
 
+    def _reduce(self, means: RunningMeans, *, reset: bool = True) -> dict[str, float]:
+        """Reduce, and look at the steps since the last look on the same way: a collective of its own would cost."""
+        values, troubles = means.reduce_noted(self.world, self.health.look(), reset=reset)
+        self._refuse(troubles)
+        return values
+
+    def _refuse(self, troubles: list[Trouble | None]) -> None:
+        said = describe_trouble(troubles, self.session.newest_text)
+        if said is not None:
+            raise StepError(said)
+
     def _save(self, values: Mapping[str, float]) -> None:
         vitals.beat(phase="checkpoint")
+        if self.health.pending:  # between two log lines: saving talks anyway
+            self._refuse(self.world.all_gather_object(self.health.look()))
         self.session.save(values)
 
     def _steps_left(self, train: BatchLoader) -> int:

@@ -71,10 +71,18 @@ class RunningMeans:
             world: this rank's world.
             reset: start anew afterwards.
         """
-        sums = self._sums.reduce(world, reset=reset)
+        return self.reduce_noted(world, None, reset=reset)[0]
+
+    def reduce_noted(self, world: World, note: Any, *, reset: bool = True) -> tuple[dict[str, float], list[Any]]:
+        """Reduce as `reduce`, and return the notes of all ranks too, by rank: small objects that travel along."""
+        gathered = world.all_gather_object((self._sums.state_dict(), note))
+        if reset:
+            self._sums.reset()
+        sums = self._sums.read_states([state for state, _ in gathered])
         names = [key.removeprefix("sum ") for key in sums if key.startswith("sum ")]
         weights = {name: sums[f"weight {name}"] for name in names}
-        return {name: sums[f"sum {name}"] / weights[name] if weights[name] else math.nan for name in names}
+        means = {name: sums[f"sum {name}"] / weights[name] if weights[name] else math.nan for name in names}
+        return means, [noted for _, noted in gathered]
 
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's sums; waits for the device."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from rankwise.checkpoint import Checkpointer, RandomState, Replicated, RestoreReport
-from rankwise.data.contract import BatchLoader, Stateful
+from rankwise.data.contract import JSON, BatchLoader, Stateful
 from rankwise.errors import CheckpointError, ConfigError, RunDirError
 from rankwise.tracking import RunDir, Tracker, default_run_dir
 from rankwise.train.parts import Progressed, seed_training
@@ -87,6 +87,7 @@ class Session:
     resumed_text: str = ""
     saved_by: int = 0
     last_values: Mapping[str, float] = field(default_factory=dict)
+    newest: Path | None = None
     _said: bool = False
 
     @classmethod
@@ -185,6 +186,7 @@ class Session:
         else:
             self._refuse_other_state(report)
             self.resumed_step, self.saved_by = self.progressed.num_steps, report.world_size
+            self.newest = report.path
             self.last_values = dict(cast("Mapping[str, float]", report.meta.get("values", {})))
             self.resumed_text = self._continued(report)
             if report.rederived:
@@ -245,10 +247,18 @@ class Session:
         self.last_values = values
         if self.checkpointer is None or self.run_dir is None:
             return
-        self.checkpointer.save(self.progressed.num_steps, self.parts, meta={"values": dict(values)})
+        meta: dict[str, JSON] = {"values": dict(values)}
+        self.newest = self.checkpointer.save(self.progressed.num_steps, self.parts, meta=meta)
         if not self.run_dir.saved:
             self._record(self.run_dir.mark_saved)
             self.run_dir.saved = True
+
+    @property
+    def newest_text(self) -> str:
+        """Say which checkpoint a run that has to stop leaves."""
+        if self.newest is None:
+            return "No checkpoint was written yet" if self.checkpointer else "Nothing is written by run=False"
+        return f"The newest checkpoint, {self.newest}, is from before and intact"
 
     def finish(self, values: Mapping[str, float]) -> None:
         """Record the final values: from now on the run is never written again. Every rank calls it."""

@@ -16,6 +16,7 @@ from rankwise.errors import ConfigError, RunDirError
 from rankwise.tracking import Progress
 from rankwise.train.ahead import expect_last_epoch, start_prefetch
 from rankwise.train.exact import ExactStep, StepFn, StepReport
+from rankwise.train.health import Health
 from rankwise.train.hooks import Hooks
 from rankwise.train.loaders import check_loader
 from rankwise.train.loop import Loop
@@ -210,6 +211,7 @@ class Trainer:
         loop = Loop(
             world=self.world,
             step=self._new_step(),
+            health=Health(unwrapped(self.model)),
             session=session,
             options=self.options,
             recent=recent,

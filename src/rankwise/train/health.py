@@ -1,0 +1,142 @@
+"""Whether losses, gradients and parameters stay finite: noted at every step, looked at where ranks talk anyway."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rankwise.data.contract import IntArray
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+__all__ = ["Health", "Trouble", "describe_trouble"]
+
+_MOST_IDS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trouble:
+    """The first thing of one rank that is not finite.
+
+    Attributes:
+        what: "loss", "gradient", or a parameter's name.
+        value: what it is: nan, inf or -inf.
+        epoch: epoch of the step.
+        step: number of the step, in the epoch from 0.
+        ids: this rank's samples of the step.
+    """
+
+    what: str
+    value: float
+    epoch: int
+    step: int
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Note:
+    epoch: int
+    step: int
+    ids: Sequence[IntArray]
+    loss: Any
+    gradient: Any
+
+
+class Health:
+    """Notes of the steps since the last look, as numbers that may still be on the device.
+
+    Args:
+        model: whose trainable parameters, and their gradients, are watched.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        self._notes: list[_Note] = []
+
+    @property
+    def pending(self) -> bool:
+        """Whether steps were taken since the last look; equal on all ranks."""
+        return bool(self._notes)
+
+    def note(self, *, epoch: int, step: int, ids: Sequence[IntArray], loss: Any, gradient: float | None) -> None:
+        """Note a step that was taken; never waits for the device.
+
+        Args:
+            epoch: epoch of the step.
+            step: its number in the epoch.
+            ids: this rank's samples, an array for each micro-batch.
+            loss: this rank's sum of losses.
+            gradient: the gradient's norm where it is known; None measures it.
+        """
+        if gradient is None:
+            gradient = _norm(p.grad for _, p in self._named if p.grad is not None)
+        self._notes.append(_Note(epoch=epoch, step=step, ids=ids, loss=loss, gradient=gradient))
+
+    def look(self) -> Trouble | None:
+        """Return this rank's first trouble since the last look; waits for the device, does not communicate."""
+        notes, self._notes = self._notes, []
+        if not notes:
+            return None
+        for note in notes:
+            for what, value in (("loss", note.loss), ("gradient", note.gradient)):
+                if not math.isfinite(number := float(value)):
+                    return _trouble(what, number, note)
+        # the gradient was finite and the update was not: a learning rate, or a state of the optimizer, overflowed
+        if math.isfinite(float(_norm(p.detach() for _, p in self._named))):
+            return None
+        for name, parameter in self._named:
+            if not math.isfinite(number := float(_norm([parameter.detach()]))):
+                return _trouble(name, number, notes[-1])
+        return None
+
+
+def _trouble(what: str, value: float, note: _Note) -> Trouble:
+    ids = tuple(int(i) for part in note.ids for i in part)
+    return Trouble(what=what, value=value, epoch=note.epoch, step=note.step, ids=ids)
+
+
+def _norm(tensors: Iterable[torch.Tensor]) -> Any:
+    """Return a norm that is finite exactly if all elements are (below 1e19), on the device."""
+    import torch
+
+    dense = [t._values() if t.is_sparse else t for t in tensors]  # noqa: SLF001  (no public name takes uncoalesced ones)
+    # the 2-norm is the fastest; half precision, whose squares overflow, takes the largest magnitude
+    order = math.inf if any(t.dtype == torch.float16 for t in dense) else 2.0
+    return torch.nn.utils.get_total_norm([t for t in dense if t.numel()], order) if dense else 0.0
+
+
+def describe_trouble(troubles: Sequence[Trouble | None], after: str) -> str | None:
+    """Return what is wrong, from the troubles of all ranks; None if nothing is.
+
+    Args:
+        troubles: by rank.
+        after: what became of the checkpoints, the end of the message.
+    """
+    found = {rank: trouble for rank, trouble in enumerate(troubles) if trouble is not None}
+    if not found:
+        return None
+    first = min(found.values(), key=lambda t: (t.epoch, t.step, t.what != "loss"))
+    # a rank whose loss was finite met the gradient of the others: it is not named when one with a bad loss is there
+    same = {r: t for r, t in found.items() if (t.epoch, t.step, t.what) == (first.epoch, first.step, first.what)}
+    where = f"at epoch {first.epoch}, step {first.step} of the epoch"
+    ranks = "; ".join(f"rank {rank} had the samples {_listed(t.ids)}" for rank, t in same.items())
+    if first.what == "loss":
+        who = " and ".join(f"{t.value} on rank {rank}" for rank, t in same.items())
+        cause = f"the loss is {who} {where}"
+        mend = "look at these samples, or lower the learning rate"
+    elif first.what == "gradient":
+        cause = f"the gradient is {first.value} on every rank {where}, although all losses were finite"
+        mend = "an operation of the model has no finite derivative there (sqrt at 0, a masked log): look at the samples"
+    else:
+        cause = f"the parameter {first.what!r} is {first.value} after the update {where}; loss and gradient were finite"
+        mend = "lower the learning rate, or look at the optimizer's settings"
+    return f"{cause}; {ranks}: {mend}. {after}"
+
+
+def _listed(ids: tuple[int, ...]) -> str:
+    more = f", ... ({len(ids)} in all)" if len(ids) > _MOST_IDS else ""
+    return ", ".join(str(i) for i in ids[:_MOST_IDS]) + more if ids else "of a stand-in"
