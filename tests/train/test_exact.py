@@ -10,7 +10,7 @@ from torch import nn
 from rankwise.data.order import Order
 from rankwise.errors import StepError
 from rankwise.testing import ArrayLoader, run_ranks
-from rankwise.train import ExactStep, prepare
+from rankwise.train import ExactStep, Window, prepare
 from rankwise.train.parts import RunningMeans
 from rankwise.world import World
 
@@ -213,20 +213,97 @@ def test_a_step_function_keeps_to_one_form():
         changes_form(World.single())
 
 
-def masked(model, batch):
-    return (losses_of(model, batch) * 0).sum(), 0
+def sometimes_masked(model, batch):
+    """Weighted, but every third step has no weight at all, and a slope that is not finite."""
+    if batch.share.step.index % 3 == 1:
+        return (losses_of(model, batch) * 0).sum() + (model(batch["x"]) * 0).abs().sqrt().sum(), 0, {}
+    return weighted_pair(model, batch)
 
 
-def all_masked(world):
-    with pytest.raises(StepError) as said:
-        train(world, masked, None)
-    return str(said.value)
+def masked_steps(world):
+    """Reports of masked steps, and whether each moved parameters, momentum or the schedule."""
+    loader = ArrayLoader(
+        make_arrays(), Order(NUM_SAMPLES, batch_size=10), seed=1889, rank=world.rank, world_size=world.world_size
+    )
+    model = prepare(make_model(), world)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.1)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    step = ExactStep(model, optimizer, sometimes_masked, world=world, scheduler=schedule, max_grad_norm=1.0)
+    moved = []
+    for batches in loader:
+        before = [p.detach().clone() for p in model.parameters()]
+        report = step(batches)
+        same = all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+        moved.append((report.weight == 0, not same, schedule.last_epoch))
+    return moved
 
 
-def test_a_step_without_weight_is_refused_everywhere():
-    """A mask that hides a whole global batch leaves no mean; every rank says so, none divides by zero."""
-    for said in run_ranks(all_masked, 2):
-        assert "the weights of this step sum to 0.0 over all ranks" in said
+def test_a_step_without_weight_is_skipped_everywhere():
+    """A mask that hides a whole global batch leaves no mean: nothing moves, on no rank, and the next step is taken."""
+    for moved in run_ranks(masked_steps, 2):
+        assert moved == [(False, True, 1), (True, False, 1), (False, True, 2), (False, True, 3), (True, False, 3)]
+
+
+def test_weights_below_zero_are_refused():
+    """A negative sum of weights is a mistake of the step function, and no mean."""
+    with pytest.raises(StepError, match=r"sum to -\d+\.0 over all ranks: weights are 0 or more"):
+        train(World.single(), lambda model, batch: (losses_of(model, batch).sum(), -len(batch.ids)), None)
+
+
+def with_hook(world, micro_batch):
+    """Gradients of a step of many heavy samples, all of them kept in half precision on their way."""
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+
+    def heavy(model, batch):
+        return 40_000 * losses_of(model, batch).sum(), 40_000 * len(batch.ids)
+
+    grads = []
+    for hook in (None, fp16_compress_hook):
+        model = prepare(make_model(), world)
+        if hook is not None:
+            model.register_comm_hook(None, hook)
+        step = ExactStep(model, torch.optim.SGD(model.parameters(), lr=0.0), heavy, world=world)
+        order = Order(NUM_SAMPLES, batch_size=20)
+        step(
+            next(
+                iter(
+                    ArrayLoader(
+                        make_arrays(),
+                        order,
+                        seed=1889,
+                        rank=world.rank,
+                        world_size=world.world_size,
+                        micro_batch=micro_batch,
+                    )
+                )
+            )
+        )
+        grads.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
+    return [g.tolist() for g in grads]
+
+
+@pytest.mark.parametrize("micro_batch", [None, 3])
+def test_half_precision_between_ranks_does_not_overflow(micro_batch):
+    """What travels has the magnitude of a mean, whatever the weights sum to."""
+    for exact, compressed in run_ranks(with_hook, 2, micro_batch):
+        assert compressed == pytest.approx(exact, rel=2e-3, abs=2e-4)
+
+
+def test_a_window_that_was_not_finished_is_noticed():
+    """The next window of the same model says so; the one after it is fine."""
+    model = nn.Linear(1, 1)
+
+    def half_a_window():
+        window = Window(model, World.single(), num_micro=1)
+        with window.micro_batch():
+            window.backward(model(torch.ones(1, 1)).sum(), 1)
+        return window
+
+    half_a_window()
+    with pytest.raises(StepError, match=r"was not finished: call window.finish\(\)"):
+        half_a_window()
+    half_a_window().finish()
+    half_a_window()
 
 
 def collectives_of_a_step(world, form):

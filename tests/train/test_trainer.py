@@ -186,7 +186,7 @@ def test_wrong_options_are_named():
 
 def test_what_has_no_position_is_refused():
     """A torch DataLoader cannot be marked or saved: it says what to pass instead, before a run directory is made."""
-    with pytest.raises(ConfigError, match=r"got a DataLoader, which has no set_epoch, mark_done, .*: pass a loader"):
+    with pytest.raises(ConfigError, match=r"a DataLoader, which has no set_epoch, .*: give its dataset to Data"):
         make_trainer().fit(torch.utils.data.DataLoader(range(4)))
     assert not Path("run").exists()
 

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from rankwise.data.contract import Batch, OrderState
 from rankwise.errors import StepError
+from rankwise.train.checks import check_model, check_optimizer, check_scheduler
 from rankwise.train.health import Health, describe_trouble
 from rankwise.train.output import StepOutput, read_output
 from rankwise.train.warmup import held_sample, kept_buffers, warm_up
-from rankwise.train.window import Window
+from rankwise.train.window import Window, note_synchronised
 from rankwise.world import World
 from rankwise.world.adopt import joined_world
 
@@ -32,7 +33,8 @@ class StepReport:
 
     Attributes:
         num_samples: real samples of the global batch that arrived.
-        weight: sum of the weights over all ranks: what the gradient was divided by.
+        weight: sum of the weights over all ranks: what the gradient was divided by. Where it is 0 (everything was
+            masked or damaged) there is no mean to follow: the step was skipped, optimizer and scheduler stand still.
         loss: this rank's (sum of losses, sum of weights); the sum is a tensor without a graph. Empty shares give zeros.
         metrics: this rank's (sum, weight) by name.
         grad_norm: norm of the exact gradient before clipping, None if it was not asked for. Equal on all ranks.
@@ -71,6 +73,11 @@ class ExactStep:
         scheduler: anything with a `step()`, called once after each optimizer step.
         max_grad_norm: clip the exact gradient to this norm; None leaves it alone.
         counted: False forces the all-reduce; None decides as above.
+
+    Raises:
+        ConfigError: the model does not add up its gradients over the ranks of the world (pass it through `prepare`) or
+            is sharded; the optimizer holds tensors that are not the model's, is a list, or wants a closure; the
+            scheduler's step wants a value.
     """
 
     def __init__(
@@ -90,6 +97,9 @@ class ExactStep:
         self._optimizer = optimizer
         self._step_fn = step_fn
         self._world = joined_world(world, "an ExactStep")
+        check_model(model, self._world)
+        check_optimizer(model, optimizer, self._world)
+        check_scheduler(scheduler)
         self._scheduler = scheduler
         self._max_grad_norm = max_grad_norm
         self._counted = counted
@@ -115,8 +125,9 @@ class ExactStep:
         arrived = step.count if window.num_samples is None else window.num_samples
         loss, metrics = _totals([o for o in outputs if o is not None])
         grad_norm = self._clip(batches, loss[0])
-        self._optimizer.step()
-        if self._scheduler is not None:
+        if weight:
+            self._optimizer.step()
+        if weight and self._scheduler is not None:
             self._scheduler.step()
         return StepReport(
             num_samples=arrived,
@@ -131,6 +142,7 @@ class ExactStep:
     def _prepare_first(self, batches: tuple[Batch, ...]) -> None:
         held = held_sample(batches, self._world)
         counted = warm_up(self._model, self._step_fn, held, self._world)
+        note_synchronised(self._model)
         # ranks must agree: one that counts alone would leave the others waiting in the all-reduce
         skips = max(int(getattr(batch, "may_skip", False)) for batch in batches)
         counted_by_all, skips_on_none = self._world.all_reduce((int(counted), 1 - skips), op="min")
@@ -175,11 +187,11 @@ class ExactStep:
             )
 
     def _clip(self, batches: tuple[Batch, ...], loss: Any) -> float | None:
-        if self._max_grad_norm is None:
-            return None
         import torch
 
         parameters = [p for p in self._model.parameters() if p.grad is not None]
+        if self._max_grad_norm is None or not parameters:
+            return None
         norm = float(torch.nn.utils.clip_grad_norm_(parameters, self._max_grad_norm))
         if math.isfinite(norm):
             return norm

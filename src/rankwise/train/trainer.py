@@ -15,10 +15,10 @@ from rankwise.data.contract import JSON, BatchLoader
 from rankwise.errors import ConfigError, RunDirError
 from rankwise.tracking import Progress
 from rankwise.train.ahead import expect_last_epoch, start_prefetch
+from rankwise.train.checks import check_loader, check_model, check_optimizer, check_scheduler, check_val
 from rankwise.train.exact import ExactStep, StepFn, StepReport
 from rankwise.train.health import Health
 from rankwise.train.hooks import Hooks
-from rankwise.train.loaders import check_loader
 from rankwise.train.loop import Loop
 from rankwise.train.options import TrainOptions
 from rankwise.train.parts import RunningMeans
@@ -115,11 +115,20 @@ class Trainer:
             raise ConfigError("ddp= holds options for wrapping a plain module, but this model is wrapped already")
         self.model = prepare(model, self.world, **(ddp or {})) if plain else model
         self.optimizer = optimizer
+        check_model(self.model, self.world)
+        check_optimizer(self.model, optimizer, self.world)
+        check_scheduler(scheduler)
         self.scheduler = scheduler
         self.hooks = Hooks() if hooks is None else hooks
         self._step_fn = step_fn
         self._val_fn = step_fn if val_fn is None else val_fn
         self._config = dict(config or {})
+        if run is not False and hasattr(optimizer, "consolidate_state_dict"):
+            raise ConfigError(
+                f"{type(optimizer).__name__} keeps a part of its state on each rank, a run's checkpoints hold whole "
+                "ones: take the plain optimizer, or run=False, or an own loop with ExactStep, in which you call "
+                "consolidate_state_dict() before saving"
+            )
         self._choice = RunChoice(
             path=run,
             resume=resume,
@@ -145,7 +154,7 @@ class Trainer:
             epochs: epochs of the whole run, those before a restart included.
 
         Raises:
-            ConfigError: `train` is no `BatchLoader`, such as a torch DataLoader.
+            ConfigError: `train` or `val` is no `BatchLoader`, such as a torch DataLoader.
             RunDirError: the run directory belongs to another configuration, is in use, must (not) exist, is further
                 than `epochs`, or was finished by this very process (by this trainer, with more epochs, is fine).
             StepError: the step function broke its contract, or the loss is no longer finite.
@@ -153,7 +162,8 @@ class Trainer:
         """
         if epochs < 1:
             raise ConfigError(f"epochs is at least 1, got {epochs}")
-        check_loader("train", train)
+        check_loader(train)
+        check_val(val)
         recent, whole = RunningMeans(), RunningMeans()
         parts = training_parts(self.model, self.optimizer, self.scheduler, train)
         with ExitStack() as stack:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 from rankwise.errors import ConfigError
@@ -10,8 +11,9 @@ from rankwise.world.adopt import joined_world
 
 if TYPE_CHECKING:
     from torch import nn
+    from torch.nn.parallel import DistributedDataParallel
 
-__all__ = ["prepare", "unwrapped"]
+__all__ = ["prepare", "refuse_strategies", "replicas_of", "unwrapped"]
 
 
 def prepare(model: nn.Module, world: World | None = None, **ddp_options: Any) -> nn.Module:
@@ -40,6 +42,7 @@ def prepare(model: nn.Module, world: World | None = None, **ddp_options: Any) ->
             "prepare wraps a module of torch, and this world, of a JAX program (World.init_jax), has no group of "
             "torch's: enter rankwise.bind() first and call world.init_jax() inside it, to have both"
         )
+    refuse_strategies(model, world)
     if unwrapped(model) is not model:
         raise ConfigError(f"prepare wants a plain module, got a {type(model).__name__}: pass the module inside it")
     decided = sorted({"device_ids", "output_device", "process_group", "module"} & set(ddp_options))
@@ -68,11 +71,56 @@ def unwrapped(model: nn.Module) -> nn.Module:
     """Return the module inside DistributedDataParallel or DataParallel, or the module itself.
 
     Evaluation and checkpoints use it: a forward through the wrapper sends buffers around, so a rank that evaluates
-    alone would leave the others waiting.
+    alone would leave the others waiting. A wrapper that torch.compile has taken in is looked through, too.
     """
     from torch import nn
     from torch.nn.parallel import DistributedDataParallel
 
-    while isinstance(model, DistributedDataParallel | nn.DataParallel):
+    wrappers = (DistributedDataParallel, nn.DataParallel)
+    while True:
+        inside: Any = getattr(model, "_orig_mod", None)
+        if isinstance(inside, wrappers):
+            model = inside
+        if not isinstance(model, wrappers):
+            return model
         model = model.module
-    return model
+
+
+def replicas_of(model: nn.Module) -> DistributedDataParallel | None:
+    """Return the DistributedDataParallel that the model is, or that another wrapper holds; None without one."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    return next((module for module in model.modules() if isinstance(module, DistributedDataParallel)), None)
+
+
+def refuse_strategies(model: nn.Module, world: World) -> None:
+    """Refuse modules that spread their work in ways which the exact step does not know.
+
+    Raises:
+        ConfigError: the model holds nn.DataParallel, or on several ranks a sharded module.
+    """
+    from torch import nn
+
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"the model is a module of torch, got a {type(model).__name__}")
+    for module in model.modules():
+        if isinstance(module, nn.DataParallel):
+            raise ConfigError(
+                "nn.DataParallel computes on several devices inside one process, and rankwise runs one process for "
+                "each device: pass the module inside it (model.module) and start one rank per device (rankwise run)"
+            )
+        if world.world_size > 1 and _is_sharded(module):
+            raise ConfigError(
+                f"a part of the model is sharded ({type(module).__name__}, by FSDP or fully_shard), and the exact step "
+                "does not scale such gradients yet: pass the plain module, which is then replicated by "
+                "DistributedDataParallel; a sharded one trains in a loop of your own, with torch alone"
+            )
+
+
+def _is_sharded(module: nn.Module) -> bool:
+    """Whether it is a module of FSDP, of the first or second kind: none is where that is not imported."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is None:
+        return False
+    kinds = tuple(getattr(fsdp, name) for name in ("FullyShardedDataParallel", "FSDPModule") if hasattr(fsdp, name))
+    return isinstance(module, kinds)

@@ -1,0 +1,183 @@
+"""What the exact step and the trainer can work with: loaders, models, optimizers, schedulers, judged when they come."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import weakref
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from rankwise.errors import ConfigError
+from rankwise.train.wrapping import refuse_strategies, replicas_of, unwrapped
+from rankwise.world import World
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+__all__ = ["check_loader", "check_model", "check_optimizer", "check_scheduler", "check_val"]
+
+_LOG = logging.getLogger("rankwise.train")
+_WANTED = ("__iter__", "__len__", "set_epoch", "mark_done", "state_dict", "load_state_dict")
+_MOST_NAMES = 8
+# judged once: a Window is made at every step
+_checked: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
+_said: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+
+
+def check_loader(loader: object) -> None:
+    """Refuse training data that have no position to mark, save and load: a run could not go on where it was.
+
+    Raises:
+        ConfigError: it is no `BatchLoader`.
+    """
+    missing = [method for method in _WANTED if not callable(getattr(loader, method, None))]
+    if missing:
+        raise ConfigError(
+            f"train= wants a loader with a position (SampleLoader, DatasetLoader, OrderedLoader, a Pipeline of an "
+            f"index, or your own BatchLoader), got a {type(loader).__name__}, which has no {', '.join(missing)}: "
+            f"{_other_way(loader)}"
+        )
+
+
+def check_val(loader: object) -> None:
+    """Refuse validation data that `evaluate` cannot go through, before the first epoch and not after it.
+
+    Raises:
+        ConfigError: it has no epochs, or cannot be iterated.
+    """
+    missing = [method for method in ("__iter__", "set_epoch") if not callable(getattr(loader, method, None))]
+    if loader is not None and missing:
+        raise ConfigError(
+            f"val= wants a loader over held-out data, such as SampleLoader(held_out, order=Order(held_out, "
+            f"batch_size=..., kind='sequential')), got a {type(loader).__name__}, which has no {', '.join(missing)}: "
+            f"{_other_way(loader)}"
+        )
+
+
+def _other_way(loader: object) -> str:
+    data = getattr(loader, "dataset", None)
+    if data is not None and hasattr(data, "__getitem__"):
+        return (
+            "give its dataset to DatasetLoader(dataset, order=Order(len(dataset), batch_size=...), num_workers=...), "
+            "whose batch_size is that of all ranks together; or keep it in a loop of your own with Window"
+        )
+    return "for a map-style Dataset take DatasetLoader; anything else trains in a loop of your own with Window"
+
+
+def check_model(model: nn.Module, world: World) -> None:
+    """Refuse a model whose gradients nobody would add up over the ranks of the world, or others would.
+
+    Raises:
+        ConfigError: it says how the model is mended.
+    """
+    if _checked.get(model) == world.world_size:
+        return
+    refuse_strategies(model, world)
+    replicas = replicas_of(model)
+    if replicas is not None:
+        size = replicas.process_group.size()
+        if size != world.world_size:
+            raise ConfigError(
+                f"the model is replicated over {size} ranks, and this world has {world.world_size}: wrap it with "
+                "rankwise.prepare(model, world), and give the same world here"
+            )
+        inside = {id(p) for p in replicas.parameters()}
+        outside = [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in inside]
+        if outside:
+            raise ConfigError(
+                f"{len(outside)} trainable parameters lie outside DistributedDataParallel, which is a part of this "
+                f"model, and are not averaged over the ranks: {_some(outside)}. Wrap the whole model: "
+                "rankwise.prepare(model, world)"
+            )
+    elif world.world_size > 1 and not hasattr(model, "no_sync") and any(p.requires_grad for p in model.parameters()):
+        raise ConfigError(
+            f"this world has {world.world_size} ranks and the model, a plain {type(model).__name__}, does not add up "
+            "their gradients: each rank would train a model of its own. Wrap it first: model = rankwise.prepare(model, "
+            "world), or DistributedDataParallel"
+        )
+    _checked[model] = world.world_size
+
+
+def check_optimizer(model: nn.Module, optimizer: Any, world: World) -> None:
+    """Compare the optimizer's parameters with the model's, and refuse what cannot take a step by itself.
+
+    Parameters that train and that no group holds are named in a warning of the main rank.
+
+    Raises:
+        ConfigError: it is no single optimizer, wants a closure, or holds parameters that are not the model's.
+    """
+    if isinstance(optimizer, list | tuple | dict):
+        raise ConfigError(
+            f"one optimizer takes the step, got a {type(optimizer).__name__} of {len(optimizer)}: give one optimizer "
+            "with several parameter groups; several optimizers go with Window in a loop of your own (window.finish(), "
+            "then each optimizer's step())"
+        )
+    if not all(hasattr(optimizer, name) for name in ("param_groups", "step", "zero_grad", "state_dict")):
+        raise ConfigError(f"optimizer= is an optimizer of torch, got a {type(optimizer).__name__}")
+    if needed := _needed(type(optimizer).step):
+        raise ConfigError(
+            f"{type(optimizer).__name__}.step wants {', '.join(needed)}: it evaluates the loss several times a step, "
+            "which an exact step over micro-batches and ranks does once. Take SGD, AdamW or another optimizer whose "
+            "step() needs nothing"
+        )
+    held = {id(p): index for index, group in enumerate(optimizer.param_groups) for p in group["params"]}
+    named = {id(p): name for name, p in unwrapped(model).named_parameters()}
+    if strange := [f"group {index}" for key, index in held.items() if key not in named]:
+        raise ConfigError(
+            f"{len(strange)} of the {len(held)} tensors of the optimizer are no parameters of the model "
+            f"({_some(dict.fromkeys(strange))}): their gradients are not averaged over ranks, or they belong to "
+            "another instance and the model would not train. Make the optimizer from this model's parameters(); put "
+            "the loss module, where that is what learns, into the model"
+        )
+    trained = {id(p) for p in unwrapped(model).parameters() if p.requires_grad}
+    left = [named[key] for key in named if key in trained - held.keys()]
+    if left and world.is_main and optimizer not in _said:
+        _said.add(optimizer)
+        _LOG.warning(
+            "%d trainable parameters are in no group of the optimizer and will not change: %s. Add them, or freeze "
+            "them with requires_grad_(False)",
+            len(left),
+            _some(name.replace("_orig_mod.", "") for name in left),
+        )
+
+
+def check_scheduler(scheduler: Any) -> None:
+    """Refuse what `step()` alone does not move on.
+
+    Raises:
+        ConfigError: it is no scheduler, or its step wants a value.
+    """
+    if scheduler is None:
+        return
+    step = getattr(scheduler, "step", None)
+    if not callable(step):
+        raise ConfigError(
+            f"scheduler= is one object with a step(), got a {type(scheduler).__name__}; several are chained by "
+            "torch.optim.lr_scheduler.ChainedScheduler or SequentialLR"
+        )
+    if needed := _needed(step):
+        name = type(scheduler).__name__
+        raise ConfigError(
+            f"{name}.step wants {', '.join(needed)}, and scheduler= is stepped once after each optimizer step, without "
+            "a value: leave scheduler= out, step it where the value is known (Hooks(epoch_end=lambda trainer, epoch, "
+            f"values: scheduler.step(values['val_loss']))), and keep it with parts={{'{name.lower()}': "
+            "Replicated(scheduler)}"
+        )
+
+
+def _needed(function: Any) -> list[str]:
+    """Return the arguments that a call must give."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    plain = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return [p.name for p in parameters if p.kind in plain and p.default is p.empty and p.name != "self"]
+
+
+def _some(names: Iterable[str]) -> str:
+    listed = list(names)
+    more = f", ... ({len(listed)} in all)" if len(listed) > _MOST_NAMES else ""
+    return ", ".join(listed[:_MOST_NAMES]) + more
