@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rankwise.data.contract import Batch, OrderState
 from rankwise.errors import StepError
+from rankwise.train.agreement import agree, step_facts
 from rankwise.train.checks import check_model, check_optimizer, check_scheduler
 from rankwise.train.health import Health, describe_trouble
 from rankwise.train.output import StepOutput, read_output
@@ -111,6 +112,7 @@ class ExactStep:
 
         Raises:
             StepError: the step function broke its contract, or the gradient is not finite although it is clipped.
+            DesyncError: at the first step, the ranks come with different orders, positions, seeds or micro-batches.
         """
         if self._held is None:
             self._prepare_first(batches)
@@ -140,6 +142,8 @@ class ExactStep:
         )
 
     def _prepare_first(self, batches: tuple[Batch, ...]) -> None:
+        _check_batches(batches)
+        agree(self._world, step_facts(batches, self._world))
         held = held_sample(batches, self._world)
         counted = warm_up(self._model, self._step_fn, held, self._world)
         note_synchronised(self._model)
@@ -201,6 +205,15 @@ class ExactStep:
         health.note(epoch=step.epoch, step=step.index, ids=ids, loss=loss, gradient=norm)
         troubles = self._world.all_gather_object(health.look())
         raise StepError(describe_trouble(troubles, "Nothing was changed by this step"))
+
+
+def _check_batches(batches: Any) -> None:
+    if isinstance(batches, tuple) and batches and all(hasattr(batch, "share") for batch in batches):
+        return
+    raise StepError(
+        f"ExactStep takes the tuple of micro-batches that a loader of rankwise yields, got a {type(batches).__name__}: "
+        "with a torch DataLoader over other data take Window, and write forward and backward yourself"
+    )
 
 
 def _totals(outputs: list[StepOutput]) -> tuple[tuple[Any, Any], dict[str, tuple[Any, Any]]]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from rankwise.data.contract import JSON, BatchLoader
 from rankwise.errors import ConfigError, RunDirError
 from rankwise.tracking import Progress
+from rankwise.train.agreement import agree, data_facts
 from rankwise.train.ahead import expect_last_epoch, start_prefetch
 from rankwise.train.checks import check_loader, check_model, check_optimizer, check_scheduler, check_val
 from rankwise.train.exact import ExactStep, StepFn, StepReport
@@ -157,6 +158,7 @@ class Trainer:
             ConfigError: `train` or `val` is no `BatchLoader`, such as a torch DataLoader.
             RunDirError: the run directory belongs to another configuration, is in use, must (not) exist, is further
                 than `epochs`, or was finished by this very process (by this trainer, with more epochs, is fine).
+            DesyncError: the ranks come with different data, orders, positions or seeds.
             StepError: the step function broke its contract, or the loss is no longer finite.
             CheckpointError: a checkpoint could not be written; the previous one is intact.
         """
@@ -184,6 +186,7 @@ class Trainer:
                     return self._found_finished(session, epochs)
                 session.reopen()
             session.restore()
+            agree(self.world, self._facts(train, val, epochs))
             self._is_done(session, train, epochs)
             if int(str(train.state_dict()["epoch"])) < epochs:
                 start_prefetch(train)
@@ -268,6 +271,13 @@ class Trainer:
             max_grad_norm=self.options.max_grad_norm,
             counted=self._counted,
         )
+
+    def _facts(self, train: BatchLoader, val: BatchLoader | None, epochs: int) -> dict[str, Any]:
+        """Return what must be equal on all ranks before the first step; reads samples, and so on several ranks only."""
+        if self.world.world_size == 1:
+            return {}
+        facts = {"epochs": epochs, "seed of the world": self.world.seed, **data_facts("train", train)}
+        return {**facts, "validation": val is not None, **({} if val is None else data_facts("val", val))}
 
     def _record(self, train: BatchLoader, epochs: int) -> dict[str, JSON]:
         return run_record(

@@ -1,0 +1,147 @@
+"""Ranks that would train different things are told so on every rank, before the first step and instead of a hang."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import random
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rankwise.data.contract import Batch, OrderState, Step, shares
+from rankwise.data.feed import HostBuffer
+from rankwise.errors import DesyncError
+from rankwise.train.warmup import kept_random_state
+
+if TYPE_CHECKING:
+    from rankwise.world import World
+
+__all__ = ["agree", "data_facts", "step_facts"]
+
+_MEND = (
+    "Every rank makes its loaders from the same data, with the same order, seeds and settings, after the world: "
+    "rankwise.bind(seed=), Order(seed=, batch_size=), micro_batch="
+)
+
+
+def agree(world: World, facts: Mapping[str, Any]) -> None:
+    """Compare what must be equal; what a rank does not know (None) is compared among the others. Every rank calls it.
+
+    Raises:
+        DesyncError: something differs; names it with the value of each rank, on every rank.
+    """
+    if world.world_size == 1:
+        return
+    gathered = world.all_gather_object(dict(facts))
+    lines: list[str] = []
+    odd: set[int] = set()
+    for name in dict.fromkeys(name for held in gathered for name in held):
+        values = {rank: held[name] for rank, held in enumerate(gathered) if held.get(name) is not None}
+        if len(set(values.values())) > 1:
+            lines.append(f"  {name}: " + "; ".join(f"{value} on rank {rank}" for rank, value in values.items()))
+            odd |= values.keys()
+    if lines:
+        raise DesyncError(
+            "the ranks would not train the same:\n" + "\n".join(lines) + "\n" + _MEND,
+            ranks=tuple(sorted(world.global_ranks[rank] for rank in odd)),
+        )
+
+
+def step_facts(batches: Sequence[Batch], world: World) -> dict[str, Any]:
+    """Return what a step's batches tell: what must be equal on all ranks, and that each was made for its rank."""
+    share, resume = batches[0].share, batches[0].resume
+    mine = (share.rank, share.world_size) == (world.rank, world.world_size)
+    return {
+        "recipe of the order": resume.recipe,
+        "seed of the order": resume.seed,
+        "epoch": share.step.epoch,
+        "position": share.step.start,
+        "samples of the step": share.step.count,
+        "micro-batches of the step": len(batches),
+        "ids of the step": hashlib.sha256(np.sort(share.step.ids).tobytes()).hexdigest()[:12],
+        "seed of the world": world.seed,
+        # equal where every loader was made for its rank; a wrong one differs from all others
+        "loader": "its own" if mine else f"one of rank {share.rank} of {share.world_size} is used by rank {world.rank}",
+    }
+
+
+def data_facts(name: str, loader: Any) -> dict[str, Any]:
+    """Return what a loader tells before it is iterated. Reads sample 0, twice, where it knows how.
+
+    Args:
+        name: of the loader, for the message.
+        loader: a `BatchLoader`; what it does not have is not told.
+    """
+    state = loader.state_dict() if hasattr(loader, "state_dict") else {}
+    order = getattr(loader, "order", None)
+    return {
+        f"{name}: recipe of the order": state.get("recipe"),
+        f"{name}: seed of the order": state.get("seed"),
+        f"{name}: epoch": state.get("epoch"),
+        f"{name}: position": state.get("position"),
+        f"{name}: batch size": getattr(order, "batch_size", None),
+        f"{name}: steps left in the epoch": len(loader) if hasattr(loader, "__len__") else None,
+        f"{name}: content of sample 0": _content(loader, state),
+    }
+
+
+def _content(loader: Any, state: Mapping[str, Any]) -> str | None:
+    """Return a hash of sample 0; None where it cannot be read here, or differs from one reading to the next."""
+    try:
+        with kept_random_state():
+            first, second = (_digest(_sample(loader, state)) for _ in range(2))
+    except Exception:  # noqa: BLE001  (damaged, or a loader of another kind: the steps will tell, or need not)
+        return None
+    return first if first == second else None
+
+
+def _sample(loader: Any, state: Mapping[str, Any]) -> Any:
+    if hasattr(loader, "dataset"):
+        random.seed(0)
+        np.random.seed(0)  # noqa: NPY002  (the generator that datasets use)
+        import torch
+
+        torch.manual_seed(0)
+        # a copy: files that a dataset opens when it is first read must not travel to its workers
+        return _copied(loader.dataset)[0]
+    source, zero = loader.source, np.zeros(1, dtype=np.int64)
+    resume = OrderState.from_json(state)
+    step = Step(epoch=0, index=0, start=0, count=1, ids=zero, lanes=zero, resume=resume)
+    into = HostBuffer()
+    source.read(source.plan(shares(step, rank=0, world_size=1, num_micro=1)[0]), into)
+    return {name: list(into.arrays(name)) for name in sorted(source.fields)}
+
+
+def _copied(dataset: Any) -> Any:
+    """Return a shallow copy, of the datasets inside it too: their data are shared, their attributes are not."""
+    from torch.utils.data import Dataset
+
+    made = copy.copy(dataset)
+    for name, value in list(getattr(made, "__dict__", {}).items()):
+        if isinstance(value, Dataset):
+            setattr(made, name, _copied(value))
+        elif isinstance(value, list) and any(isinstance(item, Dataset) for item in value):
+            setattr(made, name, [_copied(item) if isinstance(item, Dataset) else item for item in value])
+    return made
+
+
+def _digest(value: Any) -> str:
+    """Return a hash of arrays, tensors, numbers and text, nested at will.
+
+    Raises:
+        TypeError: something else, whose text may hold an address.
+    """
+    if isinstance(value, Mapping):
+        text = repr([(repr(key), _digest(item)) for key, item in value.items()]).encode()
+    elif isinstance(value, list | tuple):
+        text = repr([_digest(item) for item in value]).encode()
+    elif isinstance(value, str | bytes | int | float | bool | None):
+        text = repr(value).encode()
+    else:
+        array = np.asarray(value)
+        if array.dtype.hasobject:
+            raise TypeError(f"{type(value).__name__} has no content that can be compared")
+        text = repr((array.shape, array.dtype.str)).encode() + np.ascontiguousarray(array).tobytes()
+    return hashlib.sha256(text).hexdigest()[:12]
