@@ -16,6 +16,9 @@ from rankwise.errors import ConfigError
 __all__ = ["RandomState", "Replicated", "TreePart", "as_part"]
 
 
+_COMPILED = "_orig_mod."  # what torch.compile puts before the names of a module
+
+
 class _HasState(Protocol):
     def state_dict(self) -> Any: ...
 
@@ -25,7 +28,8 @@ class _HasState(Protocol):
 class Replicated:
     """A module, optimizer, scheduler or loader whose state is equal on all ranks: one copy is kept, the main rank's.
 
-    Give the bare module, not its DDP wrapper, whose names begin with ``module.``.
+    Give the bare module, not its DDP wrapper, whose names begin with ``module.``. The names of a compiled module, or of
+    one with compiled parts, are those of the plain one (without torch.compile's ``_orig_mod.``), and fit it.
 
     Args:
         obj: anything with `state_dict` and `load_state_dict`.
@@ -39,11 +43,22 @@ class Replicated:
     def state_dict(self) -> dict[str, Any]:
         """Return the object's state."""
         state: dict[str, Any] = self.obj.state_dict()
-        return state
+        if not _is_module(self.obj):
+            return state
+        return {name.replace(_COMPILED, ""): value for name, value in state.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Hand a state to the object."""
+        if _is_module(self.obj):
+            own = {name.replace(_COMPILED, ""): name for name in self.obj.state_dict()}
+            plain = {name.replace(_COMPILED, ""): value for name, value in state.items()}
+            state = {own.get(name, name): value for name, value in plain.items()}
         self.obj.load_state_dict(state)
+
+
+def _is_module(obj: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(obj, torch.nn.Module)
 
 
 class RandomState:

@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from rankwise.data.contract import BatchLoader
 from rankwise.errors import ConfigError
 from rankwise.train.wrapping import refuse_strategies, replicas_of, unwrapped
 from rankwise.world import World
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-__all__ = ["check_loader", "check_model", "check_optimizer", "check_scheduler", "check_val"]
+__all__ = ["check_loader", "check_model", "check_optimizer", "check_scheduler", "check_val", "lone_sample"]
 
 _LOG = logging.getLogger("rankwise.train")
 _WANTED = ("__iter__", "__len__", "set_epoch", "mark_done", "state_dict", "load_state_dict")
@@ -64,6 +65,23 @@ def _other_way(loader: object) -> str:
             "whose batch_size is that of all ranks together; or keep it in a loop of your own with Window"
         )
     return "for a map-style Dataset take DatasetLoader; anything else trains in a loop of your own with Window"
+
+
+def lone_sample(train: BatchLoader, world: World, limit_steps: int | None) -> str:
+    """Return which step leaves some rank a single sample, as the order knows beforehand; "" if none does."""
+    order: Any = getattr(train, "order", None)
+    batch_size = getattr(order, "batch_size", None)
+    if batch_size is None or not hasattr(order, "num_samples"):
+        return ""
+    total = int(order.num_samples(int(str(train.state_dict()["epoch"]))))
+    last = batch_size if getattr(order, "remainder", "split") == "pad" else total % batch_size
+    reached = limit_steps is None or limit_steps >= -(-total // batch_size)
+    # micro-batches make shares smaller still; the whole share is what every loader tells
+    sizes = {last // world.world_size, -(-last // world.world_size)}
+    if not reached or 1 not in sizes:
+        return ""
+    ranks = "" if world.world_size == 1 else f", shared by {world.world_size} ranks"
+    return f"the last step of an epoch has {last} of {total} samples{ranks}: a rank has one alone"
 
 
 def check_model(model: nn.Module, world: World) -> None:

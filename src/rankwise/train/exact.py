@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from rankwise.data.contract import Batch, OrderState
 from rankwise.errors import StepError
@@ -14,8 +17,9 @@ from rankwise.train.agreement import agree, step_facts
 from rankwise.train.checks import check_model, check_optimizer, check_scheduler
 from rankwise.train.health import Health, describe_trouble
 from rankwise.train.output import StepOutput, read_output
-from rankwise.train.warmup import held_sample, kept_buffers, warm_up
+from rankwise.train.warmup import FirstPass, explained, held_sample, kept_buffers, unused_text, warm_up
 from rankwise.train.window import Window, note_synchronised
+from rankwise.train.wrapping import replicas_of
 from rankwise.world import World
 from rankwise.world.adopt import joined_world
 
@@ -75,6 +79,10 @@ class ExactStep:
         max_grad_norm: clip the exact gradient to this norm; None leaves it alone.
         counted: False forces the all-reduce; None decides as above.
 
+    Attributes:
+        lone_sample: which later step leaves a rank a single sample, if one does: said instead of the first step when
+            the model cannot take it.
+
     Raises:
         ConfigError: the model does not add up its gradients over the ranks of the world (pass it through `prepare`) or
             is sharded; the optimizer holds tensors that are not the model's, is a list, or wants a closure; the
@@ -106,6 +114,7 @@ class ExactStep:
         self._counted = counted
         self._held: Batch | None = None
         self._may_skip = False
+        self.lone_sample = ""
 
     def __call__(self, batches: tuple[Batch, ...]) -> StepReport:
         """Take one step. Collective: every rank calls it with its own share of the same global batch.
@@ -122,8 +131,9 @@ class ExactStep:
         window = Window(self._model, self._world, num_micro=len(batches), total_weight=known)
         if self._may_skip:
             window.add_samples(sum(batch.count for batch in batches))
-        outputs = [self._micro_batch(window, batch) for batch in batches]
-        weight = window.finish()
+        with self._used_parameters(batches) as used:
+            outputs = [self._micro_batch(window, batch, used) for batch in batches]
+            weight = window.finish()
         arrived = step.count if window.num_samples is None else window.num_samples
         loss, metrics = _totals([o for o in outputs if o is not None])
         grad_norm = self._clip(batches, loss[0])
@@ -145,29 +155,69 @@ class ExactStep:
         _check_batches(batches)
         agree(self._world, step_facts(batches, self._world))
         held = held_sample(batches, self._world)
-        counted = warm_up(self._model, self._step_fn, held, self._world)
+        mine = warm_up(self._model, self._step_fn, held, self._world)
         note_synchronised(self._model)
+        skips = any(getattr(batch, "may_skip", False) for batch in batches)
         # ranks must agree: one that counts alone would leave the others waiting in the all-reduce
-        skips = max(int(getattr(batch, "may_skip", False)) for batch in batches)
-        counted_by_all, skips_on_none = self._world.all_reduce((int(counted), 1 - skips), op="min")
-        self._may_skip = not skips_on_none
+        seen: list[FirstPass] = self._world.all_gather_object(replace(mine, may_skip=skips))
+        self._refuse_first(seen)
+        counted_by_all = all(first.counted for first in seen)
+        self._may_skip = any(first.may_skip for first in seen)
         if self._counted and self._may_skip:
             raise StepError(
                 "counted=True takes the number of samples from the order, but this loader may leave out damaged ones "
                 "(on_bad_sample=): leave counted= out"
             )
         if self._counted is None:
-            self._counted = bool(counted_by_all) and not self._may_skip
+            self._counted = counted_by_all and not self._may_skip
         self._held = held
 
-    def _micro_batch(self, window: Window, batch: Batch) -> StepOutput | None:
+    def _refuse_first(self, seen: list[FirstPass]) -> None:
+        """Raise on every rank what the first pass showed on any."""
+        unused = {rank: first.unused for rank, first in enumerate(seen) if first.unused}
+        if unused:
+            names = list(dict.fromkeys(name for found in unused.values() for name in found))
+            raise StepError(unused_text(names, f"in the first pass of rank {', '.join(map(str, unused))}"))
+        if self.lone_sample and seen[0].needs_two:
+            raise StepError(
+                f"{self.lone_sample}, and {', '.join(seen[0].needs_two)} of the model takes batch statistics, which a "
+                "single sample does not have: torch would fail there, after all the steps before. Choose another "
+                'batch_size or micro_batch, Order(remainder="drop"), or a norm without batch statistics (GroupNorm)'
+            )
+
+    @contextmanager
+    def _used_parameters(self, batches: tuple[Batch, ...]) -> Iterator[_Used | None]:
+        """Leave parameters that no sample used without a gradient, where a stand-in may have given them a zero.
+
+        A zero is no gradient to momentum and weight decay: they would move parameters that one rank leaves alone.
+        """
+        share, size = batches[0].share, self._world.world_size
+        some_empty = len(share.step.ids) // size < len(batches) or self._may_skip
+        replicas = replicas_of(self._model)
+        if not some_empty or (size > 1 and not (replicas is not None and replicas.find_unused_parameters)):
+            yield None
+            return
+        used = _Used([p for p in self._model.parameters() if p.requires_grad])
+        try:
+            yield used
+        finally:
+            used.close()
+        used.settle(self._world)
+
+    def _micro_batch(self, window: Window, batch: Batch, used: _Used | None) -> StepOutput | None:
         """Run one micro-batch; a rank without samples runs its held sample with weight zero and reports nothing."""
         empty = len(batch.ids) == 0
         if empty:
             assert self._held is not None
             batch = self._held
+        if used is not None:
+            used.counting = not empty
         with window.micro_batch(), kept_buffers(self._model) if empty else nullcontext():
-            output = read_output(self._step_fn(self._model, batch), batch)
+            try:
+                answer = self._step_fn(self._model, batch)
+            except RuntimeError as error:
+                raise explained(error, self._model)  # noqa: B904  (the cause is set where it is explained)
+            output = read_output(answer, batch)
             if empty:
                 window.backward(output.total * 0, 0.0)
                 return None
@@ -205,6 +255,32 @@ class ExactStep:
         health.note(epoch=step.epoch, step=step.index, ids=ids, loss=loss, gradient=norm)
         troubles = self._world.all_gather_object(health.look())
         raise StepError(describe_trouble(troubles, "Nothing was changed by this step"))
+
+
+class _Used:
+    """Which parameters get a gradient from real samples, as backward passes go."""
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        self.counting = False
+        self._parameters = parameters
+        self._used = [0] * len(parameters)
+        self._handles = [p.register_hook(functools.partial(self._note, index)) for index, p in enumerate(parameters)]  # type: ignore[no-untyped-call]
+
+    def _note(self, index: int, _: torch.Tensor) -> None:
+        if self.counting:
+            self._used[index] = 1
+
+    def close(self) -> None:
+        """Watch no more."""
+        for handle in self._handles:
+            handle.remove()
+
+    def settle(self, world: World) -> None:
+        """Take the gradients away that no rank's samples have made. Every rank calls it."""
+        used = world.all_reduce(np.array(self._used, dtype=np.int64), op="max")
+        for parameter, is_used in zip(self._parameters, used.tolist(), strict=True):
+            if not is_used:
+                parameter.grad = None
 
 
 def _check_batches(batches: Any) -> None:

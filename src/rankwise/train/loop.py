@@ -107,7 +107,8 @@ class Loop:
             vitals.beat(epoch=epoch, phase="validate")
             # an epoch that was left in its middle is gone on with by a run of more steps
             ended = int(str(train.state_dict()["epoch"])) > epoch
-            values = {**self._reduce(self.whole, reset=ended), **self.validate(is_last)}
+            trained, _ = self._reduce(self.whole, reset=ended)
+            values = {**trained, **self.validate(is_last)}
             self.session.log({f"epoch_{name}": value for name, value in values.items()}, epoch=epoch)
             self._save(values)
             self.on_epoch(epoch, values)
@@ -158,18 +159,22 @@ class Loop:
         )
 
     def _log(self, report: StepReport, epoch: int) -> None:
-        values = self._reduce(self.recent)
+        pace = self._pace.measure()
+        values, waits = self._reduce(self.recent, note=pace["wait_share"])
         self._loss = values["loss"]
         extra = {} if report.grad_norm is None else {"grad_norm": report.grad_norm}
-        line = _joined(values, {"lr": self.learning_rate(), **extra, **self._pace.measure()})
+        # the slowest reader decides: the others wait for it in the step
+        line = _joined(values, {"lr": self.learning_rate(), **extra, **pace, "wait_share": max(waits)})
         self.session.log(line, epoch=epoch)
         self.on_log(self.session.progressed.num_steps, line)
 
-    def _reduce(self, means: RunningMeans, *, reset: bool = True) -> dict[str, float]:
+    def _reduce(
+        self, means: RunningMeans, *, reset: bool = True, note: Any = None
+    ) -> tuple[dict[str, float], list[Any]]:
         """Reduce, and look at the steps since the last look on the same way: a collective of its own would cost."""
-        values, troubles = means.reduce_noted(self.world, self.health.look(), reset=reset)
-        self._refuse(troubles)
-        return values
+        values, noted = means.reduce_noted(self.world, (self.health.look(), note), reset=reset)
+        self._refuse([trouble for trouble, _ in noted])
+        return values, [note for _, note in noted]
 
     def _refuse(self, troubles: list[Trouble | None]) -> None:
         said = describe_trouble(troubles, self.session.newest_text)

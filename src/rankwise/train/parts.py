@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
-
-import numpy as np
 
 from rankwise.metrics import Counters
 from rankwise.world import World
@@ -15,7 +12,7 @@ from rankwise.world import World
 if TYPE_CHECKING:
     from rankwise.train.exact import StepReport
 
-__all__ = ["Progressed", "RunningMeans", "seed_training"]
+__all__ = ["Progressed", "RunningMeans"]
 
 
 class Progressed:
@@ -95,17 +92,3 @@ class RunningMeans:
     def merge_states(self, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Return the sums of several ranks together."""
         return self._sums.merge_states(states)
-
-
-def seed_training(world: World, *key: int | str) -> None:
-    """Seed the global generators of this rank from (seed, key, rank).
-
-    Models are built from equal seeds on all ranks; from the first step on each rank draws its own stream, otherwise
-    all ranks would drop the same units and add the same noise.
-    """
-    import torch
-
-    draws = world.generator("train", *key, world.rank).integers(0, 2**31, size=3)
-    random.seed(int(draws[0]))
-    np.random.seed(int(draws[1]))  # noqa: NPY002  (the legacy generator is what users' code draws from)
-    torch.manual_seed(int(draws[2]))

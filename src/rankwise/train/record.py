@@ -111,7 +111,9 @@ def _told(constant: Any) -> str:
 
 
 def _model_record(model: nn.Module) -> dict[str, JSON]:
-    shapes = {name: [*p.shape, str(p.dtype)] for name, p in model.state_dict(keep_vars=True).items()}
+    model = getattr(model, "_orig_mod", model)  # a compiled model is the same model
+    state = model.state_dict(keep_vars=True)
+    shapes = {name.replace("_orig_mod.", ""): [*p.shape, str(p.dtype)] for name, p in state.items()}
     digest = hashlib.sha256(json.dumps(shapes).encode()).hexdigest()[:16]
     return {
         "class": type(model).__name__,
@@ -126,9 +128,11 @@ def _optimizer_record(optimizer: torch.optim.Optimizer) -> dict[str, JSON]:
 
 
 def _plain_group(group: Mapping[str, Any]) -> dict[str, JSON]:
-    """Return the settings of a parameter group, without tensors; what a scheduler has already touched is left as is."""
+    """Return the settings of a parameter group, without tensors; the learning rate is the one before any schedule."""
     plain: dict[str, JSON] = {"num_tensors": len(group["params"])}
     for name, value in group.items():
         if name != "params" and isinstance(value, bool | int | float | str | tuple | list | None):
             plain[name] = json.loads(json.dumps(value))
+    if "initial_lr" in plain:  # a scheduler has set "lr" to its first, warmed-up value
+        plain["lr"] = plain.pop("initial_lr")
     return plain

@@ -4,26 +4,31 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from rankwise.checkpoint import Checkpointer, RandomState, Replicated, RestoreReport
+from rankwise.checkpoint.parts import as_part
 from rankwise.data.contract import JSON, BatchLoader, Stateful
 from rankwise.errors import CheckpointError, ConfigError, RunDirError
 from rankwise.tracking import RunDir, Tracker, default_run_dir
-from rankwise.train.parts import Progressed, seed_training
+from rankwise.train.parts import Progressed
 from rankwise.train.record import MAY_CHANGE, environment_record
-from rankwise.train.wrapping import unwrapped
+from rankwise.train.wrapping import seed_training, unwrapped
 from rankwise.world import World
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from rankwise.tracking import Sink
+
 __all__ = ["Resume", "RunChoice", "Session"]
+
+_OWN_PARTS = {"model", "optimizer", "order", "random", "scheduler", "progress", "recent_means", "epoch_means"}
 
 Resume = Literal["auto", "must", "never"]
 _LOG = logging.getLogger("rankwise.train")
@@ -39,6 +44,7 @@ class RunChoice:
         path: run directory; None = RANKWISE_RUN_DIR, else ``runs/<script>``; False writes nothing.
         resume: None = RANKWISE_RESUME, else "auto".
         tensorboard: also write TensorBoard event files.
+        sinks: objects with the methods of `rankwise.tracking.Sink` that get the numbers, too.
         keep: how many checkpoints stay.
         fresh: move what is there aside and start anew; None = RANKWISE_FRESH=1. A restart of this start goes on.
         init_from: run directory, or folder of checkpoints, of whose newest one a new run takes the weights.
@@ -47,6 +53,7 @@ class RunChoice:
     path: str | os.PathLike[str] | Literal[False] | None = None
     resume: Resume | None = None
     tensorboard: bool = False
+    sinks: Sequence[Sink] = ()
     keep: int = 3
     fresh: bool | None = None
     init_from: str | os.PathLike[str] | None = None
@@ -130,7 +137,9 @@ class Session:
             reopen=reopen,
         )
         if run_dir.finished is None:
-            self.tracker = Tracker(run_dir, world=self.world, tensorboard=self.choice.tensorboard)
+            self.tracker = Tracker(
+                run_dir, world=self.world, sinks=self.choice.sinks, tensorboard=self.choice.tensorboard
+            )
         self.checkpointer = Checkpointer(
             run_dir.checkpoints, world=self.world, keep=self.choice.keep, fence=run_dir.fence, attempt=run_dir.attempt
         )
@@ -279,7 +288,11 @@ class Session:
 
 
 def training_parts(
-    model: nn.Module, optimizer: torch.optim.Optimizer, scheduler: Any, train: BatchLoader
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scheduler: Any,
+    train: BatchLoader,
+    more: Mapping[str, Stateful],
 ) -> dict[str, Stateful]:
     """Return what a checkpoint of a training run holds, beside the trainer's own numbers."""
     parts: dict[str, Stateful] = {
@@ -290,7 +303,18 @@ def training_parts(
     }
     if scheduler is not None:
         parts["scheduler"] = Replicated(scheduler)
-    return parts
+    return {**parts, **more}
+
+
+def checked_parts(parts: Mapping[str, Any] | None) -> dict[str, Stateful]:
+    """Return the user's parts as a checkpoint takes them.
+
+    Raises:
+        ConfigError: a name is the trainer's own, or a part does not say how it survives another world size.
+    """
+    if taken := sorted(_OWN_PARTS & (parts or {}).keys()):
+        raise ConfigError(f"parts= names {', '.join(taken)}, which the trainer keeps itself: give another name")
+    return {name: as_part(name, part) for name, part in (parts or {}).items()}
 
 
 def _finite(values: Mapping[str, float]) -> dict[str, float | None]:

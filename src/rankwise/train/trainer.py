@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -16,7 +16,7 @@ from rankwise.errors import ConfigError, RunDirError
 from rankwise.tracking import Progress
 from rankwise.train.agreement import agree, data_facts
 from rankwise.train.ahead import expect_last_epoch, start_prefetch
-from rankwise.train.checks import check_loader, check_model, check_optimizer, check_scheduler, check_val
+from rankwise.train.checks import check_loader, check_model, check_optimizer, check_scheduler, check_val, lone_sample
 from rankwise.train.exact import ExactStep, StepFn, StepReport
 from rankwise.train.health import Health
 from rankwise.train.hooks import Hooks
@@ -24,7 +24,7 @@ from rankwise.train.loop import Loop
 from rankwise.train.options import TrainOptions
 from rankwise.train.parts import RunningMeans
 from rankwise.train.record import run_record
-from rankwise.train.session import Resume, RunChoice, Session, training_parts
+from rankwise.train.session import Resume, RunChoice, Session, checked_parts, training_parts
 from rankwise.train.validation import evaluate
 from rankwise.train.wrapping import prepare, unwrapped
 from rankwise.world import World
@@ -33,6 +33,8 @@ from rankwise.world.adopt import joined_world
 if TYPE_CHECKING:
     import torch
     from torch import nn
+
+    from rankwise.tracking import Sink
 
 __all__ = ["FitResult", "Trainer"]
 
@@ -79,6 +81,8 @@ class Trainer:
         config: JSON values that made this run (your hyperparameters): recorded, and compared on resume; secrets masked.
         progress: show a progress line on the main rank.
         tensorboard: also write TensorBoard event files into the run directory.
+        sinks: objects with the methods of `rankwise.tracking.Sink`, which get every line of numbers on the main rank.
+        parts: further parts of the checkpoints, restored on resume: ``{"ema": Replicated(ema)}``, or a dict.
         ddp: options for DistributedDataParallel, when `model` is a plain module.
         counted: see `ExactStep`.
         **options: the fields of `TrainOptions`.
@@ -105,6 +109,8 @@ class Trainer:
         config: Mapping[str, JSON] | None = None,
         progress: bool = True,
         tensorboard: bool = False,
+        sinks: Sequence[Sink] = (),
+        parts: Mapping[str, Any] | None = None,
         ddp: Mapping[str, Any] | None = None,
         counted: bool | None = None,
         **options: Any,
@@ -130,10 +136,12 @@ class Trainer:
                 "ones: take the plain optimizer, or run=False, or an own loop with ExactStep, in which you call "
                 "consolidate_state_dict() before saving"
             )
+        self._parts = checked_parts(parts)
         self._choice = RunChoice(
             path=run,
             resume=resume,
             tensorboard=tensorboard,
+            sinks=tuple(sinks),
             keep=self.options.keep,
             fresh=fresh,
             init_from=init_from,
@@ -167,7 +175,7 @@ class Trainer:
         check_loader(train)
         check_val(val)
         recent, whole = RunningMeans(), RunningMeans()
-        parts = training_parts(self.model, self.optimizer, self.scheduler, train)
+        parts = training_parts(self.model, self.optimizer, self.scheduler, train, self._parts)
         with ExitStack() as stack:
             session = stack.enter_context(
                 Session.open(
@@ -221,9 +229,11 @@ class Trainer:
         whole: RunningMeans,
         progress: Progress,
     ) -> FitResult:
+        step = self._new_step()
+        step.lone_sample = lone_sample(train, self.world, self.options.limit_steps)
         loop = Loop(
             world=self.world,
-            step=self._new_step(),
+            step=step,
             health=Health(unwrapped(self.model)),
             session=session,
             options=self.options,

@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rankwise.checkpoint import RandomState
 from rankwise.data.contract import Batch
+from rankwise.errors import StepError
 from rankwise.train.output import read_output
-from rankwise.train.wrapping import unwrapped
+from rankwise.train.wrapping import replicas_of, unwrapped
 from rankwise.world import World
 
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["held_sample", "kept_buffers", "kept_random_state", "warm_up"]
+__all__ = [
+    "FirstPass",
+    "explained",
+    "held_sample",
+    "kept_buffers",
+    "kept_random_state",
+    "unused_text",
+    "warm_up",
+]
+
+_MOST_NAMES = 8
 
 
 @contextmanager
@@ -58,20 +71,93 @@ def held_sample(batches: tuple[Batch, ...], world: World) -> Batch:
     return sent
 
 
-def warm_up(model: nn.Module, step_fn: Any, batch: Batch, world: World) -> bool:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstPass:
+    """What the warm-up saw on one rank; small, for the others are told.
+
+    Attributes:
+        counted: whether the step function's answers are counted by the order (see `StepOutput.counted`).
+        unused: trainable parameters that got no gradient, where DistributedDataParallel waits for all of them.
+        needs_two: layers with batch statistics that a single sample has too few values for.
+        may_skip: whether the loader may leave out damaged samples.
+    """
+
+    counted: bool
+    unused: tuple[str, ...]
+    needs_two: tuple[str, ...]
+    may_skip: bool = False
+
+
+def warm_up(model: nn.Module, step_fn: Any, batch: Batch, world: World) -> FirstPass:
     """Run one synchronised forward and backward of weight zero, and leave everything as it was.
 
     DistributedDataParallel rebuilds its gradient buckets after its first backward, and the order of summation follows
     their layout. Without this pass the first step of a resumed process is summed in another order than the same step
     of an undisturbed run, and from three ranks on the two runs differ in the last bits. Every rank calls it, before
     its first step, fresh or resumed.
-
-    Returns:
-        Whether the step function's answers are counted by the order (see `StepOutput.counted`).
     """
-    with kept_buffers(model), kept_random_state():
+    needs_two: list[str] = []
+    with kept_buffers(model), kept_random_state(), _watched_norms(model, needs_two, len(batch.ids)):
         output = read_output(step_fn(model, batch), batch)
         if world.world_size > 1:
             (output.total * 0).backward()  # type: ignore[no-untyped-call]
+    unused = _without_gradient(model)
     model.zero_grad(set_to_none=True)
-    return output.counted
+    return FirstPass(counted=output.counted, unused=unused, needs_two=tuple(needs_two))
+
+
+@contextmanager
+def _watched_norms(model: nn.Module, found: list[str], num_samples: int) -> Iterator[None]:
+    """Note the layers with batch statistics that see one value per channel of each sample: a lone one fails there."""
+    from torch import nn
+
+    def look(name: str, values: tuple[Any, ...]) -> None:
+        given = values[0]
+        if given.numel() == given.shape[1] * num_samples and name not in found:
+            found.append(name)
+
+    handles = [
+        module.register_forward_pre_hook(lambda _, values, name=name: look(name, values))
+        for name, module in unwrapped(model).named_modules()
+        if isinstance(module, nn.modules.batchnorm._BatchNorm)  # noqa: SLF001  (the only common base)
+        and not isinstance(module, nn.SyncBatchNorm)
+        and module.training
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _without_gradient(model: nn.Module) -> tuple[str, ...]:
+    replicas = replicas_of(model)
+    if replicas is None or replicas.find_unused_parameters or replicas.static_graph:
+        return ()
+    ignored = replicas.parameters_to_ignore
+    named = replicas.module.named_parameters()
+    return tuple(name for name, p in named if p.requires_grad and p.grad is None and name not in ignored)
+
+
+def unused_text(names: Sequence[str], where: str) -> str:
+    """Say which parameters got no gradient, and what to do about it."""
+    listed = ", ".join(names[:_MOST_NAMES]) + (f", ... ({len(names)} in all)" if len(names) > _MOST_NAMES else "")
+    return (
+        f"the loss does not depend on these trainable parameters {where}: {listed}. DistributedDataParallel waits for "
+        'all of them: give Trainer(ddp={"find_unused_parameters": True}), or prepare(model, world, '
+        "find_unused_parameters=True), if the step function uses them now and then; else freeze them with "
+        "requires_grad_(False), or leave them out"
+    )
+
+
+def explained(error: RuntimeError, model: nn.Module) -> Exception:
+    """Return torch's complaint about unused parameters in names, instead of indices; any other error as it is."""
+    replicas, text = replicas_of(model), str(error)
+    found = re.search(r"did not receive grad for rank \d+: ([\d ]+)", text)
+    if replicas is None or found is None:
+        return error
+    names = [name for name, p in replicas.module.named_parameters() if p.requires_grad]
+    names = [name for name in names if name not in replicas.parameters_to_ignore]
+    made = StepError(unused_text([names[int(i)] for i in found[1].split() if int(i) < len(names)], "in the last step"))
+    made.__cause__ = error
+    return made

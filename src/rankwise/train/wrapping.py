@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import random
 import sys
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from rankwise.errors import ConfigError
 from rankwise.world import World
@@ -13,7 +16,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.nn.parallel import DistributedDataParallel
 
-__all__ = ["prepare", "refuse_strategies", "replicas_of", "unwrapped"]
+__all__ = ["prepare", "refuse_strategies", "replicas_of", "seed_training", "unwrapped"]
 
 
 def prepare(model: nn.Module, world: World | None = None, **ddp_options: Any) -> nn.Module:
@@ -22,6 +25,10 @@ def prepare(model: nn.Module, world: World | None = None, **ddp_options: Any) ->
     Device first, then the wrap: a model that is moved after the wrap loses its gradient hooks without a word.
     On one rank nothing is wrapped: the model itself comes back. Every rank of the world must call it (the wrap
     compares shapes and sends rank 0's weights to all).
+
+    From then on the global generators of `random`, NumPy and torch differ between ranks, each seeded by (the world's
+    seed, rank): otherwise all ranks would drop the same units and add the same noise. What must be equal on all ranks
+    is drawn before, or from ``world.generator("what")``. A random state that is restored afterwards holds.
 
     Args:
         model: the module, not wrapped yet.
@@ -53,12 +60,16 @@ def prepare(model: nn.Module, world: World | None = None, **ddp_options: Any) ->
     if unknown:
         raise ConfigError(f"DistributedDataParallel has no option {', '.join(unknown)}; it has {', '.join(known)}")
     model = model.to(world.device)
-    if world.world_size == 1 or not any(p.requires_grad for p in model.parameters()):
+    if world.world_size == 1:
+        return model
+    if not any(p.requires_grad for p in model.parameters()):
+        seed_training(world, "prepare")
         return model
     device_ids = [world.device.index] if world.device.type == "cuda" else None
     wrapped: nn.Module = DistributedDataParallel(
         model, device_ids=device_ids, process_group=_group(world), **ddp_options
     )
+    seed_training(world, "prepare")
     return wrapped
 
 
@@ -124,3 +135,17 @@ def _is_sharded(module: nn.Module) -> bool:
         return False
     kinds = tuple(getattr(fsdp, name) for name in ("FullyShardedDataParallel", "FSDPModule") if hasattr(fsdp, name))
     return isinstance(module, kinds)
+
+
+def seed_training(world: World, *key: int | str) -> None:
+    """Seed the global generators of this rank from (seed, key, rank).
+
+    Models are built from equal seeds on all ranks; from the first step on each rank draws its own stream, otherwise
+    all ranks would drop the same units and add the same noise.
+    """
+    import torch
+
+    draws = world.generator("train", *key, world.rank).integers(0, 2**31, size=3)
+    random.seed(int(draws[0]))
+    np.random.seed(int(draws[1]))  # noqa: NPY002  (the legacy generator is what users' code draws from)
+    torch.manual_seed(int(draws[2]))
