@@ -4,6 +4,7 @@ import sys
 import textwrap
 import threading
 import time
+from multiprocessing import forkserver
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from rankwise.data.order import Order
 from rankwise.data.samples import ArraySource, DatasetLoader, sample_key
 from rankwise.errors import ConfigError
 from rankwise.testing.sharing import RankPlace
+from rankwise.world import World
 
 
 class Noisy:
@@ -304,3 +306,37 @@ def test_nothing_begins_early_without_workers(monkeypatch):
     assert not loader.start_prefetch()
     with pytest.raises(RuntimeError, match="no processes"):
         next(iter(loader))
+
+
+class Asking:
+    """Looks who it is, and opens a source, where it runs."""
+
+    def __len__(self):
+        return 10
+
+    def __getitem__(self, index):
+        world, source = World.current(), ArraySource({"x": np.arange(10)})
+        return torch.tensor([world.rank, world.world_size, int(source[index]["x"]), index])
+
+
+@pytest.fixture
+def own_fork_server():
+    """A fork server hands on the variables of its start: none that is there before, or stays behind."""
+    forkserver._forkserver._stop()
+    yield
+    forkserver._forkserver._stop()
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.usefixtures("own_fork_server")
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_workers_are_of_their_rank(method, monkeypatch):
+    """Workers inherit a launcher's variables: they serve the rank that started them, whichever way they start."""
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    order = Order(10, batch_size=4)
+    loader = DatasetLoader(Asking(), order=order, num_workers=1, multiprocessing_context=method, timeout=300)
+    got = torch.cat([batch.data for (batch,) in loader])
+    wanted = [sample for (batch,) in DatasetLoader(Asking(), order=order) for sample in batch.ids.tolist()]
+    assert got.tolist() == [[1, 2, sample, sample] for sample in wanted]
+    assert len(wanted) == 5
