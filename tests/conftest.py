@@ -1,9 +1,11 @@
 """What all tests start from."""
 
+import ctypes
 import os
 import signal
 import subprocess
 import sys
+from contextlib import contextmanager
 
 import hypothesis
 import pytest
@@ -66,3 +68,24 @@ def saved_weights():
         return [leaf for value in tree.values() for leaf in leaves(value)] if isinstance(tree, dict) else []
 
     return lambda folder: torch.cat([tensor.flatten() for tensor in leaves(torch.load(folder / "model.pt"))])
+
+
+@pytest.fixture(scope="session")
+def without_privileges():
+    """Let modes of files count for root, too: inside ``with``, this thread lets go of the capabilities."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    header = (ctypes.c_uint32 * 2)(0x20080522, 0)
+
+    @contextmanager
+    def let_go():
+        full = (ctypes.c_uint32 * 6)()
+        assert libc.capget(header, full) == 0
+        less = (ctypes.c_uint32 * 6)(*full)
+        less[0] &= ~0b110  # CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH of the effective ones
+        assert libc.capset(header, less) == 0
+        try:
+            yield
+        finally:
+            assert libc.capset(header, full) == 0
+
+    return let_go

@@ -1,12 +1,10 @@
 """Damage is found, said, and stepped over; what cannot be read now is no damage."""
 
-import ctypes
 import errno
 import hashlib
 import json
 import math
 import os
-from contextlib import contextmanager
 
 import pytest
 import torch
@@ -51,22 +49,6 @@ def point_to(path):
         change(folder, parts=body["parts"])
 
     return spoil
-
-
-@contextmanager
-def without_privileges():
-    """Give up the capabilities by which root reads what its mode forbids, for this thread, until the end."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    header = (ctypes.c_uint32 * 2)(0x20080522, 0)
-    full = (ctypes.c_uint32 * 6)()
-    assert libc.capget(header, full) == 0
-    less = (ctypes.c_uint32 * 6)(*full)
-    less[0] &= ~0b110  # CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH of the effective ones
-    assert libc.capset(header, less) == 0
-    try:
-        yield
-    finally:
-        assert libc.capset(header, full) == 0
 
 
 def change(folder, **facts):
@@ -179,7 +161,7 @@ def test_what_was_skipped_is_kept(tmp_path):
 
 
 @pytest.mark.parametrize("place", ["x.pt", "manifest.json", ".", ".."])
-def test_what_may_not_be_read_stops(tmp_path, place):
+def test_what_may_not_be_read_stops(tmp_path, without_privileges, place):
     """EACCES, of the kernel: a mode that forbids reading, for file, manifest, checkpoint or folder of checkpoints.
 
     Nothing is skipped, no older one is taken, later saves remove nothing; readable again, it is the newest.
@@ -203,7 +185,7 @@ def test_what_may_not_be_read_stops(tmp_path, place):
     assert checkpointer.newest().step == 2
 
 
-def test_pruning_leaves_what_cannot_be_read(tmp_path):
+def test_pruning_leaves_what_cannot_be_read(tmp_path, without_privileges):
     """A save beside a checkpoint whose manifest may not be read now publishes, and neither counts nor removes it."""
     for step in (1, 2):
         Checkpointer(tmp_path, world=World.single()).save(step, {"x": {"value": step}})

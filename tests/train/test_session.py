@@ -287,6 +287,20 @@ def test_a_run_that_has_progressed_does_not_begin_again(resume):
     assert fit(save_every=2, fresh=True)[1].resumed_step == 0
 
 
+@pytest.mark.parametrize("resume", ["auto", "must"])
+def test_a_checkpoint_that_may_not_be_read_now_is_waited_for(resume, without_privileges):
+    """EACCES of the newest: the run stops, nothing is pruned or begun; readable again, it continues from there."""
+    crash(7, save_every=2)
+    newest = Path("run/checkpoints/step-0000000006/model.pt")
+    found = sorted(Path("run").rglob("*.pt"))
+    newest.chmod(0)
+    with without_privileges(), pytest.raises(CheckpointError, match=r"cannot be read now, .*Permission denied"):
+        fit(save_every=2, resume=resume)
+    assert sorted(Path("run").rglob("*.pt")) == found
+    newest.chmod(0o600)
+    assert fit(save_every=2, resume=resume)[1].resumed_step == 6
+
+
 def test_a_run_that_saved_nothing_says_that_it_begins_again(caplog):
     """Killed before its first checkpoint there is nothing to go on from; it is said."""
     crash(2, save_every=4)
