@@ -9,10 +9,21 @@ import pytest
 from rankwise.launch.hang import _choose, _place, _waits
 from rankwise.vitals import Vital
 
+MEET = """
+import os, pathlib, time
+from rankwise import vitals
+def meet(size):  # all ranks are there, and nobody was silent meanwhile: a hang counts from here
+    pathlib.Path("met-" + os.environ["RANK"]).touch()
+    while len(list(pathlib.Path().glob("met-*"))) < size:
+        vitals.beat()
+        time.sleep(0.05)
+"""
 WAIT = """
     import os, sys, time
     import torch, torch.distributed as dist
     from rankwise import vitals
+    from meeting import meet
+    meet(2)
     dist.init_process_group("gloo")
     rank = int(os.environ["RANK"])
     def computes_for_ever():
@@ -26,13 +37,21 @@ WAIT = """
 """
 
 
+@pytest.fixture
+def launcher(launcher):
+    launcher.script(MEET, "meeting.py")
+    return launcher
+
+
 def test_the_rank_behind_is_named(launcher):
     """One rank stays at a lower step: it is named with step, phase, function and line; exit code 1."""
     script = launcher.script("""
         import os, time
         from rankwise import vitals
+        from meeting import meet
         def computes_for_ever():
             time.sleep(1000)
+        meet(2)
         for step in range(3):
             vitals.beat(epoch=0, step=step, phase="train")
             if os.environ["RANK"] == "1" and step == 1:
@@ -43,7 +62,7 @@ def test_the_rank_behind_is_named(launcher):
     assert done.returncode == 1
     assert "rank 1 of 2 on " in done.stderr
     assert "hangs (epoch 0, step 1, phase train, at " in done.stderr
-    assert "script.py:5 in computes_for_ever" in done.stderr
+    assert "script.py:6 in computes_for_ever" in done.stderr
     assert "no rank has made progress for 3 s" in done.stderr
     assert "it is behind the others (furthest: epoch 0, step 2, phase train)" in done.stderr
     assert "rank 0: stopped by rankwise (SIGTERM); was at epoch 0, step 2" in done.stderr
@@ -60,7 +79,7 @@ def test_the_rank_that_does_not_wait_is_named_without_beats(launcher):
         # what a stack looks like inside a collective, without loading torch
         exec(compile("import time; time.sleep(1000)", "/site/torch/distributed/distributed_c10d.py", "exec"))
     """)
-    done = launcher.run("--nproc", 2, "--hang-timeout", 3, "--shutdown-timeout", 1, script)
+    done = launcher.run("--nproc", 2, "--hang-timeout", 12, "--shutdown-timeout", 1, script)
     assert done.returncode == 1
     assert "rank 1 of 2 on " in done.stderr
     assert "no beat yet" in done.stderr
@@ -75,6 +94,8 @@ def test_a_stopped_rank_is_named(launcher):
     script = launcher.script("""
         import os, signal, time
         from rankwise import vitals
+        from meeting import meet
+        meet(2)
         for step in range(3):
             vitals.beat(step=step)
         if os.environ["RANK"] == "1":
@@ -90,7 +111,7 @@ def test_a_stopped_rank_is_named(launcher):
 def test_a_quiet_rank_is_blamed_for_the_timeouts_of_others(launcher):
     """Ranks that die of waiting are collateral; the one that still lives is the cause, with its stack."""
     text = WAIT.format(behind=1, extra="").replace(
-        '"gloo"', '"gloo", timeout=__import__("datetime").timedelta(seconds=2)'
+        '"gloo"', '"gloo", timeout=__import__("datetime").timedelta(seconds=5)'
     )
     done = launcher.run("--nproc", 2, "--shutdown-timeout", 1, launcher.script(text))
     assert done.returncode == 1
@@ -116,13 +137,14 @@ def test_a_script_that_never_beats_may_be_silent(launcher):
 
 IN_STEP = """
     import sys, threading, time
-    import torch, torch.distributed as dist
-    from rankwise import bind, vitals
+    from rankwise import vitals
     there = threading.Event()
     def live_until_there():  # however long it takes to come there
         while not there.wait(0.2):
             vitals.beat()
     threading.Thread(target=live_until_there, daemon=True).start()
+    import torch
+    from rankwise import bind
     def computes_for_ever():
         time.sleep(1000)
     with bind(timeout=600) as world:
@@ -142,7 +164,7 @@ IN_STEP = """
 def test_a_rank_asleep_in_its_step_is_named(launcher):
     """DDP waits in C++ inside `backward`, without a frame of a collective: the rank that is elsewhere is named."""
     script = launcher.script(IN_STEP.format(deed="computes_for_ever()"))
-    done = launcher.run("--nproc", 3, "--hang-timeout", 5, "--shutdown-timeout", 1, script)
+    done = launcher.run("--nproc", 3, "--hang-timeout", 15, "--shutdown-timeout", 1, script)
     assert "rank 1 of 3 on " in done.stderr
     assert "in computes_for_ever): no rank has made progress" in done.stderr
     assert "the others wait for it in a collective" in done.stderr
@@ -168,8 +190,11 @@ def test_a_rank_that_arrives_late_shows_its_stacks(launcher):
             time.sleep(1000)
         if os.environ["RANK"] == "1":
             reads_a_large_file()
+        import torch
         from rankwise import bind
-        with bind(timeout=3):
+        from meeting import meet
+        meet(2)
+        with bind(timeout=5):
             pass
     """)
     done = launcher.run("--nproc", 3, "--shutdown-timeout", 1, script)
@@ -183,8 +208,8 @@ def test_a_rank_that_has_left_is_named_where_the_others_wait_on(launcher):
     """The others do not notice (they wait for each other): with --hang-timeout the one that ended well is named."""
     script = launcher.script("""
         import os, sys, time
-        from rankwise import vitals
-        vitals.beat()
+        from meeting import meet
+        meet(3)
         if os.environ["RANK"] == "1":
             sys.exit(0)
         exec(compile("import time; time.sleep(1000)", "/site/torch/distributed/distributed_c10d.py", "exec"))
