@@ -37,7 +37,7 @@ def test_audit_for_people(run, store):
     """A table, advice, and a word that the rate is an estimate."""
     done = run("audit", str(store), "--crop", "8,32,32")
     assert done.returncode == 0, done.stderr
-    for words in ("decode waste", "chunks per crop", "advice: ", "is an estimate"):
+    for words in ("decode waste", "chunks per crop", "advice: ", "is an estimate", f"arrays: {store}"):
         assert words in done.stdout
 
 

@@ -14,9 +14,12 @@ __all__ = ["audit_command"]
 
 def audit_command(  # noqa: PLR0917  (typer's way: a parameter per option)
     uris: Annotated[
-        list[str], typer.Argument(metavar="URI...", help="Arrays, groups, images, plates, or folders of them.")
+        list[str], typer.Argument(metavar="URI...", help="Arrays, images, plates, folders of them, or catalogues.")
     ],
-    crop: Annotated[str, typer.Option(metavar="Z,Y,X", help="Extent of a crop along the last axes.")],
+    crop: Annotated[str, typer.Option(metavar="Z,Y,X", help="Extent of a crop along the last axes but channels.")],
+    channels: Annotated[
+        int | None, typer.Option(min=1, help="Channels of a crop that does not name their axis; default: all.")
+    ] = None,
     dtype: Annotated[str, typer.Option(help="Dtype of the batch; native: as stored.")] = "float32",
     align: Annotated[str, typer.Option(metavar="none|chunk", help="Where origins of crops lie.")] = "none",
     batch: Annotated[int, typer.Option(min=1, help="Crops per batch; a chunk they share is decoded once.")] = 8,
@@ -31,6 +34,7 @@ def audit_command(  # noqa: PLR0917  (typer's way: a parameter per option)
 
     options = AuditOptions(
         crop=parse_extents(crop),
+        channels=channels,
         dtype=parse_dtype(dtype),
         aligned=parse_align(align),
         batch=batch,

@@ -1,11 +1,15 @@
 """The one name for both kinds of pipelines, and what it refuses."""
 
+import inspect
+import pydoc
+
 import numpy as np
 import pytest
 import zarr
 
 import rankwise
 from rankwise.data.crops import Config, CropIndex, Pipeline
+from rankwise.data.crops.stream.pipeline import StreamPipeline
 from rankwise.errors import ConfigError
 
 
@@ -21,6 +25,20 @@ def test_both_kinds_are_pipelines(index):
     for pipeline in (Pipeline(config), Pipeline(index, order=rankwise.Order(index, batch_size=2), device=None)):
         with pipeline:
             assert isinstance(pipeline, Pipeline)
+
+
+def test_the_signature_says_what_it_takes(index):
+    """`help` and editors see every argument by name with its default, and each of them is taken."""
+    parameters = inspect.signature(Pipeline).parameters
+    assert all(each.kind not in {each.VAR_POSITIONAL, each.VAR_KEYWORD} for each in parameters.values())
+    assert {"source", "order", "micro_batch", "device", "cache", "transform", "on_bad_sample"} <= parameters.keys()
+    defaults = {name: each.default for name, each in parameters.items() if name not in {"source", "order"}}
+    with Pipeline(index, **{**defaults, "device": None}, order=rankwise.Order(index, batch_size=2)) as pipeline:
+        assert len(pipeline) == 2
+    text = pydoc.render_doc(Pipeline)
+    assert "*args" not in text.split("|", maxsplit=1)[0]
+    assert "micro_batch" in text
+    assert list(inspect.signature(StreamPipeline).parameters)[-1] == "config"
 
 
 def test_two_batch_sizes_show_the_arithmetic(index):

@@ -17,7 +17,8 @@ class Pipeline(ABC):
 
     ``Pipeline(Config(...))`` takes samples that are pushed, in their order: a `StreamPipeline`.
     ``Pipeline(index, order=Order(index, batch_size=...))`` takes the crops of an index as the order says, shuffled,
-    shared among the ranks, resumable: an `IndexPipeline`. Both are context managers, and instances of this class.
+    shared among the ranks, resumable: an `IndexPipeline`, which describes its arguments. Both are context managers, and
+    instances of this class.
 
     Raises:
         ConfigError: neither a `Config` alone nor an index with an order was given.

@@ -81,6 +81,12 @@ class Stats:
         gpu_bytes_committed: most bytes that batches take on the device.
         host_bytes_committed: most bytes that the pipeline takes on the host.
         array_meta: arrays opened, and delays injected.
+        shard_index_hits: times that a file's shard index (or size) was remembered.
+        shard_index_misses: times that it had to be looked at.
+        chunk_layout_hits: always 0.
+        chunk_layout_misses: always 0.
+        metadata_latency_stat_ops: always 0: a delay is one of opening an array.
+        metadata_latency_submit_ops: always 0.
         fill_batches: batches without a single voxel that was ever written.
     """
 
@@ -115,7 +121,63 @@ class Stats:
     gpu_bytes_committed: int = 0
     host_bytes_committed: int = 0
     array_meta: OpeningStats = field(default_factory=OpeningStats)
+    shard_index_hits: int = 0
+    shard_index_misses: int = 0
+    chunk_layout_hits: int = 0
+    chunk_layout_misses: int = 0
+    metadata_latency_stat_ops: int = 0
+    metadata_latency_submit_ops: int = 0
     fill_batches: int = 0
+
+    @property
+    def array_meta_hits(self) -> int:
+        """Arrays that were open, or being opened, already."""
+        return self.array_meta.hits
+
+    @property
+    def array_meta_misses(self) -> int:
+        """Arrays that had to be opened."""
+        return self.array_meta.misses
+
+    @property
+    def metadata_latency_ops(self) -> int:
+        """Delays that `Config.metadata_latency` injected."""
+        return self.array_meta.delays
+
+    @property
+    def metadata_latency_active(self) -> int:
+        """Arrays that are being opened now, with their delay; 0 without delays."""
+        return self.array_meta.active if self.array_meta.delays else 0
+
+    @property
+    def metadata_latency_max_active(self) -> int:
+        """Most of them at any time."""
+        return self.array_meta.max_active if self.array_meta.delays else 0
+
+    @property
+    def metadata_latency_total_sleep_ns(self) -> int:
+        """Nanoseconds of all delays."""
+        return round(self.array_meta.total_delay_s * 1e9)
+
+    @property
+    def metadata_latency_max_sleep_ns(self) -> int:
+        """The longest delay."""
+        return round(self.array_meta.max_delay_s * 1e9)
+
+    @property
+    def metadata_backend_read_jobs(self) -> int:
+        """Arrays that were opened, or are being opened."""
+        return self.array_meta.misses
+
+    @property
+    def metadata_backend_read_active(self) -> int:
+        """Arrays that are being opened now."""
+        return self.array_meta.active
+
+    @property
+    def metadata_backend_read_max_active(self) -> int:
+        """Most of them at any time."""
+        return self.array_meta.max_active
 
     @property
     def metrics(self) -> tuple[Metric, ...]:

@@ -132,6 +132,11 @@ class BoxReader:
         """What was asked of object stores so far."""
         return self._remote.stats
 
+    @property
+    def file_lookups(self) -> tuple[int, int]:
+        """How often a file's shard index (or size) was remembered, and how often it had to be looked at."""
+        return self._book.num_recalled, self._book.num_looked_at
+
     def reset_stats(self) -> None:
         """Count from zero."""
         self._counters.reset()

@@ -1,15 +1,21 @@
 """The audit of a collection."""
 
+import io
 import json
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import zarr
+from rich.console import Console
 
-from rankwise.data.crops.audit import AuditOptions, audit, audit_facts
+from rankwise.data.crops import CropIndex
+from rankwise.data.crops.audit import AuditOptions, audit, audit_facts, show_audit
+from rankwise.data.crops.audit.showing import group_title
+from rankwise.data.store import build_catalogue
 from rankwise.errors import ConfigError, DataError
 
 CROP = (12, 20, 24)
@@ -69,8 +75,6 @@ def test_errors(write, tmp_path):
         audit([str(tmp_path / "nowhere")], AuditOptions(crop=CROP))
     with pytest.raises(ConfigError, match="extent >= 1"):
         audit([write()], AuditOptions(crop=(0, 4, 4)))
-    import numpy as np
-
     with pytest.raises(ConfigError, match="imaginary"):
         audit([write("z", dtype="complex64")], AuditOptions(crop=CROP, dtype=np.dtype("f4")))
 
@@ -82,6 +86,61 @@ def test_a_folder_of_stores(write, tmp_path):
     (tmp_path / "many" / "notes").mkdir()
     (tmp_path / "many" / "zarr.json").unlink(missing_ok=True)
     assert len(audit([str(tmp_path / "many")], AuditOptions(crop=CROP)).groups[0].fittings) == 2
+
+
+@pytest.fixture
+def image(tmp_path):
+    """An OME-Zarr image (t, c, y, x) of two levels with a label image."""
+    values = np.random.default_rng(0).integers(1, 999, (2, 3, 64, 64)).astype("u2")
+    group = zarr.create_group(tmp_path / "image.zarr", zarr_format=3)
+    for level in (0, 1):
+        data = values[..., :: level + 1, :: level + 1]
+        group.create_array(str(level), data=data, chunks=(1, 1, 16, 16), shards=(1, 1, 32, 32))
+    axes = [{"name": "t", "type": "time"}, {"name": "c", "type": "channel"}]
+    axes += [{"name": name, "type": "space"} for name in "yx"]
+    datasets = [
+        {"path": str(n), "coordinateTransformations": [{"type": "scale", "scale": [1.0, 1.0, 1.0 + n, 1.0 + n]}]}
+        for n in (0, 1)
+    ]
+    group.attrs["ome"] = {"version": "0.5", "multiscales": [{"axes": axes, "datasets": datasets}]}
+    return str(tmp_path / "image.zarr")
+
+
+def test_levels_are_named_and_channels_are_counted(image):
+    """Each level is a group of its own that says what it is; a crop takes all channels, as in an index, or so many."""
+    report = audit([image], AuditOptions(crop=(20, 20), batch=1))
+    console = Console(width=200, record=True, file=io.StringIO())
+    show_audit(report, console)
+    said = console.export_text()
+    for level, group in enumerate(report.groups):
+        assert group_title(group).startswith(f"level {level}: 1 x uint16")
+        assert f"arrays: {image}/{level} (level {level})" in said
+        assert group.fittings[0].crop == (1, 3, 20, 20)
+        assert group.cost.asked_bytes == 3 * 20 * 20 * 2
+    index = CropIndex(image, shape=(20, 20))
+    assert np.prod(index.fields["image"].shape) * 2 == report.groups[0].cost.asked_bytes
+    one = audit([image], AuditOptions(crop=(20, 20), batch=1, channels=1)).groups[0].cost
+    assert one.chunks * 3 == pytest.approx(report.groups[0].cost.chunks)
+    assert audit([image], AuditOptions(crop=(2, 2, 20, 20))).groups[0].fittings[0].crop == (2, 2, 20, 20)
+
+
+def test_a_catalogue_is_audited_as_its_stores(image, tmp_path):
+    """The file of a catalogue stands for what it lists."""
+    build_catalogue([image]).save(tmp_path / "all.idx")
+    stores, listed = (audit([uri], AuditOptions(crop=(20, 20))) for uri in (image, str(tmp_path / "all.idx")))
+    assert audit_facts(stores) == audit_facts(listed)
+
+
+def test_waste_is_one_thing(write):
+    """Bytes decoded, and read, per byte of crop: what the table divides, what JSON holds, what a reader measures."""
+    path = write()
+    report = audit([path], AuditOptions(crop=CROP, batch=4))
+    cost = report.groups[0].cost
+    facts = audit_facts(report)["groups"][0]["cost"]
+    assert facts["decode_waste"] == cost.decode_bytes / cost.asked_bytes
+    assert facts["read_amplification"] == cost.read_bytes / cost.asked_bytes
+    alone = audit([path], AuditOptions(crop=CROP, batch=1)).groups[0].cost
+    assert cost.decode_waste < alone.decode_waste  # crops of a batch share chunks
 
 
 def test_facts_are_json(write):

@@ -91,7 +91,7 @@ def test_without_sizes_nothing_is_made_up(write):
     meta = read_meta(write())
     cost = cost_of(meta, CROP, rates=Rates())
     assert cost.read_bytes is None
-    assert cost.read_waste is None
+    assert cost.read_amplification is None
     assert cost.decode_waste > 1
 
 

@@ -12,7 +12,7 @@ from rankwise.data.crops.index.budgeting import settle_index
 from rankwise.data.order import Order
 from rankwise.errors import ConfigError
 
-CROP = 8 * 8 * 8 * 2
+CROP = 8 * 8 * 8 * 4
 CACHE = 1000
 
 
@@ -51,7 +51,7 @@ def test_masks_labels_and_stages_count(volumes):
     fields = {"image": Take(pad="fill", mask=True), "label": Take()}
     stages = {0: Stage(shape=(4, 4, 4)), 3: Stage(shape=(8, 8, 8))}
     index = CropIndex(volumes.images, shape=(8, 8, 8), fields=fields, curriculum=stages, **options)
-    assert budget(index).batch_bytes == 3 * (512 * (2 + 1 + 1) + 2 * 8)
+    assert budget(index).batch_bytes == 3 * (512 * (4 + 1 + 1) + 2 * 8)
     assert budget(index, fields=("label",)).batch_bytes == 3 * 512
 
 

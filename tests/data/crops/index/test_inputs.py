@@ -79,7 +79,7 @@ def test_channels_by_name_and_labels_of_the_image(plate):
     path, values = plate
     fields = {"one": Take("image", channel="b"), "both": Take("image", channel=["b", "a"]), "cells": Take()}
     index = CropIndex(path, shape=(8, 8), fields=fields)
-    assert index.fields["one"] == FieldSpec(shape=(8, 8), dtype=np.dtype("u2"))
+    assert index.fields["one"] == FieldSpec(shape=(8, 8), dtype=np.dtype("f4"))
     assert index.fields["both"].shape == (2, 8, 8)
     with IndexPipeline(index, order=Order(index, batch_size=9), world=World.single(), device=None) as pipeline:
         for (batch,) in pipeline:

@@ -1,12 +1,15 @@
 """`Take`: dtypes by name."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import zarr
 
 from rankwise import Order
-from rankwise.data.crops import Config, CropIndex, InvalidArgument, Pipeline, Scaling
-from rankwise.data.crops.index import Take
+from rankwise.data.crops import Config, Crop, CropIndex, Field, InvalidArgument, Pipeline, Sample, Scaling
+from rankwise.data.crops.index import Take, plain_level
+from rankwise.data.store import read_meta
 from rankwise.errors import ConfigError
 
 STORED = np.dtype("u2")
@@ -28,6 +31,7 @@ STORED = np.dtype("u2")
         (np.dtype("i4"), "int32"),
         (bool, "bool"),
         (None, "uint16"),
+        ("native", "uint16"),
     ],
 )
 def test_dtypes_are_those_of_the_configuration(wanted, dtype):
@@ -35,11 +39,35 @@ def test_dtypes_are_those_of_the_configuration(wanted, dtype):
     assert Take(dtype=wanted).chosen_dtype(STORED).name == dtype
 
 
-@pytest.mark.parametrize("wrong", ["f31", "native", "image"])
+@pytest.mark.parametrize("wrong", ["f31", "image"])
 def test_other_words_are_refused_at_once(wrong):
     """A word that is no dtype is an error of construction, with those there are."""
     with pytest.raises(ConfigError, match="dtype"):
         Take(dtype=wrong)
+
+
+def test_an_index_has_the_dtypes_of_a_configuration(tmp_path):
+    """The first field is float32 unless said, further ones keep the dtype of their arrays: in both."""
+    values = np.arange(64, dtype="u2").reshape(4, 4, 4)
+    for name in "ab":
+        zarr.create_array(tmp_path / name, data=values, chunks=(4, 4, 4))
+    index = CropIndex({"image": tmp_path / "a", "label": tmp_path / "b"}, shape=(4, 4, 4))
+    config = Config(samples_per_batch=1, sample_shape=(4, 4, 4), fields={"label": Field(sample_shape=(4, 4, 4))})
+    crop = Crop(tmp_path / "b", np.s_[0:4, 0:4, 0:4])
+    with Pipeline(index, order=Order(index, batch_size=1), device=None) as ordered, Pipeline(config) as pushed:
+        pushed.push([Sample(tmp_path / "a", np.s_[0:4, 0:4, 0:4], also={"label": crop})])
+        ((theirs,),) = [[batch.detach() for batch in step] for step in ordered]
+        own = pushed.pop()
+        for field, dtype in (("image", np.float32), ("label", np.uint16)):
+            assert np.asarray(own[field]).dtype == theirs[field].dtype == dtype
+            np.testing.assert_array_equal(np.asarray(own[field]), theirs[field])
+    assert (
+        CropIndex(tmp_path / "a", shape=(4, 4, 4), fields={"image": Take(dtype="native")}).fields["image"].dtype == "u2"
+    )
+    same = [
+        CropIndex(tmp_path / "a", shape=(4, 4, 4), fields={"image": Take(dtype=d)}) for d in (None, "f32", np.float32)
+    ]
+    assert len({index.fingerprint for index in same}) == 1
 
 
 @pytest.mark.parametrize("wrong", [2.0, "standard", (0.5, 1), {"a.zarr": 2.0}, {3: Scaling(2.0)}])
@@ -69,3 +97,58 @@ def test_scalings_are_found_by_relative_paths(tmp_path, monkeypatch):
     assert other.fingerprint not in seen.values()
     with pytest.raises(ConfigError, match=r"wants a Scaling for every array; for .*g.zarr/a it has none"):
         CropIndex("g.zarr/a", shape=(4, 4, 4), fields={"image": Take(normalise={"other.zarr": Scaling(0.5)})})
+
+
+@pytest.fixture
+def halved(tmp_path):
+    """An image whose elements are their own place, and a label of half the resolution that says the same."""
+    z, y, x = np.ogrid[:20, :31, :24]
+    place = (z * 10000 + y * 100 + x).astype("u4")
+    zarr.create_array(tmp_path / "image", data=place, chunks=(8, 8, 8))
+    half = place[: 20 // 2 * 2 : 2, : 31 // 2 * 2 : 2, : 24 // 2 * 2 : 2]
+    zarr.create_array(tmp_path / "half", data=half, chunks=(4, 4, 4))
+    label = plain_level(read_meta(tmp_path / "half"), spacing=(2.0, 2.0, 2.0))
+    return {"image": tmp_path / "image", "half": label}
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"num_random": 300},
+        {"num_random": 300, "neighbourhood": 3, "foreground": ("half", 0.5)},
+        {"num_random": 300, "pad": "fill", "shape": (22, 8, 8)},
+        {"stride": (4, 6, 2), "edges": "pad", "pad": "fill"},
+        {"edges": "drop"},
+    ],
+)
+def test_snapped_crops_begin_with_whole_elements_of_all_fields(halved, how):
+    """With `snap` image and label begin at the same place; without it every other one is half an element off."""
+
+    def off(**choices):
+        index = CropIndex(halved, **{"shape": (4, 8, 8), **how, **choices})
+        places = index.places(np.arange(len(index)), seed=4)
+        starts = index.compiled(0).layouts["half"].starts(places.images, places.starts)
+        return np.abs(2 * starts - places.starts)[(places.starts >= 0).all(axis=1)], index
+
+    snapped, index = off(snap=True)
+    assert snapped.size
+    assert (snapped == 0).all()
+    loose, other = off()
+    if index.rules.num_random:
+        assert (loose == 1).any()
+        assert index.fingerprint != other.fingerprint
+
+
+def test_snapping_that_cannot_be_is_refused(halved, tmp_path):
+    """Odd strides, odd extents, a covering last tile, or a field off the grid: said with what would do."""
+    for how, said in (
+        ({"stride": (4, 7, 8), "edges": "pad", "pad": "fill"}, "a stride and a shape in steps of 2"),
+        ({"stride": (4, 8, 8)}, 'edges="pad" or "drop"'),  # 31 elements: the last tile would begin at 23
+        ({"shape": (4, 7, 8), "num_random": 5}, "A shape in steps of 2 may do"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            CropIndex(halved, **{"shape": (4, 8, 8), "snap": True, **how})
+    level = plain_level(read_meta(tmp_path / "image"), spacing=(1.0, 1.0, 1.0))
+    moved = {"image": tmp_path / "image", "label": replace(level, origin=(0.5, 0.7, 0.5))}
+    with pytest.raises(ConfigError, match="fields that lie on the reference's grid"):
+        CropIndex(moved, shape=(4, 8, 8), num_random=5, snap=True, pad="fill")

@@ -101,6 +101,49 @@ def test_caps_on_chunks_and_files(volume, config):
         assert p.pop().numbers.tolist() == [1]
 
 
+# of damacy 0.0.1's documentation
+COUNTERS = (
+    "array_meta_hits",
+    "array_meta_misses",
+    "shard_index_hits",
+    "shard_index_misses",
+    "chunk_layout_hits",
+    "chunk_layout_misses",
+    "metadata_latency_ops",
+    "metadata_latency_stat_ops",
+    "metadata_latency_submit_ops",
+    "metadata_latency_active",
+    "metadata_latency_max_active",
+    "metadata_latency_total_sleep_ns",
+    "metadata_latency_max_sleep_ns",
+    "metadata_backend_read_jobs",
+    "metadata_backend_read_active",
+    "metadata_backend_read_max_active",
+    "batches_emitted",
+    "waves_emitted",
+    "chunks_planned",
+    "chunks_to_load",
+    "chunks_dispatched",
+    "reads_issued",
+    "worker_steps",
+    "gpu_bytes_committed",
+)
+
+
+def test_every_counter_of_the_migration_is_there(volume, config):
+    """Counters keep their names; those of caches and metadata count what they say."""
+    latency = damacy.LatencyModel(baseline_ns=1e6)
+    with damacy.Pipeline(config(metadata_latency=latency)) as p:
+        p.push(volume.samples(8))
+        list(p)
+        stats = p.stats()
+    assert all(isinstance(getattr(stats, name), int) for name in COUNTERS)
+    assert stats.array_meta_misses == stats.metadata_backend_read_jobs == stats.metadata_latency_ops == 1
+    assert stats.metadata_latency_total_sleep_ns == stats.metadata_latency_max_sleep_ns == 10**6
+    assert stats.shard_index_misses > 0
+    assert stats.shard_index_hits > 0
+
+
 def test_statistics(volume, config):
     """Stages are timed, chunks and bytes counted; a reset starts times and counts anew and keeps the rest."""
     with damacy.Pipeline(config()) as p:

@@ -43,16 +43,24 @@ class Layout:
 
 
 def better_layout(
-    meta: ArrayMeta, crop: tuple[int, ...], now: CropCost, rates: Rates, sizes: StoredSizes | None
+    meta: ArrayMeta,
+    crop: tuple[int, ...],
+    now: CropCost,
+    rates: Rates,
+    sizes: StoredSizes | None,
+    *,
+    batch: int = 1,
+    num_arrays: int = 1,
 ) -> Layout:
     """Return the cheapest layout for crops: chunks of 64 KiB to 1 MiB, smaller than the crop, flat along other axes.
 
-    Shards hold at least 1 GB, or the whole array. Origins are taken as uniform.
+    Shards hold at least 1 GB, or the whole array. Origins are taken as uniform. It is compared for batches of as many
+    crops, out of as many arrays.
     """
     chunks = _best_chunk(meta, crop, rates)
     like = replace(meta, chunks=chunks, files=chunks)
     scaled = sizes and replace(sizes, chunk_bytes=sizes.chunk_bytes * like.chunk_bytes / meta.chunk_bytes)
-    then = cost_of(like, crop, rates=rates, sizes=scaled)
+    then = cost_of(like, crop, rates=rates, sizes=scaled, batch=batch, num_arrays=num_arrays)
     ratio = sizes.chunk_bytes / meta.chunk_bytes if sizes and sizes.chunk_bytes else 1.0
     return Layout(
         chunks=chunks,

@@ -26,7 +26,9 @@ class AuditOptions:
     """What is to be read.
 
     Attributes:
-        crop: extent of a crop; leading axes that it does not name are cropped to one element.
+        crop: extent of a crop along the last axes that are not channels, or along all axes; further axes (time) are
+            taken one element at a time.
+        channels: how many channels a crop takes where it does not name their axis; None = all.
         dtype: dtype of the batch; None = that of each array.
         batch: crops per batch; chunks that they share are decoded once.
         aligned: whether origins are rounded to the grid of chunks.
@@ -36,6 +38,7 @@ class AuditOptions:
     """
 
     crop: tuple[int, ...]
+    channels: int | None = None
     dtype: DType | None = None
     batch: int = 8
     aligned: bool = False
@@ -101,15 +104,15 @@ def audit(uris: Sequence[str], options: AuditOptions) -> AuditReport:
     """Predict what crops cost.
 
     Args:
-        uris: arrays, or groups of them (images, plates).
+        uris: arrays, groups of them (images, plates), folders of these, or files of catalogues.
         options: what is to be read.
 
     Raises:
         DataError: there is nothing at a URI, or its metadata or a sampled shard index is damaged.
         ConfigError: the crop fits no array, or elements cannot be converted to the dtype.
     """
-    metas, unreadable = gather(uris)
-    fittings, skipped = fit(metas, options.crop)
+    arrays, unreadable = gather(uris)
+    fittings, skipped = fit(arrays, options.crop, channels=options.channels)
     return _audit_groups(group_arrays(fittings), options, skipped=(*unreadable, *skipped))
 
 
@@ -128,11 +131,20 @@ def _audit_groups(
 
 
 def group_arrays(fittings: Sequence[Fitting]) -> list[list[Fitting]]:
-    """Put arrays together that are stored alike: chunks, shards, dtype, codec. The largest group comes first."""
+    """Put arrays together that are stored alike: level, crop, chunks, shards, dtype, codec; the largest group first."""
     groups: dict[tuple[object, ...], list[Fitting]] = {}
     for fitting in fittings:
         meta = fitting.meta
-        key = (meta.chunks, meta.files, meta.index is None, meta.dtype.name, codec_name(meta), meta.codec.kind)
+        key = (
+            fitting.level,
+            fitting.crop,
+            meta.chunks,
+            meta.files,
+            meta.index is None,
+            meta.dtype.name,
+            codec_name(meta),
+            meta.codec.kind,
+        )
         groups.setdefault(key, []).append(fitting)
     return sorted(groups.values(), key=len, reverse=True)
 
@@ -155,7 +167,7 @@ def _audit_group(group: Sequence[Fitting], options: AuditOptions, rates: Rates, 
         for shape, fitting in shapes.items()
     }
     cost = mean_cost([costs[fitting.meta.shape] for fitting in group])
-    layout = better_layout(meta, crop, cost, rates, sizes)
+    layout = better_layout(meta, crop, cost, rates, sizes, batch=options.batch, num_arrays=len(group))
     return GroupAudit(
         fittings=tuple(group),
         codec=codec_name(meta),

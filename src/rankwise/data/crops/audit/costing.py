@@ -29,9 +29,7 @@ class CropCost:
         files: files (shards, or chunks) that it touches.
         fewest_files: the fewest that any origin touches.
         decode_bytes: bytes decoded for it, shared chunks counted once.
-        decode_waste: decoded bytes of the touched chunks over asked bytes.
         read_bytes: encoded bytes read for it, in whole pages, shared chunks counted once; None if sizes are unknown.
-        read_waste: the pages that are read over the encoded bytes of the asked elements; None if sizes are unknown.
         cpu_s: expected CPU seconds on one core.
     """
 
@@ -42,10 +40,18 @@ class CropCost:
     files: float
     fewest_files: float
     decode_bytes: float
-    decode_waste: float
     read_bytes: float | None
-    read_waste: float | None
     cpu_s: float
+
+    @property
+    def decode_waste(self) -> float:
+        """Bytes decoded per byte of crop, as in `Stats`."""
+        return self.decode_bytes / self.asked_bytes
+
+    @property
+    def read_amplification(self) -> float | None:
+        """Encoded bytes read per byte of crop, as in `Stats`; None if sizes are unknown."""
+        return None if self.read_bytes is None else self.read_bytes / self.asked_bytes
 
 
 def cost_of(
@@ -79,7 +85,6 @@ def cost_of(
     whole = chunks if aligned else float(math.prod(map(expected_whole_blocks, meta.shape, meta.chunks, inside)))
     pages_bytes = None if sizes is None else _in_pages(whole * sizes.chunk_bytes, chunks)
     read = None if pages_bytes is None else pages_bytes * shared * written
-    stored = 0.0 if sizes is None else asked_bytes * sizes.chunk_bytes / meta.chunk_bytes
     return CropCost(
         asked_bytes=asked_bytes,
         chunks=chunks,
@@ -88,9 +93,7 @@ def cost_of(
         files=_expected(meta.shape, meta.files, inside),
         fewest_files=float(math.prod(map(fewest_blocks, meta.shape, meta.files, inside))),
         decode_bytes=decoded,
-        decode_waste=chunks * meta.chunk_bytes / asked_bytes,
         read_bytes=read,
-        read_waste=None if not stored or pages_bytes is None else pages_bytes / stored,
         cpu_s=_cpu_s(meta, rates, elements=math.prod(inside), chunks=chunks * shared, decoded=decoded, read=read),
     )
 

@@ -15,6 +15,7 @@ def audit_facts(report: AuditReport) -> dict[str, JSON]:
     """Return everything that an audit says."""
     return {
         "crop": list(report.options.crop),
+        "channels": report.options.channels,
         "dtype": report.options.dtype.name if report.options.dtype else "native",
         "batch": report.options.batch,
         "aligned": report.options.aligned,
@@ -37,7 +38,11 @@ def _group(group: GroupAudit) -> dict[str, JSON]:
         "num_arrays": len(group.fittings),
         "num_files": group.num_files,
         "batch_bytes": group.batch_bytes,
-        "cost": asdict(group.cost),
+        "cost": {
+            **asdict(group.cost),
+            "decode_waste": group.cost.decode_waste,
+            "read_amplification": group.cost.read_amplification,
+        },
         "crops_per_s_estimate": group.crops_per_s,
         "sizes": None if group.sizes is None else asdict(group.sizes),
         "sizes_from": group.sizes_from,
@@ -47,6 +52,7 @@ def _group(group: GroupAudit) -> dict[str, JSON]:
         "arrays": [
             {
                 "place": fitting.meta.place,
+                "level": fitting.level,
                 "shape": list(fitting.meta.shape),
                 "crop": list(fitting.crop),
                 "num_files": num_files(fitting.meta),

@@ -1,4 +1,4 @@
-"""The arrays below URIs, and which of them a crop fits."""
+"""The arrays below URIs, which levels of images they are, and which of them a crop fits."""
 
 from __future__ import annotations
 
@@ -7,13 +7,33 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from rankwise.data.store.meta import ArrayMeta, read_meta
+from rankwise.data.crops.index.image import image_levels, plain_level
+from rankwise.data.store.meta import ArrayMeta, Catalogue, read_meta
 from rankwise.data.store.meta.documents import resolve_place
 from rankwise.data.store.meta.groups import list_arrays
+from rankwise.data.store.meta.ngff.images import image_of
 from rankwise.data.store.meta.nodes import read_node
+from rankwise.data.store.meta.tree import STORES, Nodes
 from rankwise.errors import ConfigError, DataError
 
-__all__ = ["Fitting", "fit", "gather"]
+__all__ = ["Fitting", "Found", "fit", "gather"]
+
+_ABOVE = 3  # so many groups above an array an image may lie that names it, as in image/scale0/array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """An array that was found.
+
+    Attributes:
+        meta: the array.
+        level: which level of an OME-Zarr image it is, 0 is the finest; None = it is a plain array.
+        channel_axis: its axis of channels, None if there is none.
+    """
+
+    meta: ArrayMeta
+    level: int | None = None
+    channel_axis: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,28 +42,52 @@ class Fitting:
 
     Attributes:
         meta: the array.
-        crop: extent along each axis: leading axes that the crop does not name are cropped to one element.
+        crop: extent along each axis; of axes that the crop does not name, channels are taken as asked, others one by
+            one.
+        level: see `Found`.
     """
 
     meta: ArrayMeta
     crop: tuple[int, ...]
+    level: int | None = None
+
+    @property
+    def name(self) -> str:
+        """The array and its level, in words."""
+        return self.meta.place if self.level is None else f"{self.meta.place} (level {self.level})"
 
 
-def gather(uris: Iterable[str | os.PathLike[str]]) -> tuple[list[ArrayMeta], list[str]]:
+def gather(uris: Iterable[str | os.PathLike[str]]) -> tuple[list[Found], list[str]]:
     """Return every array at or below URIs, each once, and a line about each that cannot be read.
 
-    A URI is an array, a group (an image, a plate), or a local folder of them.
+    A URI is an array, a group (an image, a plate), a local folder of them, or the file of a catalogue.
 
     Raises:
         DataError: there is nothing at a URI, or what it names itself cannot be read.
     """
-    found: dict[str, ArrayMeta] = {}
+    found: dict[str, Found] = {}
     bad: dict[str, DataError] = {}
     for uri in uris:
-        for place in _places(resolve_place(uri)):
-            for meta in _arrays_at(place, bad):
-                found.setdefault(meta.place, meta)
+        for metas, nodes in _arrays(resolve_place(uri), bad):
+            roles = _Roles(nodes)
+            for meta in metas:
+                if meta.place not in found:
+                    found[meta.place] = roles.of(meta)
     return list(found.values()), [str(error) for error in bad.values()]
+
+
+def _arrays(place: str, bad: dict[str, DataError]) -> Iterable[tuple[list[ArrayMeta], Nodes]]:
+    """The arrays at a place, and where to look for the groups that they lie in."""
+    if "://" not in place and Path(place).is_file():
+        catalogue = Catalogue.load(place)
+        yield [read_meta(array, nodes=catalogue) for array in catalogue.arrays()], catalogue
+        return
+    for store in _places(place):
+        node = read_node(store)
+        if node is not None and node.kind == "group":
+            yield list(list_arrays(store, bad=bad).values()), STORES
+        else:
+            yield [read_meta(store)], STORES
 
 
 def _places(place: str) -> list[str]:
@@ -56,15 +100,45 @@ def _places(place: str) -> list[str]:
     return stores or [place]  # nothing there: reading it says so
 
 
-def _arrays_at(place: str, bad: dict[str, DataError]) -> list[ArrayMeta]:
-    node = read_node(place)
-    if node is not None and node.kind == "group":
-        return list(list_arrays(place, bad=bad).values())
-    return [read_meta(place)]
+class _Roles:
+    """Which levels of which images arrays are; an image is opened once."""
+
+    def __init__(self, nodes: Nodes) -> None:
+        self._nodes = nodes
+        self._levels: dict[str, dict[str, Found]] = {}
+
+    def of(self, meta: ArrayMeta) -> Found:
+        group = meta.place
+        for _ in range(_ABOVE):
+            group = group.rpartition("/")[0]
+            if not group or group.endswith("/"):
+                break
+            if group not in self._levels:
+                self._levels[group] = self._levels_of(group)
+            if meta.place in self._levels[group]:
+                return self._levels[group][meta.place]
+        return Found(meta=meta, channel_axis=plain_level(meta).channel_axis)
+
+    def _levels_of(self, group: str) -> dict[str, Found]:
+        try:
+            node = self._nodes.node(group)
+            image = None if node is None or node.kind != "group" else image_of(node, self._nodes)
+        except DataError:
+            return {}  # no image, or a damaged one: its arrays count as plain ones
+        levels = () if image is None else image_levels(image)
+        return {
+            level.array.place: Found(meta=level.array, level=number, channel_axis=level.channel_axis)
+            for number, level in enumerate(levels)
+        }
 
 
-def fit(metas: Iterable[ArrayMeta], crop: tuple[int, ...]) -> tuple[list[Fitting], list[str]]:
+def fit(
+    arrays: Iterable[Found], crop: tuple[int, ...], *, channels: int | None = None
+) -> tuple[list[Fitting], list[str]]:
     """Return the arrays that have enough axes for a crop, and a line about each of the others.
+
+    As in a `CropIndex` a crop names the last axes that are not channels, or all axes. Channels that it does not name
+    are taken all, or so many.
 
     Raises:
         ConfigError: the crop is not made of extents >= 1, or no array has so many axes.
@@ -72,17 +146,27 @@ def fit(metas: Iterable[ArrayMeta], crop: tuple[int, ...]) -> tuple[list[Fitting
     if not crop or min(crop) < 1:
         raise ConfigError(f"a crop wants an extent >= 1 for each axis, such as 16,128,128; got {list(crop)}")
     fitting, others = [], []
-    for meta in metas:
-        missing = meta.ndim - len(crop)
-        if missing < 0:
+    for found in arrays:
+        meta = found.meta
+        if meta.ndim < len(crop):
             others.append(f"{meta.place} has {meta.ndim} axes, the crop {len(crop)}")
         elif 0 in meta.shape:
             others.append(f"{meta.place} is empty: its shape is {list(meta.shape)}")
         else:
-            fitting.append(Fitting(meta=meta, crop=(1,) * missing + crop))
+            whole = _whole_crop(found, crop, channels)
+            fitting.append(Fitting(meta=meta, crop=whole, level=found.level))
     if not fitting:
         listing = "; ".join(others[:4]) or "there is no array"
         raise ConfigError(
             f"a crop of {list(crop)} wants arrays of at least {len(crop)} axes that hold something: {listing}"
         )
     return fitting, others
+
+
+def _whole_crop(found: Found, crop: tuple[int, ...], channels: int | None) -> tuple[int, ...]:
+    meta, axis = found.meta, found.channel_axis
+    if len(crop) == meta.ndim or axis is None:
+        return (1,) * (meta.ndim - len(crop)) + crop
+    others = (1,) * (meta.ndim - 1 - len(crop)) + crop
+    taken = meta.shape[axis] if channels is None else min(channels, meta.shape[axis])
+    return (*others[:axis], taken, *others[axis:])

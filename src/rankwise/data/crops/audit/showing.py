@@ -11,6 +11,7 @@ __all__ = ["group_title", "show_audit"]
 
 _MIB = 2**20
 _SKIPPED_SHOWN = 5
+_ARRAYS_SHOWN = 3
 
 
 def show_audit(report: AuditReport, console: Console) -> None:
@@ -21,6 +22,7 @@ def show_audit(report: AuditReport, console: Console) -> None:
     _say(console, f"crops of {_shape(options.crop)} {where}, {options.batch} per batch, as {dtype}")
     for group in report.groups:
         console.print(_table(group))
+        _say(console, f"arrays: {_arrays(group)}")
         for word, lines in (("warning", group.warnings), ("advice", group.advice)):
             for line in lines:
                 _say(console, f"{word}: {line}")
@@ -39,7 +41,14 @@ def group_title(group: GroupAudit) -> str:
     meta, number = group.fittings[0].meta, len(group.fittings)
     chunk = f"chunk {_shape(meta.chunks)} ({meta.chunk_bytes / 1024:.0f} KiB)"
     shard = f"shard {_shape(meta.files)}" if meta.sharded else "no shards"
-    return f"{number} x {meta.dtype.name} {group.codec}, {chunk}, {shard}"
+    level = "" if group.fittings[0].level is None else f"level {group.fittings[0].level}: "
+    return f"{level}{number} x {meta.dtype.name} {group.codec}, {chunk}, {shard}"
+
+
+def _arrays(group: GroupAudit) -> str:
+    named = [fitting.name for fitting in group.fittings[:_ARRAYS_SHOWN]]
+    more = len(group.fittings) - len(named)
+    return ", ".join([*named, *[f"and {more} more, which --json lists"] * (more > 0)])
 
 
 def _table(group: GroupAudit) -> Table:
@@ -55,16 +64,23 @@ def _table(group: GroupAudit) -> Table:
 def _rows(group: GroupAudit) -> list[tuple[str, str, str]]:
     cost = group.cost
     unknown = ("unknown", group.sizes_from)
-    read = unknown if cost.read_bytes is None else (f"{cost.read_bytes / _MIB:.2f} MiB", f"from {group.sizes_from}")
-    waste = unknown if cost.read_waste is None else (f"{cost.read_waste:.2f}", "pages read / encoded bytes of the crop")
+    read = (
+        unknown
+        if cost.read_bytes is None
+        else (f"{cost.read_bytes / _MIB:.2f} MiB", f"whole pages; from {group.sizes_from}")
+    )
+    again = cost.read_amplification
+    amplification = unknown if again is None else (f"{again:.2f}", "bytes read / bytes of the crop, as stored")
+    asked = f"{cost.asked_bytes / _MIB:.2f} MiB"
     return [
+        ("crop", _shape(group.fittings[0].crop), f"{asked}, as stored"),
         ("chunks per crop", f"{cost.chunks:.1f}", f"{cost.aligned_chunks:.0f} on the grid of chunks"),
         ("different chunks", f"{cost.chunks_in_batch:.1f}", "crops of a batch share the others"),
         ("files per crop", f"{cost.files:.2f}", f"at least {cost.fewest_files:.0f}; {group.num_files:,} in all"),
-        ("decode waste", f"{cost.decode_waste:.2f}", "bytes decoded / bytes of the crop"),
-        ("read waste", *waste),
+        ("decoded per crop", f"{cost.decode_bytes / _MIB:.2f} MiB", "chunks that a batch shares count once"),
+        ("decode waste", f"{cost.decode_waste:.2f}", "bytes decoded / bytes of the crop, as stored"),
         ("read per crop", *read),
-        ("decoded per crop", f"{cost.decode_bytes / _MIB:.2f} MiB", f"for {cost.asked_bytes / _MIB:.2f} MiB"),
+        ("read amplification", *amplification),
         ("memory of a batch", f"{group.batch_bytes / _MIB:.0f} MiB", ""),
         ("crops/s", f"{group.crops_per_s:.0f}", f"estimate; {cost.cpu_s * 1e3:.1f} ms on one core"),
     ]

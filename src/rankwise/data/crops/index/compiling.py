@@ -16,7 +16,7 @@ from rankwise.data.crops.index.draws import Draws
 from rankwise.data.crops.index.finding import CellFinder
 from rankwise.data.crops.index.frame import Frame, make_frame
 from rankwise.data.crops.index.image import CropImage
-from rankwise.data.crops.index.lattice import Lattice, free_lattice, tile_lattice
+from rankwise.data.crops.index.lattice import Lattice, free_lattice, snapped_lattice, tile_lattice
 from rankwise.data.crops.index.layout import FieldLayout, make_layout
 from rankwise.data.crops.index.placing import Placement
 from rankwise.data.crops.index.rules import Rules
@@ -77,6 +77,10 @@ def compile_rules(
         name: make_layout(name, take, images, frame, lattice, level=level if (take.part or name) == part else None)
         for name, take in takes.items()
     }
+    if rules.snap:
+        placed = [_placed(layout, frame.num_axes) for layout in layouts.values()]
+        ratio, shift = (np.stack(each) for each in zip(*placed, strict=True))
+        lattice = snapped_lattice(lattice, ratio, shift, tiles=rules.num_random is None)
     maps = _Maps(images, rules, frame, finder, used)
     placement: Placement
     if rules.num_random is None:
@@ -90,6 +94,15 @@ def _element_bytes(layout: FieldLayout) -> float:
     linked = [axis for axis, reference in enumerate(layout.linked) if reference >= 0]
     channels = 1 if layout.channel_axis is None else layout.arrays[0].chunks[layout.channel_axis]
     return float(np.prod(layout.ratio[0, linked])) * layout.arrays[0].dtype.itemsize * channels
+
+
+def _placed(layout: FieldLayout, num_axes: int) -> tuple[FloatArray, FloatArray]:
+    """Ratio and shift of a field along the axes of the reference, float64[N, D]; 0 along those that it has not."""
+    ratio, shift = np.zeros((2, len(layout.arrays), num_axes))
+    for axis, reference in enumerate(layout.linked):
+        if reference >= 0:
+            ratio[:, reference], shift[:, reference] = layout.ratio[:, axis], layout.shift[:, axis]
+    return ratio, shift
 
 
 def _lattice(frame: Frame, rules: Rules) -> Lattice:
@@ -233,7 +246,7 @@ def _digest(
             digest.update(repr([layout.field.scaling(array) for array in layout.arrays]).encode())
         digest.update(layout.ratio.tobytes() + layout.shift.tobytes() + layout.channels.tobytes())
     choices = (rules.shape, rules.num_random, rules.redraw, rules.neighbourhood, rules.align, rules.edges, rules.stride)
-    digest.update(repr(choices).encode())
+    digest.update(repr((*choices, "snap") if rules.snap else choices).encode())
     for part in parts:
         digest.update(part if isinstance(part, bytes) else repr(part).encode())
     return digest.hexdigest()[:16]

@@ -73,8 +73,9 @@ class CropIndex:
         shape: extents of a crop along the last axes of the reference that are not channels (None = a whole axis).
             Further axes before them (time) are stepped through, channels are taken whole; one extent per axis crops
             all axes.
-        fields: name -> `Take`: what the fields of a crop take; the first is the reference. None = every part that was
-            given; a list of names = those parts ("image", names of label images).
+        fields: name -> `Take`: what the fields of a crop take; the first is the reference, and comes in float32 unless
+            its `Take` says another dtype, as in `Config`. None = every part that was given; a list of names = those
+            parts ("image", names of label images).
         level: resolution level of the reference, 0 is the finest.
         stride: distance between tiles; None = `shape`, tiles side by side.
         edges: what becomes of a last tile that would stick out: "shift" moves it inside, "pad" pads it, "drop"
@@ -89,6 +90,8 @@ class CropIndex:
             element. The maps of labels are made here, by reading the labels once.
         neighbourhood: this many random crops of one region follow each other in a lane of the order and share chunks.
         align: "chunk" lets crops begin at chunk borders (and, for random ones, at the end of an axis).
+        snap: let crops begin only where the boxes of all fields begin with a whole element of theirs: at even places
+            for labels of half the resolution. Otherwise boxes are rounded, and lie up to half an element off.
         curriculum: what epochs change: ``{0: Stage(...), 10: Stage(...)}`` (from that epoch on), or a pure function
             of the epoch. For random crops.
         labels: name -> function of an image: further fields, numbers of the image that a crop is from.
@@ -127,6 +130,7 @@ class CropIndex:
         foreground: Foreground | tuple[str, float] | None = None,
         neighbourhood: int = 1,
         align: Literal["chunk"] | None = None,
+        snap: bool = False,
         curriculum: Curriculum | None = None,
         labels: Mapping[str, Callable[[CropImage], Any]] | None = None,
         pad: Pad | None = None,
@@ -147,6 +151,7 @@ class CropIndex:
             foreground=Foreground(*foreground) if isinstance(foreground, tuple) else foreground,
             neighbourhood=neighbourhood,
             align=align,
+            snap=snap,
             pad="fill" if edges == "pad" and pad is None else pad,
             region_bytes=region_bytes,
         )
@@ -366,4 +371,7 @@ def _named_takes(
     takes = dict(fields) if isinstance(fields, Mapping) else {name: Take() for name in fields}
     if not takes or not all(isinstance(take, Take) for take in takes.values()):
         raise ConfigError(f"fields= maps names to Take(...), at least one; got {fields!r:.120}")
+    first_name, first_take = next(iter(takes.items()))
+    if first_take.dtype is None:
+        takes[first_name] = replace(first_take, dtype=np.float32)  # as in `Config`
     return {name: take if take.pad is not None else replace(take, pad=pad) for name, take in takes.items()}

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 
-from rankwise.data.contract import IntArray
+from rankwise.data.contract import FloatArray, IntArray
 from rankwise.errors import ConfigError
 
-__all__ = ["Edges", "Lattice", "free_lattice", "tile_lattice"]
+__all__ = ["Edges", "Lattice", "free_lattice", "snapped_lattice", "tile_lattice"]
 
 Edges: TypeAlias = Literal["shift", "pad", "drop"]
+
+_MOST_PERIOD = 256
+_NEAR = 1e-4  # of an element: spacings are written with few digits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -98,6 +103,62 @@ def free_lattice(sizes: IntArray, extent: IntArray, step: IntArray, *, padded: b
     origin, last = np.minimum(room, 0), np.maximum(room, 0)
     counts = -(-(last - origin) // step) + 1
     return Lattice(origin=origin, step=np.broadcast_to(step, sizes.shape), last=last, counts=counts)
+
+
+def snapped_lattice(lattice: Lattice, ratio: FloatArray, shift: FloatArray, *, tiles: bool) -> Lattice:
+    """Return those starts of a lattice at which the boxes of all F fields begin with a whole element.
+
+    The box of a field starts at ``start * ratio + shift``, in elements of its own array.
+
+    Args:
+        lattice: starts of N images along D axes.
+        ratio: float64[F, N, D]; 0 where a field has not the axis.
+        shift: float64[F, N, D].
+        tiles: whether the starts cover the images, so that none may be lost.
+
+    Raises:
+        ConfigError: no start will do, or one of the tiles will not.
+    """
+    facts = np.concatenate([ratio, shift]).transpose(1, 2, 0)
+    kinds, which = np.unique(facts.reshape(-1, facts.shape[2]), axis=0, return_inverse=True)
+    fitting = np.array([_fitting_starts(*np.split(kind, 2)) for kind in kinds], dtype=np.int64)
+    period, first = np.moveaxis(fitting[which.ravel()].reshape(*facts.shape[:2], 2), -1, 0)
+    origin = lattice.origin + (first - lattice.origin) % period
+    last = lattice.last - (lattice.last - first) % period
+    lost = lattice.totals() > 0
+    if tiles:
+        lost &= ((origin != lattice.origin) | (last != lattice.last) | (lattice.step % period != 0)).any(axis=1)
+        mend = f'a stride and a shape in steps of {period.max()}, and edges="pad" or "drop"'
+    else:
+        lost &= (period < 1).any(axis=1) | (last < origin).any(axis=1)
+        mend = f"a shape in steps of {period.max()}"
+    if lost.any():
+        image = int(np.flatnonzero(lost)[0])
+        raise ConfigError(
+            f"snap=True: in image {image} boxes of a field would begin between two of its elements (starts that fit "
+            f"lie {period[image].tolist()} apart): take {mend}, or fields that lie on the reference's grid"
+        )
+    if tiles:
+        return lattice
+    step = np.lcm(lattice.step, period)
+    return Lattice(
+        origin=origin, step=step, last=last, counts=np.where(lattice.counts > 0, -(-(last - origin) // step) + 1, 0)
+    )
+
+
+def _fitting_starts(ratio: FloatArray, shift: FloatArray) -> tuple[int, int]:
+    """Return how far apart starts lie at which all fields fit, and the first one from 0 on."""
+    fractions = [Fraction(float(each)).limit_denominator(_MOST_PERIOD) for each in ratio]
+    period = math.lcm(*(fraction.denominator for fraction in fractions))
+    starts = np.arange(min(period, _MOST_PERIOD))[:, None] * ratio + shift
+    fits = np.flatnonzero((np.abs(starts - np.round(starts)) < _NEAR).all(axis=1))
+    if period > _MOST_PERIOD or not len(fits):
+        raise ConfigError(
+            f"snap=True: no crop begins with a whole element of every field: an element of the first field is "
+            f"{ratio.tolist()} elements of the fields, their boxes begin {shift.tolist()} elements off. A shape in "
+            f"steps of {period} may do, or fields that lie on the reference's grid"
+        )
+    return period, int(fits[0])
 
 
 def _refuse_small(sizes: IntArray, extent: IntArray) -> None:

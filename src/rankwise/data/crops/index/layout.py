@@ -214,7 +214,7 @@ def _sample_shape(
 
 def _common_dtype(name: str, take: Take, arrays: Sequence[ArrayMeta]) -> DType:
     stored = arrays[0].dtype
-    if take.dtype is None and take.normalise is None:
+    if take.is_native:
         other = next((array for array in arrays if array.dtype != stored), None)
         if other is not None:
             raise ConfigError(

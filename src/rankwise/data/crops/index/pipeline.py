@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import math
 import warnings
@@ -162,6 +163,19 @@ class IndexPipeline(FeedLoader):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _signature() -> inspect.Signature:
+    """What `Pipeline` takes, for `help` and editors: a Config alone, or an index with all that goes with it."""
+    own = inspect.signature(IndexPipeline.__init__).parameters
+    passed = inspect.signature(FeedLoader.__init__).parameters
+    taken = [each for name, each in own.items() if name not in {"self", "index", "options"}]
+    taken = [each.replace(default=None, annotation="Order | None") if each.name == "order" else each for each in taken]
+    source = inspect.Parameter("source", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation="Config | CropIndex")
+    return inspect.Signature([source, *taken, *(passed[name] for name in FeedOptions.__annotations__)])
+
+
+setattr(Pipeline, "__signature__", _signature())  # noqa: B010  (only here are all of its arguments known)
 
 
 def _warn_small_cache(source: CropSource, order: Order, *, rank: int, world_size: int) -> None:

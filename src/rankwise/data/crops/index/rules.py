@@ -100,6 +100,7 @@ class Rules:
     foreground: Foreground | None = None
     neighbourhood: int = 1
     align: Literal["chunk"] | None = None
+    snap: bool = False
     pad: Pad | None = None
     region_bytes: int | None = None
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rankwise.data.contract import DType
-from rankwise.data.crops.dtypes import DtypeLike, parse_dtype, resolved_dtype
+from rankwise.data.crops.dtypes import Dtype, DtypeLike, parse_dtype, resolved_dtype
 from rankwise.data.crops.exceptions import InvalidArgument
 from rankwise.data.crops.reading import Scaling
 from rankwise.data.crops.reading.field import Normalise, check_normalise
@@ -35,8 +35,9 @@ class Take:
             whose spacing is nearest to the reference's.
         shape: extent along the cropped axes in elements of this field's array, around the same centre; None = the same
             extent in space as the reference.
-        dtype: dtype in the batch, named as in `Config` ("f32", "bf16", "i8" of one byte) or a NumPy dtype; None = that
-            of the arrays, float32 where elements are normalised.
+        dtype: dtype in the batch, named as in `Config` ("f32", "bf16", "i8" of one byte, "native" = that of the arrays)
+            or a NumPy dtype. None = float32 for the first field of an index and where elements are normalised, that of
+            the arrays for other fields.
         pad: what stands for elements outside an array: "fill", "edge", "reflect"; None = nothing may lie outside.
         normalise: a `Scaling`, one for each array (or for all arrays below a group) by URI, or a function of the
             array's metadata; asked for all arrays when the index is made.
@@ -66,10 +67,15 @@ class Take:
         if self.dtype is not None:
             _dtype(self.dtype)
 
+    @property
+    def is_native(self) -> bool:
+        """Whether elements keep the dtype of their array."""
+        return self.normalise is None if self.dtype is None else _dtype(self.dtype) is None
+
     def chosen_dtype(self, stored: DType) -> DType:
         """Return the dtype in the batch for arrays of dtype `stored`."""
         if self.dtype is not None:
-            return _dtype(self.dtype)
+            return _dtype(self.dtype) or stored
         return np.dtype(np.float32) if self.normalise is not None else stored
 
     def described(self) -> tuple[object, ...]:
@@ -77,13 +83,15 @@ class Take:
         rule = self.normalise
         scaling = (rule.scale, rule.offset) if isinstance(rule, Scaling) else rule is not None
         channels = self.channel if self.channel is None or isinstance(self.channel, str | int) else list(self.channel)
-        return self.part, channels, self.level, self.shape, str(self.dtype), self.pad, scaling, self.mask
+        dtype = "None" if self.dtype is None else str(_dtype(self.dtype))
+        return self.part, channels, self.level, self.shape, dtype, self.pad, scaling, self.mask
 
 
-def _dtype(wanted: npt.DTypeLike) -> DType:
-    """The words of `Config` come first: to NumPy alone "i8" has eight bytes, and "f16" sixteen."""
+def _dtype(wanted: npt.DTypeLike) -> DType | None:
+    """The words of `Config` come first: to NumPy alone "i8" has eight bytes, and "f16" sixteen. None = "native"."""
     try:
-        return resolved_dtype(parse_dtype(cast("DtypeLike", wanted)))
+        word = parse_dtype(cast("DtypeLike", wanted))
+        return None if word is Dtype.NATIVE else resolved_dtype(word)
     except InvalidArgument as error:
         try:
             dtype: DType = np.dtype(wanted)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import threading
 import warnings
@@ -163,8 +164,11 @@ class StreamPipeline(Pipeline):
     def stats(self) -> Stats:
         """Return what was done so far."""
         read = self._stages.engine.stats
+        remembered, looked_at = self._stages.engine.file_lookups
         return replace(
             self._stages.meters.stats,
+            shard_index_hits=remembered,
+            shard_index_misses=looked_at,
             array_meta=self._stages.openings.stats,
             read_bytes=read.read_bytes,
             decoded_bytes=read.decoded_bytes,
@@ -277,3 +281,6 @@ def _say_what_is_idle(config: Config) -> None:
     if idle:
         _said.update(idle)
         _LOG.warning("no effect here, where chunks are decoded on the CPU: %s", ", ".join(idle))
+
+
+setattr(StreamPipeline, "__signature__", inspect.signature(StreamPipeline.__init__))  # noqa: B010  (not that of its base)

@@ -109,7 +109,7 @@ class FileBook:
         self._held_bytes = 0
         self._lock = threading.Lock()
         self.standing = Standing(remote)
-        self.num_looked_at = 0
+        self.num_looked_at = self.num_recalled = 0
         self.num_retries = 0
 
     def forget(self) -> None:
@@ -126,7 +126,9 @@ class FileBook:
             keys: serial of the array and number of the file, see `FileAddress`.
         """
         with self._lock:
-            return [self._touch(key) for key in keys]
+            found = [self._touch(key) for key in keys]
+            self.num_recalled += sum(facts is not None for facts in found)
+            return found
 
     def look(self, files: Sequence[FileAddress]) -> list[FileFacts | DataError | OSError]:
         """Return the facts of files, in their order; in the place of a file that cannot be looked at, its error.
