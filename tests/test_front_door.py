@@ -26,6 +26,7 @@ FROZEN = [
     "Wrapper",
     "__version__",
     "bind",
+    "breakpoint",
     "prepare",
     "run",
     "wrapper",

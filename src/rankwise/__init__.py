@@ -27,6 +27,7 @@ __all__ = [
     "Wrapper",
     "__version__",
     "bind",
+    "breakpoint",
     "prepare",
     "run",
     "wrapper",
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from rankwise.checkpoint import Checkpointer
     from rankwise.data.order import Order
     from rankwise.errors import ConfigError, RankFailure, RankwiseError
-    from rankwise.launch import Device, Platform, Wrapper, run, wrapper
+    from rankwise.launch import Device, Platform, Wrapper, breakpoint, run, wrapper  # noqa: A004
     from rankwise.metrics import Max, Mean, Min, Sum
     from rankwise.tracking import Tracker
     from rankwise.train import Trainer, prepare
@@ -53,6 +54,7 @@ else:
             "Device": "rankwise.launch",
             "Platform": "rankwise.launch",
             "Wrapper": "rankwise.launch",
+            "breakpoint": "rankwise.launch",
             "run": "rankwise.launch",
             "wrapper": "rankwise.launch",
             "Max": "rankwise.metrics",

@@ -4,10 +4,11 @@ from typing import TYPE_CHECKING
 
 from rankwise._lazy import door
 
-__all__ = ["Device", "Job", "Outcome", "Platform", "Target", "Wrapper", "run", "supervise", "wrapper"]
+__all__ = ["Device", "Job", "Outcome", "Platform", "Target", "Wrapper", "breakpoint", "run", "supervise", "wrapper"]
 
 if TYPE_CHECKING:
     from rankwise.launch.calls import run
+    from rankwise.launch.debugger import breakpoint  # noqa: A004
     from rankwise.launch.job import Job
     from rankwise.launch.outcome import Outcome
     from rankwise.launch.platforms import Device, Platform
@@ -24,6 +25,7 @@ else:
             "Platform": "rankwise.launch.platforms",
             "Target": "rankwise.launch.target",
             "Wrapper": "rankwise.launch.wrapping",
+            "breakpoint": "rankwise.launch.debugger",
             "run": "rankwise.launch.calls",
             "supervise": "rankwise.launch.supervisor",
             "wrapper": "rankwise.launch.wrapping",
