@@ -298,6 +298,7 @@ class BoxReader:
                     serial=self._serials.of,
                     remote=lambda: remote,
                     trouble=self._book.standing.trouble,
+                    changed=self._book.standing.changed,
                 )
                 self._executor = Executor(tools, self._crew)
             return self._executor

@@ -84,7 +84,7 @@ class FileAddress:
 class FileBook:
     """Looks at each file once and remembers the last ones; thread-safe.
 
-    Files that do not exist are remembered too: an array that is written while it is read must be opened again.
+    Files that do not exist are remembered too; one that is made later is an error where it is read (`changed_chunks`).
 
     Args:
         remote: returns the reader of object stores.

@@ -14,7 +14,7 @@ from rankwise.data.store.boxes import BoxError, BoxReport, Spread, converted
 from rankwise.data.store.meta import ArrayMeta
 from rankwise.data.store.plan import BoxPlan, OddBox
 from rankwise.data.store.reading.beside import Beside
-from rankwise.data.store.reading.failures import ChunkFailure, box_errors, changed_files, unwritten
+from rankwise.data.store.reading.failures import ChunkFailure, box_errors, changed_chunks, unwritten
 from rankwise.data.store.reading.fast import FastChunks, States
 from rankwise.data.store.reading.slow_chunks import SlowChunks
 from rankwise.data.store.reading.spreads import settled
@@ -94,6 +94,7 @@ class _Run:
     def __init__(self, plan: BoxPlan, out: NDArray, tools: Tools, spread: Spread | None = None) -> None:
         self._plan = plan
         self._out = out
+        self._changed = tools.changed
         self._unfilled = _prefill(plan, out)
         fast, slow = _split(plan)
         self._parts: list[FastChunks | SlowChunks] = [FastChunks(plan, chosen, out, tools, spread) for chosen in fast]
@@ -138,7 +139,7 @@ class _Run:
         failed: dict[int, ChunkFailure] = {}
         for part in self._parts:
             failed |= part.failed
-        failed |= changed_files(self._plan)
+        failed |= changed_chunks(self._plan, self._changed)
         absent = [part.absent for part in self._parts if isinstance(part, FastChunks)]
         boxes = unwritten(self._plan, np.concatenate([np.empty(0, dtype=np.int64), *absent]))
         errors = list({error.box: error for error in (*self._unfilled, *box_errors(self._plan, failed))}.values())

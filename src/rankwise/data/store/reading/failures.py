@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -10,10 +11,11 @@ import numpy as np
 from rankwise.data.contract import BoolArray, IntArray
 from rankwise.data.store.boxes import BoxError
 from rankwise.data.store.files import local_identity
+from rankwise.data.store.meta import ArrayMeta
 from rankwise.data.store.plan import BoxPlan
 from rankwise.errors import DataError
 
-__all__ = ["REPLACED", "ChunkFailure", "box_errors", "changed_files", "place_of", "unwritten"]
+__all__ = ["REPLACED", "ChunkFailure", "box_errors", "changed_chunks", "place_of", "unwritten"]
 
 REPLACED = (
     "lies in a file that was replaced or written to after it was first looked at: open the store anew, and do not "
@@ -97,15 +99,25 @@ def _touched(plan: BoxPlan, chosen: BoolArray) -> BoolArray:
     return touched
 
 
-def changed_files(plan: BoxPlan) -> dict[int, ChunkFailure]:
-    """The chunks of shards that were replaced or written to since their index was read.
+def changed_chunks(plan: BoxPlan, changed: Callable[[ArrayMeta], DataError | None]) -> dict[int, ChunkFailure]:
+    """Return the chunks on local disks that are not what the plan and the caches know of them.
 
-    A file of one chunk is compared when it is opened, which is when it is read.
+    Their file was replaced, written to, removed, or made where there was none, or their whole array is another one.
+    The system is asked about each file, once for a plan: an open file goes on to give what was replaced, and so do
+    chunks that are kept decoded.
+
+    Args:
+        plan: the plan.
+        changed: returns what is wrong with a local array as a whole.
     """
-    changed: dict[int, ChunkFailure] = {}
+    found: dict[int, ChunkFailure] = {}
     for number, facts in enumerate(plan.files):
-        if facts.index is None or facts.is_remote or facts.identity == local_identity(facts.path):
-            continue
-        for chunk in np.flatnonzero((plan.chunks.file == number) & (plan.chunks.offset >= 0)).tolist():
-            changed[chunk] = ChunkFailure(REPLACED)
-    return changed
+        if not facts.is_remote and facts.identity != local_identity(facts.path):
+            found |= dict.fromkeys(np.flatnonzero(plan.chunks.file == number).tolist(), ChunkFailure(REPLACED))
+    for which in np.unique(plan.chunks.array).tolist():
+        array = plan.request.arrays[which]
+        error = None if "://" in array.place else changed(array)
+        if error is not None:
+            members = np.flatnonzero(plan.chunks.array == which).tolist()
+            found |= dict.fromkeys(members, ChunkFailure(str(error), damage=False, cause=error))
+    return found

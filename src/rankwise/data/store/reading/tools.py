@@ -64,6 +64,7 @@ class Tools:
         serial: returns a number that tells arrays apart.
         remote: returns the reader of object stores.
         trouble: returns what is wrong with an array behind a URL as a whole, when one of its objects is missing.
+        changed: returns what is wrong with a local array as a whole.
     """
 
     decoder: Decoder
@@ -75,6 +76,7 @@ class Tools:
     serial: Callable[[ArrayMeta], int]
     remote: Callable[[], RemoteFiles]
     trouble: Callable[[ArrayMeta], DataError | None]
+    changed: Callable[[ArrayMeta], DataError | None]
 
     @classmethod
     def choose(cls, **parts: Any) -> Self:

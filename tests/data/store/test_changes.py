@@ -1,0 +1,112 @@
+"""Arrays that somebody writes to while a reader has them open: an error or the new values, never the old ones."""
+
+import numpy as np
+import pytest
+import zarr
+
+from rankwise import Order
+from rankwise.data.samples import ArraySource, SampleLoader
+from rankwise.data.store import BoxReader, BoxRequest, read_meta
+from rankwise.errors import DataError
+
+ROWS = 12
+
+
+@pytest.fixture(params=["kept", "not kept"])
+def reader(request):
+    """With decoded chunks kept in memory, and without."""
+    with BoxReader(threads=1, cache=2**20 if request.param == "kept" else 0, keep="all") as reader:
+        yield reader
+
+
+def make(path, *, fill=0, overwrite=False, rows=ROWS):
+    array = zarr.create_array(path, shape=(rows, 4), chunks=(2, 4), dtype="i4", fill_value=fill, overwrite=overwrite)
+    array[...] = np.arange(rows * 4).reshape(rows, 4) + 1
+    return array
+
+
+def read(reader, meta):
+    """All rows, one box each, and the report."""
+    starts = np.array([[row, 0] for row in range(ROWS)])
+    request = BoxRequest(
+        arrays=(meta,), which=np.zeros(ROWS, np.int64), starts=starts, shape=(1, 4), dtype=np.dtype("i4")
+    )
+    out = np.full((ROWS, 1, 4), -1, "i4")
+    (report,) = reader.read([(reader.plan(request), out)])
+    return out[:, 0], report
+
+
+def told(report):
+    return [str(error.error) for error in report.errors]
+
+
+def test_rewritten_chunks_are_told(tmp_path, reader):
+    """New values in chunk files of the same size, by rename and in place: their rows fail, the others are right."""
+    array, meta = make(tmp_path / "a"), read_meta(tmp_path / "a")
+    before, report = read(reader, meta)
+    assert report.valid.all()
+    array[2:4] = -7  # zarr-python writes a new file and renames it
+    path = tmp_path / "a" / "c" / "3" / "0"
+    path.write_bytes(path.read_bytes())
+    after, report = read(reader, meta)
+    assert np.flatnonzero(~report.valid).tolist() == [2, 3, 6, 7]
+    assert all("was replaced or written to" in text for text in told(report))
+    np.testing.assert_array_equal(after[report.valid], before[report.valid])
+
+
+def test_chunks_that_come_or_go_are_told(tmp_path, reader):
+    """A chunk that was not there at the first look and is now, and one that has gone."""
+    array = make(tmp_path / "a", fill=5)
+    (tmp_path / "a" / "c" / "1" / "0").unlink()
+    meta = read_meta(tmp_path / "a")
+    before, report = read(reader, meta)
+    assert report.valid.all()
+    assert (before[2:4] == 5).all()
+    array[2:4] = 77
+    (tmp_path / "a" / "c" / "4" / "0").unlink()
+    _, report = read(reader, meta)
+    assert np.flatnonzero(~report.valid).tolist() == [2, 3, 8, 9]
+
+
+def test_an_array_that_is_made_anew_is_told(tmp_path, reader):
+    """Another shape under the same name: no row of the old shape is handed out, and the message names both."""
+    make(tmp_path / "a")
+    meta = read_meta(tmp_path / "a")
+    assert read(reader, meta)[1].valid.all()
+    make(tmp_path / "a", overwrite=True, rows=ROWS + 6)
+    _, report = read(reader, meta)
+    assert not report.valid.any()
+
+
+def test_an_array_that_grows_is_told(tmp_path, reader):
+    """Its chunks are what they were, its shape is not."""
+    array, meta = make(tmp_path / "a"), read_meta(tmp_path / "a")
+    assert read(reader, meta)[1].valid.all()
+    array.resize((ROWS + 2, 4))
+    _, report = read(reader, meta)
+    assert not report.valid.any()
+    assert "(shape (12, 4) then, (14, 4) now): open it anew" in told(report)[0]
+    assert not report.errors[0].damage  # nothing may skip a whole array
+
+
+def test_attributes_may_change(tmp_path, reader):
+    """Notes on an array are no part of its content."""
+    array, meta = make(tmp_path / "a"), read_meta(tmp_path / "a")
+    before, _ = read(reader, meta)
+    array.attrs["note"] = "seen"
+    after, report = read(reader, meta)
+    assert report.valid.all()
+    np.testing.assert_array_equal(after, before)
+
+
+def test_a_loader_says_so(tmp_path):
+    """The next epoch of a loader over an array that was rewritten meanwhile raises, and names the array."""
+    array = make(tmp_path / "a")
+    with ArraySource({"a": str(tmp_path / "a")}) as source:
+        loader = SampleLoader(source, order=Order(source, batch_size=4), device=None, across_epochs=False)
+        for (batch,) in loader:
+            loader.mark_done(batch.resume)
+        array[...] = 0
+        loader.set_epoch(1)
+        with pytest.raises(DataError, match="was replaced or written to"):
+            list(loader)
