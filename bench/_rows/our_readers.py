@@ -13,9 +13,9 @@ from _rows.readers import Reader
 from _rows.task import Task
 from rankwise.data.feed.allocating import allocate_bytes
 from rankwise.data.feed.csr import scipy_csr
+from rankwise.data.feed.memory import MemoryPool
 from rankwise.data.rows.fields import make_field, read_fields
 from rankwise.data.rows.matrices import MatrixPlan, open_matrix, stack_matrices
-from rankwise.data.rows.memory_pool import MemoryPool
 from rankwise.data.store import BoxPlan, BoxReader
 
 

@@ -104,13 +104,13 @@ def test_the_next_epoch_is_read_while_this_one_is_in_use(together, ready):
 
 
 def test_memory_is_that_of_one_epoch():
-    """The same depth + 1 buffers serve epoch after epoch."""
+    """The same depth + 1 buffers serve epoch after epoch, and one while the last batch of an epoch is looked at."""
     mine = loader(Noted(400), depth=3)
     places = set()
     for epoch in range(4):
         mine.set_epoch(epoch)
         places |= {batch["x"].ctypes.data for (batch,) in mine}
-    assert len(places) <= 4
+    assert len(places) <= 5
 
 
 def test_sources_that_may_change_are_read_when_asked():

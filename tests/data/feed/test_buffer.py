@@ -1,12 +1,11 @@
-"""Memory of batches, and the pool that hands it out."""
-
-import threading
+"""Memory of batches: buffers over a pool."""
 
 import numpy as np
 import pytest
 
 from rankwise.data.contract import FieldSpec
-from rankwise.data.feed import BufferPool, HostBuffer
+from rankwise.data.feed import HostBuffer
+from rankwise.data.feed.memory import MemoryPool
 from rankwise.errors import ConfigError
 
 SPECS = {
@@ -16,15 +15,32 @@ SPECS = {
 
 
 def test_memory_is_used_again():
-    """A smaller or equal batch lies in the memory of an earlier one; a larger one makes it grow."""
-    buffer = HostBuffer()
-    buffer.reserve(SPECS, 8, {})
-    first, size = buffer.arrays("image")[0], buffer.num_bytes
-    buffer.reserve(SPECS, 5, {})
-    assert np.shares_memory(first, buffer.arrays("image")[0])
-    assert buffer.num_bytes == size == 8 * (48 + 8)
-    buffer.reserve(SPECS, 9, {})
-    assert buffer.arrays("image")[0].shape == (9, 4, 3)
+    """What nobody looks at any more is where the next batch lies; a larger one gets new memory."""
+    memory = MemoryPool()
+    buffer = HostBuffer(memory)
+    addresses = set()
+    for _ in range(3):
+        buffer.reserve(SPECS, 800, {})
+        addresses.add(buffer.arrays("image")[0].ctypes.data)
+        assert buffer.num_bytes == 800 * (48 + 8)
+    assert len(addresses) == 1
+    assert memory.num_pieces == 2
+    buffer.reserve(SPECS, 900, {})
+    assert buffer.arrays("image")[0].shape == (900, 4, 3)
+
+
+def test_what_is_looked_at_is_not_written_again():
+    """Reserving again leaves a view as it is; each field has memory of its own, so the others are used again."""
+    memory = MemoryPool()
+    buffer = HostBuffer(memory)
+    buffer.reserve(SPECS, 800, {})
+    view, labels = buffer.arrays("image")[0][10:20].T, buffer.arrays("label")[0].ctypes.data
+    view[:] = 7
+    buffer.reserve(SPECS, 800, {})
+    buffer.arrays("image")[0][:] = 1
+    assert (view == 7).all()
+    assert buffer.arrays("label")[0].ctypes.data == labels
+    assert memory.num_pieces == 3
 
 
 def test_no_samples_keep_shape_and_dtype():
@@ -49,7 +65,7 @@ def test_ragged_fields_have_three_arrays():
 
 
 def test_reserve_waits_for_the_consumers_work():
-    """A buffer that was released behind an event is filled again only after it."""
+    """A buffer that waits for an event is filled again only after it."""
 
     class Event:
         waited = False
@@ -62,36 +78,6 @@ def test_reserve_waits_for_the_consumers_work():
     buffer.reserve(SPECS, 1, {})
     assert event.waited
     assert buffer.busy is None
-
-
-def test_a_pool_waits_for_a_buffer_to_come_back():
-    """No more than `limit` buffers are out; who wants another gets the first that comes back."""
-    pool = BufferPool()
-    first, second = pool.acquire(2), pool.acquire(2)
-    got = []
-    thread = threading.Thread(target=lambda: got.append(pool.acquire(2)))
-    thread.start()
-    thread.join(0.05)
-    assert (got, pool.num_out) == ([], 2)
-    pool.give_back(second)
-    thread.join(10)
-    assert got == [second]
-    assert got[0] is not first
-
-
-def test_closing_a_pool_lets_waiters_go():
-    """Who waits when the pool is closed gets nothing, and so does who comes later; what came back can be drained."""
-    pool = BufferPool()
-    held = pool.acquire(1)
-    got = []
-    thread = threading.Thread(target=lambda: got.append(pool.acquire(1)))
-    thread.start()
-    pool.close()
-    thread.join(10)
-    assert got == [None]
-    pool.give_back(held)
-    assert pool.acquire(1) is None
-    assert pool.drain() == [held]
 
 
 @pytest.mark.parametrize("kept", [[True, False, True, True], [False] * 4, [True] * 4, [False, False, False, True]])

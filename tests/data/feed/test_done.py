@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from rankwise.data.contract import FieldSpec
-from rankwise.data.feed import BufferPool, HostBuffer
+from rankwise.data.feed import HostBuffer
 from rankwise.data.feed.allocating import allocate_bytes
 from rankwise.data.feed.done import done_of
+from rankwise.data.feed.memory import MemoryPool
 from rankwise.errors import ConfigError
 
 
@@ -49,17 +50,33 @@ def test_other_things_are_refused(wrong):
 
 
 def test_memory_is_not_filled_before_the_result_is_there():
-    """A buffer that came back with a result waits for it when it is reserved again, once."""
-    pool, array = BufferPool(), Array()
-    buffer = pool.acquire(1)
-    buffer.reserve({}, 0, {})
-    buffer.busy = done_of(array)
-    pool.give_back(buffer)
-    again = pool.acquire(1)
-    again.reserve({}, 0, {})
-    again.reserve({}, 0, {})
-    assert again is buffer
+    """What came back with a result waits for it when it is handed out again, once."""
+    memory, array, spec = MemoryPool(), Array(), {"x": FieldSpec(shape=(9,), dtype=np.dtype("f8"))}
+    for event in (array, None):
+        buffer = HostBuffer(memory)
+        buffer.reserve(spec, 100, {})
+        buffer.busy = done_of(event)
+        if event is None:
+            assert array.asked == ["block_until_ready"]
+        del buffer
+    kept = [HostBuffer(memory) for _ in range(2)]
+    for buffer in kept:
+        buffer.reserve(spec, 100, {})
     assert array.asked == ["block_until_ready"]
+    assert memory.num_pieces == 2
+
+
+def test_memory_that_waits_for_nothing_goes_first():
+    """Who needs memory takes what is free before what a device may still read."""
+    memory, array, spec = MemoryPool(), Array(), {"x": FieldSpec(shape=(9,), dtype=np.dtype("f8"))}
+    free, waiting = HostBuffer(memory), HostBuffer(memory)
+    for buffer in (free, waiting):
+        buffer.reserve(spec, 100, {})
+    waiting.busy = done_of(array)
+    del free, waiting, buffer
+    taken = HostBuffer(memory)
+    taken.reserve(spec, 100, {})
+    assert array.asked == []
 
 
 @pytest.mark.parametrize("num_bytes", [1, 63, 64, 65, 4097])

@@ -42,8 +42,8 @@ class Batch:
 
     ``batch["image"]`` is a field on the device, batch axis first; ``torch.from_dlpack(batch)``, ``np.from_dlpack`` and
     JAX's share the memory of the crops. The memory is used again once the batch is released or forgotten *and* nothing
-    that shares it is left. So a view outlives its batch, and several batches can be held; but who holds as many as
-    there are buffers gets no further one.
+    that shares it is left. So a view outlives its batch, and any number of batches can be held, as far as the memory
+    caps of the pipeline allow.
     """
 
     def __init__(
@@ -191,9 +191,12 @@ class Batch:
         Raises:
             InvalidArgument: `event` is none of these.
         """
-        give_back, self._give_back, self._fields = self._give_back, None, None
-        if give_back is not None:
-            give_back(event)
+        give_back, self._give_back = self._give_back, None
+        try:
+            if give_back is not None:
+                give_back(event)  # before the fields go, and with them perhaps the last views
+        finally:
+            self._fields = None
 
     def __enter__(self) -> Self:
         return self

@@ -14,7 +14,7 @@ from rankwise.data.crops.devices import RankPlace
 from rankwise.data.crops.dtypes import Dtype, parse_dtype, resolved_dtype
 from rankwise.data.crops.exceptions import BudgetExceeded, InvalidArgument
 
-__all__ = ["Budget", "Caps", "check_fits", "host_memory_bytes", "settle"]
+__all__ = ["Budget", "Caps", "check_fits", "host_memory_bytes", "settle", "too_large"]
 
 _LEAST_SLOTS = 2  # one is filled while the other is used
 _NATIVE_BYTES = 8  # the widest real element; what arrays hold is not known yet
@@ -195,6 +195,15 @@ def settle(config: Config, *, on_host: bool, sharers: int, local_ranks: int, hos
     what = "two batches at least must fit, and do not"
     check_fits(budget, caps, what=what, mends=mends, slots=_LEAST_SLOTS)
     return budget
+
+
+def too_large(num_bytes: int, limit_bytes: int) -> BudgetExceeded:
+    """Return the error of a batch that turns out larger than its buffer may be."""
+    return BudgetExceeded(
+        f"a batch takes at least {num_bytes} bytes, a batch buffer may take {limit_bytes}: raise "
+        "max_gpu_memory_bytes (or max_host_memory_bytes), or take fewer samples_per_batch; transform= may have made "
+        "them larger"
+    )
 
 
 def host_memory_bytes(limit: Path = _CGROUP) -> int:

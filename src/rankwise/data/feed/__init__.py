@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rankwise.data.feed.batch import FeedBatch
-from rankwise.data.feed.buffer import BufferPool, HostBuffer
+from rankwise.data.feed.buffer import HostBuffer
 from rankwise.data.feed.cursor import Cursor, CursorLoader, StartableOrder, check_fits
 from rankwise.data.feed.full_length import FullLength
 from rankwise.data.feed.loader import FeedLoader
@@ -17,7 +17,6 @@ from rankwise.data.feed.view import ShareView
 
 __all__ = [
     "BatchTransform",
-    "BufferPool",
     "Cursor",
     "CursorLoader",
     "FeedBatch",

@@ -67,9 +67,7 @@ class ReadAhead:
         if self.is_elsewhere:
             return  # in a forked process there is no such thread, and its locks may be held for ever
         self._reader.close()
-        for step in self._work.conveyor.close():
-            for batch in step.batches:
-                batch.lent.give_back()
+        self._work.conveyor.close()
         # a garbage collection may close a reader from within its own thread, which then cannot wait for itself
         if self._thread is threading.current_thread():
             return
@@ -91,7 +89,8 @@ class _Work:
     def __init__(
         self, reader: StepReader, steps: Iterable[Shares], *, depth: int, on_thread: Callable[[], None] | None
     ) -> None:
-        self.conveyor: Conveyor[ReadStep] = Conveyor(depth)
+        self.conveyor: Conveyor[ReadStep] = Conveyor(depth, on_wait=reader.wake)
+        reader.is_awaited = self._is_awaited
         self.items = reader.read(steps, self._is_asked)
         self._on_thread = on_thread
         self._num_read = self._asked = self._beyond = 0
@@ -123,6 +122,7 @@ class _Work:
                 self._num_read += 1
                 if not self.conveyor.put(step):
                     return
+                del step  # what is read next may need its memory
             else:
                 return
         except BaseException as error:  # noqa: BLE001  (raised again in the consumer)
@@ -137,6 +137,9 @@ class _Work:
 
     def _is_asked(self) -> bool:
         return self._num_read < self._asked
+
+    def _is_awaited(self) -> bool:
+        return self.conveyor.is_awaited
 
     def _end(self, error: BaseException | None) -> None:
         self._ended = True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
@@ -10,7 +10,9 @@ from typing import Any, Self
 import numpy as np
 
 from rankwise.data.contract import Share
+from rankwise.data.feed.buffer import Lent
 from rankwise.data.feed.csr import copied_field, first_twice
+from rankwise.data.feed.done import done_of
 from rankwise.data.feed.view import ShareView
 from rankwise.errors import ConfigError
 
@@ -22,8 +24,8 @@ class FeedBatch(ShareView):
 
     ``batch["image"]`` is the field, batch axis first, a ragged one a CSR matrix (``torch.sparse_csr``, or SciPy's where
     no device was asked for); ``list(batch)`` are the names of the fields. The memory belongs
-    to the loader, which uses it again after `release`: moving on to the next step releases the batches of the last
-    one. Keep a batch beyond its step with `detach`.
+    to whoever has the batch, a field of it, or a view of one: the loader uses it again when nobody has any. `release`
+    lets go of it early; `detach` is a copy of what is to be kept without its neighbours.
     """
 
     def __init__(
@@ -31,7 +33,8 @@ class FeedBatch(ShareView):
         share: Share,
         fields: dict[str, Any],
         *,
-        give_back: Callable[[Any], None] | None = None,
+        lent: Lent | None = None,
+        is_view: bool = False,
         num_lost: int = 0,
         may_skip: bool = False,
         weights: Any = None,
@@ -39,7 +42,7 @@ class FeedBatch(ShareView):
         super().__init__(share, num_lost=num_lost, may_skip=may_skip)
         self._weights = weights
         self._fields: dict[str, Any] | None = fields
-        self._give_back = give_back
+        self._lent, self._is_view = lent, is_view
 
     def __repr__(self) -> str:
         return self._described("released" if self._fields is None else ", ".join(self._fields))
@@ -61,9 +64,8 @@ class FeedBatch(ShareView):
         """
         if self._fields is None:
             raise ConfigError(
-                f"{self!r} was released, its memory holds other samples by now: take what you need before the next "
-                "step (an iterator that is left, or thrown away as in next(iter(loader)), ends its last step, too), or "
-                "keep batch.detach()"
+                f"{self!r} was released by release(), or by leaving its with block: take what you need before. A batch "
+                "that is not released stays as it is"
             )
         return self._fields
 
@@ -86,7 +88,7 @@ class FeedBatch(ShareView):
         return field in self.fields
 
     def detach(self) -> Self:
-        """Return a copy with memory of its own, which no loader uses again."""
+        """Return a copy with memory of its own, as large as the batch and no larger."""
         copies = {name: copied_field(field) for name, field in self.fields.items()}
         return self._again(copies)
 
@@ -100,21 +102,32 @@ class FeedBatch(ShareView):
 
     def with_fields(self, fields: dict[str, Any]) -> Self:
         """Return this batch with other fields; it takes over the memory, and this object counts as released."""
-        give_back, self._give_back, self._fields = self._give_back, None, None
-        return self._again(fields, give_back=give_back)
+        lent, self._lent, self._fields = self._lent, None, None
+        return self._again(fields, lent)
 
-    def _again(self, fields: dict[str, Any], *, give_back: Callable[[Any], None] | None = None) -> Self:
+    def _again(self, fields: dict[str, Any], lent: Lent | None = None) -> Self:
         return type(self)(
             self._share,
             fields,
+            lent=lent,
+            is_view=self._is_view,
             num_lost=self._num_lost,
             may_skip=self._may_skip,
-            give_back=give_back,
             weights=self._weights,
         )
 
+    def leave(self) -> None:
+        """Say that the loop has gone on: the loader reads further batches, and this one stays as long as it is kept."""
+        if self._lent is not None:
+            self._lent.give_back()
+        if not self._is_view:
+            self._lent = None
+
     def release(self, event: Any = None) -> None:
-        """Give the memory back: at once, or when `event` has happened. Calling it twice is fine.
+        """Let go of the memory: it is filled again when nobody has a view of it. Calling it twice is fine.
+
+        Nobody has to call it. It tells what a device still does with views that are gone by then, and lets the loader
+        read on before the loop does.
 
         Args:
             event: an event of torch or CuPy, or a JAX array, whose computation may read the batch until it is ready.
@@ -122,9 +135,15 @@ class FeedBatch(ShareView):
         Raises:
             ConfigError: `event` is neither; the batch is released at once.
         """
-        give_back, self._give_back, self._fields = self._give_back, None, None
-        if give_back is not None:
-            give_back(event)
+        lent, self._lent = self._lent, None
+        try:
+            done = done_of(event)
+            if lent is not None and self._is_view and done is not None:
+                lent.busy = done  # before the fields go, and with them perhaps the last views
+        finally:
+            self._fields = None
+            if lent is not None:
+                lent.give_back()
 
     def __enter__(self) -> Self:
         return self

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 __all__ = ["Conveyor"]
@@ -16,10 +17,12 @@ class Conveyor(Generic[T]):
 
     Args:
         depth: most items waiting.
+        on_wait: called when the consumer begins to wait; must not wait itself.
     """
 
-    def __init__(self, depth: int) -> None:
-        self._depth = depth
+    def __init__(self, depth: int, on_wait: Callable[[], object] = lambda: None) -> None:
+        self._depth, self._on_wait = depth, on_wait
+        self._is_awaited = False
         self._items: deque[T] = deque()
         self._error: BaseException | None = None
         self._ended = False
@@ -30,6 +33,11 @@ class Conveyor(Generic[T]):
     def closed(self) -> bool:
         """Whether the consumer has left."""
         return self._closed
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether the consumer waits for an item now, and there is none."""
+        return self._is_awaited and not self._items  # one that was woken may not have got the processor yet
 
     def put(self, item: T) -> bool:
         """Add an item, waiting for room. False once the consumer has left: the item is not taken."""
@@ -54,7 +62,11 @@ class Conveyor(Generic[T]):
             BaseException: the error that ended the reader, once the items before it are taken.
         """
         with self._changed:
-            self._changed.wait_for(lambda: bool(self._items) or self._ended or self._closed)
+            if not self._items:
+                self._is_awaited = True  # before it is told: who looks when he is told sees it
+                self._on_wait()
+                self._changed.wait_for(lambda: bool(self._items) or self._ended or self._closed)
+                self._is_awaited = False
             if self._items:
                 item = self._items.popleft()
                 self._changed.notify_all()

@@ -47,5 +47,5 @@ def done_of(event: Any) -> Done | None:
         return _Computed(event)
     raise ConfigError(
         f"release(event) takes an event (with synchronize()) or a JAX array, got {type(event).__name__}: the batch is "
-        "released, and its memory is used again at once"
+        "released, and its memory is used again when nobody has a view of it"
     )

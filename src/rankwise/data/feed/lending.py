@@ -1,185 +1,148 @@
-"""Memory that a batch lies in until it is released: a buffer of its own, or its part of one."""
+"""Leases: who may see the memory of a batch, and how far a reader may be ahead of those who do."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Mapping
-from typing import Protocol
+import itertools
+import queue
+from collections.abc import Callable
+from typing import Final
 
-import numpy as np
-
-from rankwise.data.contract import BoolArray, FieldSpec, NDArray
-from rankwise.data.feed.buffer import HostBuffer, check_limit, kept_rows
 from rankwise.data.feed.done import Done
 
-__all__ = ["Lent", "LentBuffer", "LentPart", "SharedBuffer"]
+__all__ = ["Lease", "Leases"]
+
+_LEFT: Final = 0
+_ENDED: Final = 1
 
 
-class Lent(Protocol):
-    """Memory of one batch.
+class Lease:
+    """A batch's right to its memory. It ends when nothing that shares the memory is left.
+
+    Args:
+        number: which one it is.
+        tell: is told when it is left, and when it has ended.
 
     Attributes:
         busy: what must have happened before the memory is filled again.
     """
 
-    busy: Done | None
+    __slots__ = ("_number", "_tell", "busy")
 
-    def arrays(self, field: str) -> tuple[NDArray, ...]:
-        """Return the arrays of a field, see `HostBuffer.arrays`."""
-        ...
-
-    def keep(self, kept: BoolArray) -> None:
-        """Drop rows, see `HostBuffer.keep`."""
-        ...
-
-    def give_back(self) -> None:
-        """Let the memory be filled again; to be called once."""
-        ...
-
-
-class LentBuffer:
-    """A whole buffer.
-
-    Args:
-        buffer: the buffer.
-        give_back: takes it back.
-    """
-
-    def __init__(self, buffer: HostBuffer, give_back: Callable[[HostBuffer], object]) -> None:
-        self.buffer, self._give_back = buffer, give_back
-
-    @property
-    def busy(self) -> Done | None:
-        """What the buffer waits for."""
-        return self.buffer.busy
-
-    @busy.setter
-    def busy(self, done: Done | None) -> None:
-        self.buffer.busy = done
-
-    def arrays(self, field: str) -> tuple[NDArray, ...]:
-        """Return the arrays of a field."""
-        return self.buffer.arrays(field)
-
-    def keep(self, kept: BoolArray) -> None:
-        """Drop rows."""
-        self.buffer.keep(kept)
-
-    def give_back(self) -> None:
-        """Give the buffer back."""
-        self._give_back(self.buffer)
-
-
-class LentPart:
-    """Neighbouring samples of a buffer.
-
-    Args:
-        views: the arrays of each field.
-        give_back: takes what must have happened before the buffer is filled again.
-    """
-
-    def __init__(self, views: Mapping[str, tuple[NDArray, ...]], give_back: Callable[[Done | None], None]) -> None:
-        self._views, self._give_back = dict(views), give_back
+    def __init__(self, number: int = 0, tell: Callable[[tuple[int, int]], object] | None = None) -> None:
+        self._number, self._tell = number, tell
         self.busy: Done | None = None
 
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all fields."""
-        return sum(array.nbytes for arrays in self._views.values() for array in arrays)
+    def wait_for(self, done: Done | None) -> None:
+        """Let the memory wait for something more before it is filled again."""
+        if done is not None:
+            self.busy = done if self.busy is None else _Both(self.busy, done)
 
-    def arrays(self, field: str) -> tuple[NDArray, ...]:
-        """Return the arrays of a field."""
-        return self._views[field]
+    def leave(self) -> None:
+        """Say that who was to use the batch has gone on: what is still seen of it is kept by choice, or about to go."""
+        if self._tell is not None:
+            self._tell((_LEFT, self._number))
 
-    def keep(self, kept: BoolArray) -> None:
-        """Drop rows: the kept ones move up within the part."""
-        self._views = {name: kept_rows(arrays, kept) for name, arrays in self._views.items()}
-
-    def copy_to(self, into: HostBuffer, specs: Mapping[str, FieldSpec], num_samples: int) -> None:
-        """Copy all fields.
-
-        Args:
-            into: another buffer.
-            specs: the fields.
-            num_samples: samples of the part.
-        """
-        capacity = {name: len(self._views[name][0]) for name, spec in specs.items() if spec.ragged}
-        into.reserve(specs, num_samples, capacity)
-        for name, arrays in self._views.items():
-            for taken, given in zip(arrays, into.arrays(name), strict=True):
-                np.copyto(given, taken)
-
-    def give_back(self) -> None:
-        """Give the part back."""
-        self._give_back(self.busy)
+    def __del__(self) -> None:
+        # in any thread, in the middle of anything; see `Leases`
+        if self._tell is not None:
+            self._tell((_ENDED, self._number))
 
 
-class SharedBuffer:
-    """A buffer of whose samples several batches have their parts. It goes back when the last of them does.
+class _Both:
+    """Two things that will have happened, as one."""
 
-    Args:
-        whole: the buffer; its samples are there.
-        give_back: takes it back.
-        limit_bytes: most bytes of a part; None = any.
-    """
-
-    def __init__(
-        self, whole: HostBuffer, give_back: Callable[[HostBuffer], object], *, limit_bytes: int | None = None
-    ) -> None:
-        self._whole, self._give_back, self._limit_bytes = whole, give_back, limit_bytes
-        self._lock = threading.Lock()
-        self._num_users = 1  # who reads into it and hands out parts
-        self._waiting: list[Done] = []
-
-    def part(self, specs: Mapping[str, FieldSpec], first: int, last: int) -> LentPart:
-        """Lend samples ``first:last``.
-
-        Args:
-            specs: the fields.
-            first: the first of them.
-            last: the end of them.
-
-        Raises:
-            ConfigError: a batch may not be that large.
-        """
-        views = {name: _part_of(self._whole.arrays(name), first, last) for name in specs}
-        part = LentPart(views, self._leave)
-        check_limit(part.num_bytes, self._limit_bytes)
-        with self._lock:
-            self._num_users += 1
-        return part
-
-    def close(self) -> None:
-        """Lend no more parts."""
-        self._leave(None)
-
-    def _leave(self, done: Done | None) -> None:
-        with self._lock:
-            if done is not None:
-                self._waiting.append(done)
-            self._num_users -= 1
-            if self._num_users:
-                return
-        if self._waiting:
-            self._whole.busy = _All(self._waiting)
-        self._give_back(self._whole)
-
-
-class _All:
-    """Several things that will have happened, as one."""
-
-    def __init__(self, parts: list[Done]) -> None:
-        self._parts = parts
+    def __init__(self, first: Done, second: Done) -> None:
+        self._parts = first, second
 
     def synchronize(self) -> None:
         for part in self._parts:
             part.synchronize()
 
 
-def _part_of(arrays: tuple[NDArray, ...], first: int, last: int) -> tuple[NDArray, ...]:
-    """Return the arrays of some samples, as views but for row pointers, which begin at 0."""
-    if len(arrays) == 1:
-        return (arrays[0][first:last],)
-    data, indices, indptr = arrays
-    values = slice(int(indptr[first]), int(indptr[last]))
-    return data[values], indices[values], indptr[first : last + 1] - indptr[first]
+class Leases:
+    """Grants leases, so that a reader takes no more memory than was agreed while nobody keeps batches.
+
+    A lease counts until it has ended. Who has gone on to the next batch often still looks at the last one for a moment
+    (``x = batch["x"]`` drops it with the next assignment): that is waited for. If it does not end although a consumer
+    waits for what is to be read, its batch is kept, and so others may be: then leases count until they are left, and
+    what is kept lies in memory of its own. So a reader never waits for somebody who waits for it.
+
+    One thread acquires at a time. All that others do is to put messages into a queue, which needs no lock that somebody
+    may hold: finalizers run in any thread, also in the midst of `acquire`, and in forked processes.
+
+    Args:
+        is_awaited: whether a consumer waits for the reader now. Who begins to wait calls `wake`.
+        has_room: whether there may be memory for one more batch beside those that are kept.
+        no_room: makes the error for who waits though there is no room; None = he goes on waiting.
+    """
+
+    def __init__(
+        self,
+        *,
+        is_awaited: Callable[[], bool] = lambda: True,
+        has_room: Callable[[], bool] = lambda: True,
+        no_room: Callable[[], Exception] | None = None,
+    ) -> None:
+        self._is_awaited, self._has_room, self._no_room = is_awaited, has_room, no_room
+        self._news: queue.SimpleQueue[tuple[int, int] | None] = queue.SimpleQueue()
+        self._numbers = itertools.count()
+        self._out: set[int] = set()  # these count
+        self._left: set[int] = set()  # of these, those that are left and have not ended
+        self._are_kept = self._closed = False
+
+    @property
+    def num_out(self) -> int:
+        """Leases that count now, as far as the last `acquire` knew."""
+        return len(self._out)
+
+    def acquire(self, limit: int) -> Lease | None:
+        """Return a lease once fewer than `limit` count; None once closed.
+
+        Raises:
+            Exception: that of `no_room`.
+        """
+        while True:
+            while not self._news.empty():
+                self._hear()
+            if self._closed:
+                return None
+            if len(self._out) < limit:
+                number = next(self._numbers)
+                self._out.add(number)
+                return Lease(number, self._news.put)
+            awaited = self._is_awaited()
+            if self._left and (self._are_kept or awaited) and self._count_no_more(awaited=awaited):
+                continue
+            self._hear()
+
+    def wake(self) -> None:
+        """Let who waits look again."""
+        self._news.put(None)
+
+    def close(self) -> None:
+        """Let everybody who waits go, empty-handed."""
+        self._closed = True
+        self._news.put(None)
+
+    def _hear(self) -> None:
+        """Wait for one message and heed it."""
+        news = self._news.get()
+        if news is None:
+            return
+        what, number = news
+        if what == _ENDED:
+            self._out.discard(number)
+            self._left.discard(number)
+        elif number in self._out:
+            self._left.add(number)
+
+    def _count_no_more(self, *, awaited: bool) -> bool:
+        """Let batches that are kept be: others are read beside them."""
+        if not self._has_room():
+            if awaited and self._no_room is not None:
+                raise self._no_room()
+            return False
+        self._are_kept = True
+        self._out -= self._left
+        self._left = set()
+        return True

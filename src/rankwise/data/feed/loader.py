@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from rankwise.data.contract import Order, OrderState, Source
 from rankwise.data.feed.batch import FeedBatch
-from rankwise.data.feed.buffer import BufferPool, HostBuffer
 from rankwise.data.feed.csr_rows import num_cols_of
 from rankwise.data.feed.cursor import Cursor, CursorLoader, check_fits
-from rankwise.data.feed.done import done_of
+from rankwise.data.feed.memory import MemoryPool
 from rankwise.data.feed.passes import Passes
 from rankwise.data.feed.place import Placer, make_placer
 from rankwise.data.feed.place_jax import is_jax_target, make_jax_placer
-from rankwise.data.feed.reader import ReadBatch, ReadStep, StepReader
+from rankwise.data.feed.reader import ReadBatch, StepReader
 from rankwise.data.feed.repeating import Repeats
 from rankwise.data.feed.running import Running
 from rankwise.data.feed.skipping import OnBadSample, SkipBudget
@@ -44,16 +43,16 @@ if TYPE_CHECKING:
 
 __all__ = ["FeedLoader"]
 
-_OF_A_PROCESS = ("_placer", "_kept", "_under_way", "_spare", "_spare_stages")
+_OF_A_PROCESS = ("_placer", "_kept", "_under_way", "_memory")
 
 
 class FeedLoader(CursorLoader):
     """Implements `BatchLoader`: iterating yields one tuple of micro-batches per step, to the end of the epoch.
 
-    A background thread plans and hints two steps ahead and reads up to `depth` steps ahead. Moving on to the next
-    step (and leaving the iteration) releases the batches of the last one: their memory is filled again. A released
-    batch refuses to be read; keep one with ``batch.detach()``. On a CPU the tensors lie in that memory (no copy), on
-    a CUDA device they are copies made on a stream of their own, for which the current stream waits.
+    A background thread plans and hints two steps ahead and reads up to `depth` steps ahead. Batches belong to whoever
+    has them, as do tensors, arrays and views of them: ``list(loader)`` is right. Their memory is filled again when
+    nobody has any; where it is kept, further steps take new memory. On a CPU the tensors lie in that memory (no copy),
+    on a CUDA device they are copies made on a stream of their own, for which the current stream waits.
 
     The position moves when a step is marked done, not when it is pulled: iterating again starts after the last step
     marked done, and an epoch that nobody marks starts from its beginning.
@@ -120,9 +119,9 @@ class FeedLoader(CursorLoader):
             self.source, batch_transform = fused_source(self.source, batch_transform)
         self._batch_transform = batch_transform
         self._buffer_limit_bytes = buffer_limit_bytes
+        self._caps: dict[str, Any] = {}  # of all batches together, those that are kept included; see `MemoryPool`
         self._on_thread = on_thread
-        self._spare: list[HostBuffer] = []
-        self._spare_stages: list[HostBuffer] = []
+        self._memory: tuple[MemoryPool, MemoryPool] | None = None
         wanted = getattr(self.source, "stateless", False) if across_epochs is None else across_epochs
         self._across_epochs, self._is_last = bool(wanted and depth), False
         self._may_start = bool(depth) and (self._across_epochs or getattr(self.source, "stateless", False))
@@ -153,7 +152,7 @@ class FeedLoader(CursorLoader):
     def __reduce__(self) -> tuple[Any, ...]:
         check_sendable(self._device)
         state = {name: value for name, value in self.__dict__.items() if name != "_placer"}
-        state |= {"_kept": None, "_under_way": [], "_spare": [], "_spare_stages": []}
+        state |= {"_kept": None, "_under_way": [], "_memory": None}
         return rebuild, (getattr(type(self), "plain_class", type(self)),), state
 
     def __getitem__(self, index: object) -> NoReturn:
@@ -194,7 +193,7 @@ class FeedLoader(CursorLoader):
             check_sendable(self._device)
             # what a fork brought along has threads and locks elsewhere, and perhaps a device: it is only kept
             self._brought = {name: value for name, value in self.__dict__.items() if name in _OF_A_PROCESS}
-            self.__dict__ |= {"_kept": None, "_under_way": [], "_spare": [], "_spare_stages": []}
+            self.__dict__ |= {"_kept": None, "_under_way": [], "_memory": None}
             self._placer = make_placer(host_device(self._device))
             self._budget = self._budget.shared(self._cursor.starts.count_damaged)
             self._across_epochs = self._may_start = False
@@ -210,15 +209,15 @@ class FeedLoader(CursorLoader):
         self._under_way.append(reading.close)
         try:
             self._check_open()  # it may have been stopped in between
-            while num_left and (item := self._next(reading)) is not None:
-                held = self._hand_over(item)
+            while num_left and (held := self._next(reading)):
                 num_left -= 1
                 yield held
-                _release(held)
+                _leave(held)
+                held = ()  # from here on only who keeps them has them
             self._check_open()
         finally:
             self._under_way.remove(reading.close)
-            _release(held)
+            _leave(held)
             self._repeats.ends(reading.passes.start, whole=not num_left)
             self._end(reading, keep=not num_left)
 
@@ -237,12 +236,11 @@ class FeedLoader(CursorLoader):
         return reading
 
     def _new_reading(self, *, goes_on: bool) -> Running:
-        pool = BufferPool(pinned=self._placer.pinned, limit_bytes=self._buffer_limit_bytes, spare=self._spare)
-        stages = BufferPool(pinned=self._placer.pinned, spare=self._spare_stages)
-        self._spare, self._spare_stages = [], []
+        if self._memory is None or self._memory[0].is_elsewhere:
+            options: dict[str, Any] = {"pinned": self._placer.pinned, "speaks": self._cursor.rank == 0}
+            self._memory = MemoryPool(0, **options, **self._caps), MemoryPool(0, **options)
         passes = Passes(self._cursor, before=self._before, goes_on=goes_on, worker=self._worker)
-        reader = self._reader(pool, stages)
-        return Running(passes, reader, stages, depth=self._own_depth, on_thread=self._on_thread)
+        return Running(passes, self._reader(*self._memory), depth=self._own_depth, on_thread=self._on_thread)
 
     @property
     def _own_depth(self) -> int:
@@ -255,7 +253,6 @@ class FeedLoader(CursorLoader):
             self._kept = reading
         else:
             reading.close()
-            self._spare, self._spare_stages = reading.drain()
 
     def start_prefetch(self) -> bool:
         """Begin to read what the next iteration will ask for, in the background; returns at once.
@@ -314,20 +311,24 @@ class FeedLoader(CursorLoader):
         """Say how many damaged samples this rank left out, if any; they are also in `stats`."""
         self._budget.say_total(self._cursor.rank)
 
-    def _reader(self, pool: BufferPool, stages: BufferPool) -> StepReader:
+    def _reader(self, memory: MemoryPool, stages: MemoryPool) -> StepReader:
         return StepReader(
             self.source,
             names=tuple(self.source.fields),
-            pool=pool,
+            memory=memory,
             placer=self._placer,
             transform=None if self._transform is None else SampleTransform(self._transform, num_cols_of(self.source)),
             depth=self._own_depth,
             budget=self._budget,
             together=self._depth if getattr(self.source, "gains_together", False) else 1,
             stages=stages,
+            limit_bytes=self._buffer_limit_bytes,
+            has_room=memory.has_room,
+            no_room=memory.no_room,
         )
 
-    def _next(self, reading: Running) -> ReadStep | None:
+    def _next(self, reading: Running) -> tuple[FeedBatch, ...]:
+        """Hand over the next step; none when it is over."""
         started = time.perf_counter()
         item = reading.take()
         waited = time.perf_counter() - started
@@ -344,30 +345,20 @@ class FeedLoader(CursorLoader):
                 read_s=old.read_s + item.read_s,
                 wait_s=old.wait_s + waited,
             )
-        return item
-
-    def _hand_over(self, step: ReadStep) -> tuple[FeedBatch, ...]:
-        return tuple(self._batch(read) for read in step.batches)
+        return () if item is None else tuple(self._batch(read) for read in item.batches)
 
     def _batch(self, read: ReadBatch) -> FeedBatch:
         fields = self._placer.receive(read.placed)
         if self._worker is not None:
             return self._sent(read, fields)
 
-        def give_back(event: Any) -> None:
-            try:
-                done = done_of(event)
-                if self._placer.shares_memory:
-                    read.lent.busy = done
-            finally:
-                read.lent.give_back()
-
         batch = FeedBatch(
             read.share,
             fields,
             num_lost=read.num_lost,
             may_skip=self._budget.may_skip,
-            give_back=give_back,
+            lent=read.lent,
+            is_view=self._placer.shares_memory,
             weights=self._placer.weights(read.share),
         )
         if self._batch_transform is None:
@@ -392,6 +383,6 @@ class FeedLoader(CursorLoader):
         return dict(made)
 
 
-def _release(batches: tuple[FeedBatch, ...]) -> None:
+def _leave(batches: tuple[FeedBatch, ...]) -> None:
     for batch in batches:
-        batch.release()
+        batch.leave()

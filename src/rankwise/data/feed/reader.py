@@ -5,19 +5,24 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from rankwise.data.contract import BoolArray, IntArray, ReadReport, Share, Source, Step, sample_keys
-from rankwise.data.feed.buffer import BufferPool, HostBuffer
+from rankwise.data.feed.buffer import HostBuffer, Lent
 from rankwise.data.feed.csr_rows import num_cols_of
-from rankwise.data.feed.lending import Lent, LentBuffer
+from rankwise.data.feed.lending import Leases
+from rankwise.data.feed.memory import MemoryPool
 from rankwise.data.feed.place import Placed, Placer
 from rankwise.data.feed.skipping import SkipBudget
-from rankwise.data.feed.together import Reading, Shares, read_alone, read_together
+from rankwise.data.feed.together import Reading, Shares, Stage, read_alone, read_together
 from rankwise.data.feed.transform import SampleTransform
 
 __all__ = ["ReadBatch", "ReadStep", "StepReader"]
+
+_NUM_STAGES = 2  # one in use, one to be read into
+_LOOKED_AT = 1  # a batch that the loop has left and still has a name for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,13 +58,19 @@ class StepReader:
     Args:
         source: where samples come from.
         names: fields to take.
-        pool: where buffers come from.
+        memory: where batches lie.
         placer: where batches go.
         transform: per sample, or None.
-        depth: steps that may lie ready; the pool hands out one more.
+        depth: steps that may lie ready; one more is in use or being read.
         budget: decides about samples that cannot be read.
         together: steps that are read as one.
-        stages: where the memory for these comes from.
+        stages: where these lie.
+        limit_bytes: most bytes of a batch; None = any.
+        has_room: see `Leases`.
+        no_room: see `Leases`.
+
+    Attributes:
+        is_awaited: whether a consumer waits for what is read; it does so if it reads in its own thread.
     """
 
     def __init__(
@@ -67,23 +78,28 @@ class StepReader:
         source: Source,
         *,
         names: tuple[str, ...],
-        pool: BufferPool,
+        memory: MemoryPool,
         placer: Placer,
         transform: SampleTransform | None,
         depth: int,
         budget: SkipBudget,
         together: int,
-        stages: BufferPool,
+        stages: MemoryPool,
+        limit_bytes: int | None = None,
+        has_room: Callable[[], bool] = lambda: True,
+        no_room: Callable[[], Exception] | None = None,
     ) -> None:
         self._source = source
         self._names = names
-        self.pool = pool
+        self._memory, self._stages, self._limit_bytes = memory, stages, limit_bytes
+        self.is_awaited: Callable[[], bool] = lambda: True
+        room: dict[str, Any] = {"is_awaited": self._is_awaited, "has_room": has_room, "no_room": no_room}
+        self._leases, self._stage_leases = Leases(**room), Leases(**room)
         self._placer = placer
         self._transform = transform
         self._depth = depth
         self._budget = budget
         self._together = together
-        self._stages = stages
         self._scratch = HostBuffer()
         self._num_cols = num_cols_of(source)
         self._most_batches = 1
@@ -91,8 +107,14 @@ class StepReader:
 
     def close(self) -> None:
         """Let nobody wait for memory any more: reading ends."""
-        self.pool.close()
-        self._stages.close()
+        self._leases.close()
+        self._stage_leases.close()
+        self.is_awaited = lambda: True
+
+    def wake(self) -> None:
+        """Look whether somebody waits; called by who begins to."""
+        self._leases.wake()
+        self._stage_leases.wake()
 
     def read(
         self, steps: Iterable[Shares], is_asked: Callable[[], bool] = lambda: True
@@ -112,27 +134,35 @@ class StepReader:
         """
         for step, readings in self._planned(steps):
             self._most_batches = max(self._most_batches, len(readings))
-            started = time.perf_counter() + self._paused_s
-            batches: list[ReadBatch] = []
-            try:
-                for reading in readings:
-                    batch = yield from self._batch(step, reading, is_asked)
-                    if batch is None:
-                        return
-                    batches.append(batch)
-            except Exception as error:
-                share = readings[0].share
-                error.add_note(
-                    f"while reading step {step.index} of epoch {step.epoch} (positions {step.start} to "
-                    f"{step.start + step.count - 1}) for rank {share.rank} of {share.world_size}"
-                )
-                raise
-            yield ReadStep(batches=tuple(batches), read_s=time.perf_counter() + self._paused_s - started)
+            read = [(yield from self._step(step, readings, is_asked))]
+            if read[0] is None:
+                return
+            yield read.pop()  # no name for it: it would keep the memory of the step while the next ones are read
+
+    def _step(
+        self, step: Step, readings: tuple[Reading, ...], is_asked: Callable[[], bool]
+    ) -> Generator[None, None, ReadStep | None]:
+        started = time.perf_counter() + self._paused_s
+        batches: list[ReadBatch] = []
+        try:
+            for reading in readings:
+                batch = yield from self._batch(step, reading, is_asked)
+                if batch is None:
+                    return None
+                batches.append(batch)
+        except Exception as error:
+            share = readings[0].share
+            error.add_note(
+                f"while reading step {step.index} of epoch {step.epoch} (positions {step.start} to "
+                f"{step.start + step.count - 1}) for rank {share.rank} of {share.world_size}"
+            )
+            raise
+        return ReadStep(batches=tuple(batches), read_s=time.perf_counter() + self._paused_s - started)
 
     def _planned(self, steps: Iterable[Shares]) -> Iterator[tuple[Step, tuple[Reading, ...]]]:
         if self._together > 1:
-            limit_bytes = self.pool.limit_bytes
-            return read_together(self._source, steps, self._together, self._stages, limit_bytes=limit_bytes)
+            limit_bytes = self._limit_bytes
+            return read_together(self._source, steps, self._together, self._acquire_stage, limit_bytes=limit_bytes)
         return read_alone(self._source, steps)
 
     def _batch(
@@ -162,13 +192,25 @@ class StepReader:
         num_lost = _num_real(reading.share) - _num_real(share)
         return ReadBatch(share=share, lent=lent, placed=placed, report=report, num_lost=num_lost)
 
-    def _acquire(self) -> LentBuffer | None:
-        buffer = self.pool.acquire((self._depth + 1) * self._most_batches)
-        return None if buffer is None else LentBuffer(buffer, self.pool.give_back)
+    def _acquire(self) -> HostBuffer | None:
+        limit = (self._depth + 1) * self._most_batches
+        lease = self._leases.acquire(limit)
+        if lease is None:
+            return None
+        return HostBuffer(self._memory, lease=lease, limit_bytes=self._limit_bytes, spares=limit + _LOOKED_AT)
 
-    def _use_scratch(self) -> LentBuffer:
+    def _acquire_stage(self) -> Stage | None:
+        lease = self._stage_leases.acquire(_NUM_STAGES)
+        if lease is None:
+            return None
+        return HostBuffer(self._stages, lease=lease, spares=_NUM_STAGES + _LOOKED_AT), lease
+
+    def _is_awaited(self) -> bool:
+        return self.is_awaited()
+
+    def _use_scratch(self) -> HostBuffer:
         """The memory of samples on their way through a transform, one batch after the other."""
-        return LentBuffer(self._scratch, lambda _: None)
+        return self._scratch
 
     def _pause(self) -> Generator[None, None, None]:
         paused = time.perf_counter()
@@ -183,7 +225,7 @@ class StepReader:
         into.keep(kept)
         return _kept_share(share, kept)
 
-    def _transformed(self, transform: SampleTransform, step: Step, share: Share, raw: Lent) -> LentBuffer | None:
+    def _transformed(self, transform: SampleTransform, step: Step, share: Share, raw: Lent) -> HostBuffer | None:
         """Return samples as they come out of the transform; None when it is over."""
         if transform.specs is None and share.num_samples == 0:
             self._learn(transform, step, share)
@@ -191,7 +233,7 @@ class StepReader:
         if made is None:
             return None
         try:
-            transform.apply(raw, self._names, share.ids, _keys(step, share.ids), made.buffer)
+            transform.apply(raw, self._names, share.ids, _keys(step, share.ids), made)
         except BaseException:
             made.give_back()
             raise

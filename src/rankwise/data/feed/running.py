@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from rankwise.data.feed.ahead import ReadAhead
-from rankwise.data.feed.buffer import BufferPool, HostBuffer
 from rankwise.data.feed.passes import Passes
 from rankwise.data.feed.reader import ReadStep, StepReader
 
@@ -18,7 +17,6 @@ class Running:
     Args:
         passes: the steps.
         reader: reads them.
-        stages: where it keeps what it reads as one.
         depth: steps that may lie ready; 0 reads in the calling thread.
         on_thread: called at the beginning of each background thread.
     """
@@ -27,12 +25,11 @@ class Running:
         self,
         passes: Passes,
         reader: StepReader,
-        stages: BufferPool,
         *,
         depth: int,
         on_thread: Callable[[], None] | None,
     ) -> None:
-        self.passes, self._reader, self._pools = passes, reader, (reader.pool, stages)
+        self.passes, self._reader = passes, reader
         self._depth = depth
         self._items: Iterator[ReadStep | None] = iter(())
         self._ahead: ReadAhead | None = None
@@ -87,10 +84,3 @@ class Running:
             self._reader.close()
         else:
             self._ahead.close()
-
-    def drain(self) -> tuple[list[HostBuffer], list[HostBuffer]]:
-        """Return the memory for batches and for what is read as one, for reading that begins later; when closed."""
-        if self.is_elsewhere:
-            return [], []  # what the other process had
-        batches, stages = self._pools
-        return batches.drain(), stages.drain()

@@ -11,8 +11,8 @@ from typing import Protocol, TypeAlias
 import numpy as np
 
 from rankwise.data.contract import Plan, ReadReport, Share, Source, Step
-from rankwise.data.feed.buffer import BufferPool
-from rankwise.data.feed.lending import Lent, LentBuffer, LentPart, SharedBuffer
+from rankwise.data.feed.buffer import HostBuffer, Lent, LentPart, SharedBuffer
+from rankwise.data.feed.lending import Lease
 from rankwise.errors import RankwiseError
 
 __all__ = ["Reading", "Shares", "read_alone", "read_together"]
@@ -20,10 +20,10 @@ __all__ = ["Reading", "Shares", "read_alone", "read_together"]
 Shares: TypeAlias = tuple[Step, tuple[Share, ...]]
 
 _HINTED_STEPS = 2
-_NUM_STAGES = 2  # one in use, one to be read into
 
 
-Acquire: TypeAlias = Callable[[], LentBuffer | None]
+Acquire: TypeAlias = Callable[[], HostBuffer | None]
+Stage: TypeAlias = tuple[HostBuffer, Lease]
 
 
 class Reading(Protocol):
@@ -57,11 +57,16 @@ def read_alone(source: Source, steps: Iterable[Shares]) -> Iterator[tuple[Step, 
 
 
 def read_together(
-    source: Source, steps: Iterable[Shares], num_steps: int, pool: BufferPool, *, limit_bytes: int | None = None
+    source: Source,
+    steps: Iterable[Shares],
+    num_steps: int,
+    stage: Callable[[], Stage | None],
+    *,
+    limit_bytes: int | None = None,
 ) -> Iterator[tuple[Step, tuple[Reading, ...]]]:
     """Yield steps of which so many are planned and read as one; the next ones are hinted before they are read.
 
-    Each share lies where it was read, beside the others; the memory is filled again when all of them are given back.
+    Each share lies where it was read, beside the others; the memory is filled again when nobody sees any of them.
     Those of the last step are copied out, so that the next steps but one are read while it is in use; so are those of
     few steps, at the end of an epoch, which last less long than reading what follows takes.
 
@@ -73,10 +78,10 @@ def read_together(
         source: samples by index.
         steps: in order, each with the shares of this rank. They are read in this order.
         num_steps: how many are read as one.
-        pool: where the memory for them comes from.
+        stage: gets the memory for so many; waits for it, and returns None once it is over.
         limit_bytes: most bytes of a share; None = any.
     """
-    stages = _Stages(pool, limit_bytes)
+    stages = _Stages(stage, limit_bytes)
     waiting: Iterator[tuple[Step, tuple[Reading, ...]]] = iter(())
     for number, group in enumerate(_groups(steps, num_steps)):
         planned = _Together(source, group, stages, copied=2 * len(group) <= num_steps).steps()
@@ -123,7 +128,7 @@ def _read(source: Source, share: Share, plan: Plan | None, acquire: Acquire) -> 
     if lent is None:
         return None
     try:
-        return source.read(source.plan(share) if plan is None else plan, lent.buffer), lent
+        return source.read(source.plan(share) if plan is None else plan, lent), lent
     except BaseException:
         lent.give_back()
         raise
@@ -132,20 +137,21 @@ def _read(source: Source, share: Share, plan: Plan | None, acquire: Acquire) -> 
 class _Stages:
     """Memory for steps that are read as one: some are in use while the next ones are read."""
 
-    def __init__(self, pool: BufferPool, limit_bytes: int | None) -> None:
-        self._pool, self._limit_bytes = pool, limit_bytes
+    def __init__(self, acquire: Callable[[], Stage | None], limit_bytes: int | None) -> None:
+        self._acquire, self._limit_bytes = acquire, limit_bytes
 
     def read(self, source: Source, plan: Plan) -> tuple[ReadReport, SharedBuffer] | None:
         """Carry out a plan; None once it is over."""
-        stage = self._pool.acquire(_NUM_STAGES)
+        stage = self._acquire()
         if stage is None:
             return None
+        buffer, lease = stage
         try:
-            report = source.read(plan, stage)
+            report = source.read(plan, buffer)
         except BaseException:
-            self._pool.give_back(stage)
+            buffer.give_back()
             raise
-        return report, SharedBuffer(stage, self._pool.give_back, limit_bytes=self._limit_bytes)
+        return report, SharedBuffer(buffer, lease, limit_bytes=self._limit_bytes)
 
 
 class _Together:
@@ -175,6 +181,7 @@ class _Together:
         finally:
             if self._read is not None:
                 self._read[1].close()
+                self._read = None
 
     def part(self, share: Share, first: int, acquire: Acquire) -> tuple[ReadReport, Lent] | None:
         """Return a share, the first samples of which are not its own; all of them are read at the first call."""
@@ -218,7 +225,7 @@ class _Part:
         try:
             lent = acquire()
             if lent is not None:
-                part.copy_to(lent.buffer, self._whole.source.fields, self.share.num_samples)
+                part.copy_to(lent, self._whole.source.fields, self.share.num_samples)
         finally:
             part.give_back()
         return None if lent is None else (report, lent)

@@ -13,9 +13,9 @@ import numpy as np
 from rankwise.data.contract import BatchBuffer, FieldSpec, OrderState, ReadReport, Share, Step, shares
 from rankwise.data.feed import HostBuffer
 from rankwise.data.feed.csr_rows import one_row
+from rankwise.data.feed.memory import MemoryPool
 from rankwise.data.rows.failing import RowErrors
 from rankwise.data.rows.fields import RowField, read_fields
-from rankwise.data.rows.memory_pool import MemoryPool
 from rankwise.data.rows.obs import ObsColumn
 from rankwise.data.rows.plans import RowPlan
 from rankwise.data.rows.transforms import Log1pCounts

@@ -48,7 +48,8 @@ def settle_index(
     step = largest_step(order)
     num_micro = num_micro_batches(step, world_size=world_size, micro_batch=micro_batch)
     rows = math.ceil(math.ceil(step / world_size) / num_micro)
-    slots = (depth + 1) * num_micro  # the steps that lie ready, and the one in use or being read
+    ahead = max(1, depth)  # the step that was left is looked at for a moment while the next one is read
+    slots = (ahead + 1) * num_micro  # the steps that lie ready, and the one in use or being read
     batch = max(1, rows * max(_crop_bytes(made, index, fields) for made in index.stages.known()))
     budget = Budget(
         batch_bytes=batch,
@@ -59,7 +60,7 @@ def settle_index(
         host_cap_bytes=caps.host_bytes,
         on_host=caps.on_host,
     )
-    what = f"{depth + 1} steps of {num_micro} batches of {rows} crops must fit ({depth} ready, one in use), and do not"
+    what = f"{ahead + 1} steps of {num_micro} batches of {rows} crops must fit ({ahead} ready, one in use), and do not"
     mends = [
         "a smaller batch_size of the order",
         *["a smaller depth"] * (depth > 0),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack, cast
 from rankwise.data.contract import Batch, Order, Source
 from rankwise.data.crops.budget import Caps
 from rankwise.data.crops.devices import RankPlace, place_in_world
-from rankwise.data.crops.exceptions import ShutdownError
+from rankwise.data.crops.exceptions import BudgetExceeded, ShutdownError
 from rankwise.data.crops.index.budgeting import largest_step, settle_index
 from rankwise.data.crops.index.counting_files import most_files
 from rankwise.data.crops.index.crop_index import CropIndex, CropPlace
@@ -129,6 +129,7 @@ class IndexPipeline(FeedLoader):
             caps=caps,
         )
         self._buffer_limit_bytes = self.budget.slot_limit_bytes
+        self._caps = {"cap_bytes": self.budget.num_slots * self.budget.slot_limit_bytes, "over_cap": BudgetExceeded}
         _LOG.info("batches of crops take\n%s", self.budget)
 
     def _say_few_handles(self, place: RankPlace) -> None:

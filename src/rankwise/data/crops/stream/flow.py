@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -63,6 +63,9 @@ class Flow(Generic[T, P, R]):
         batch_size: samples of a batch.
         lookahead: most samples that wait.
         drop_last: whether a last batch that is not full stays behind.
+
+    Attributes:
+        on_wait: called when a consumer begins to wait; must not wait itself.
     """
 
     def __init__(self, *, batch_size: int, lookahead: int, drop_last: bool) -> None:
@@ -70,6 +73,7 @@ class Flow(Generic[T, P, R]):
         self._lookahead = lookahead
         self._drop_last = drop_last
         self._state = _State()
+        self.on_wait: Callable[[], object] = lambda: None
         self._changed = threading.Condition()
 
     @property
@@ -81,6 +85,11 @@ class Flow(Generic[T, P, R]):
     def in_user_code(self) -> bool:
         """Whether the puller is inside the user's iterable, where nothing can wake it."""
         return self._state.in_user_code
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether a consumer waits and there is nothing for it: what was read is all taken."""
+        return self._state.num_waiting > 0 and not self._state.ready
 
     def close(self) -> None:
         """End it: everybody who waits goes on, empty-handed."""
@@ -234,6 +243,7 @@ class Flow(Generic[T, P, R]):
             state = self._state
             state.num_waiting += 1
             self._changed.notify_all()
+            self.on_wait()
             try:
                 while not (state.closed or state.ready or self._is_drained()):
                     left = None if deadline is None else deadline - time.monotonic()

@@ -190,6 +190,7 @@ class StreamPipeline(Pipeline):
 
     def _batch(self, item: Ready) -> Batch:
         fields = self._transformed(self._placer.receive(item.placed), item)
+        item.buffer.give_back()  # from here on the fields alone keep it, and what shares their memory
         batch_id, first_fill = self._count(item)
         if first_fill:
             _warn_all_fill(item)
@@ -247,7 +248,7 @@ class StreamPipeline(Pipeline):
 
 
 def _giver(item: Ready, parked: Parked, *, shares_memory: bool) -> Any:
-    """What releases a batch. It alone, and the batch's fields, keep its memory."""
+    """What releases a batch. It keeps the lease, so that a batch on a device counts as long as it is held."""
     buffer, placed = item.buffer, item.placed
 
     def give_back(event: Any) -> None:

@@ -10,15 +10,18 @@ from typing import Any
 import numpy as np
 
 from rankwise.data.contract import IntArray
+from rankwise.data.crops.budget import Budget, too_large
 from rankwise.data.crops.config import Config
 from rankwise.data.crops.exceptions import OutOfMemory
-from rankwise.data.crops.memory import LentBuffer, Ring
 from rankwise.data.crops.numa import pin_thread
 from rankwise.data.crops.reading import CropPlan, CropReader, CropReport
 from rankwise.data.crops.stats import Meters
 from rankwise.data.crops.stream.flow import Flow
 from rankwise.data.crops.stream.skipping import SkipBudget
 from rankwise.data.crops.stream.work import Failure, Ready, Work
+from rankwise.data.feed.buffer import HostBuffer
+from rankwise.data.feed.lending import Leases
+from rankwise.data.feed.memory import MemoryPool
 from rankwise.data.feed.place import Placer
 from rankwise.data.feed.transform import SampleTransform
 
@@ -31,7 +34,9 @@ class StreamReader:
     Args:
         flow: where plans come from and batches go.
         config: the configuration.
-        ring: memory.
+        leases: bounds how far it reads ahead.
+        memory: where batches lie.
+        budget: how many of them, and how large.
         placer: the device.
         keys: makes the keys of samples.
         meters: times and counts.
@@ -43,25 +48,27 @@ class StreamReader:
         flow: Flow[Any, Work, Ready | Failure],
         config: Config,
         *,
-        ring: Ring,
+        leases: Leases,
+        memory: MemoryPool,
+        budget: Budget,
         placer: Placer,
         keys: Callable[[Work], IntArray],
         meters: Meters,
         cores: frozenset[int] | None,
     ) -> None:
         self._flow = flow
-        self._ring = ring
+        self._leases, self._memory, self._budget = leases, memory, budget
         self._placer = placer
         self._keys = keys
         self._meters = meters
         self._cores = cores
         self._transform = None if config.transform is None else SampleTransform(config.transform)
-        self._scratch = LentBuffer()
+        self._scratch = HostBuffer()
         self.skips = SkipBudget(config.on_bad_sample)
         self._full = (
-            f"all {ring.num_slots} batch buffers are in use: release batches, and drop the arrays, tensors and views "
-            f"that share their memory, or clone what is to stay; at most {ring.num_slots} can be held "
-            f"(host_buffer_waves={config.host_buffer_waves}, as far as the memory caps allow)"
+            f"all {budget.num_slots} batch buffers (host_buffer_waves={config.host_buffer_waves}) and what the memory "
+            "caps allow beside them are in use: release batches, and drop the arrays, tensors and views that share "
+            "their memory, clone the part that is to stay, or raise max_host_memory_bytes (max_gpu_memory_bytes)"
         )
 
     def run(self) -> None:
@@ -70,14 +77,21 @@ class StreamReader:
         while (work := self._flow.take_plan()) is not None:
             self._flow.doing(self._full)
             with self._meters.time("bind_wait"):
-                buffer = self._ring.borrow()
-            if buffer is None:
+                lease = self._leases.acquire(self._budget.num_slots)
+            if lease is None:
                 return
+            buffer = HostBuffer(
+                self._memory,
+                lease=lease,
+                limit_bytes=self._budget.slot_limit_bytes,
+                spares=self._budget.num_slots,
+                too_large=too_large,
+            )
             self._flow.doing("the next batch is being read: the storage is slow, or the batch is large")
             self._flow.put_ready(*_clean(self._results(work, buffer)))
-            del buffer, work  # nothing here may keep the memory from coming back
+            del buffer, lease, work  # nothing here may keep the memory from coming back
 
-    def _results(self, work: Work, buffer: LentBuffer) -> list[Ready | Failure]:
+    def _results(self, work: Work, buffer: HostBuffer) -> list[Ready | Failure]:
         results: list[Ready | Failure] = [Failure(error, 0) for error in work.errors]
         broken = not work.items or (work.plan is None and not work.failed)
         try:
@@ -89,7 +103,7 @@ class StreamReader:
             results.append(Failure(error, len(work.items)))
         return results
 
-    def _read(self, work: Work, buffer: LentBuffer) -> list[Ready | Failure]:
+    def _read(self, work: Work, buffer: HostBuffer) -> list[Ready | Failure]:
         if work.plan is None or work.reader is None:
             failure = self.skips.judge(work.failed)
             return [] if failure is None else [Failure(failure, len(work.items))]
@@ -105,14 +119,14 @@ class StreamReader:
         ready = self._ready(work, work.reader, report, buffer, left_out=num_bad if failure is None else 0)
         return [*results, ready]
 
-    def _filled(self, plan: CropPlan, reader: CropReader, into: LentBuffer) -> CropReport:
+    def _filled(self, plan: CropPlan, reader: CropReader, into: HostBuffer) -> CropReport:
         out_bytes = sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in reader.specs.values())
         with self._meters.time("decode", input_bytes=plan.read_bytes, output_bytes=out_bytes * plan.num_samples):
             report = reader.read(plan, into)
         self._count(plan, report)
         return report
 
-    def _ready(self, work: Work, reader: CropReader, report: CropReport, buffer: LentBuffer, *, left_out: int) -> Ready:
+    def _ready(self, work: Work, reader: CropReader, report: CropReport, buffer: HostBuffer, *, left_out: int) -> Ready:
         kept = np.flatnonzero(report.valid).tolist()
         items = [work.items[row] for row in kept]
         numbers = np.array([item.number for item in items], dtype=np.int64)

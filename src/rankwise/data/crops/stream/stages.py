@@ -14,7 +14,6 @@ from rankwise.data.contract import IntArray, sample_keys
 from rankwise.data.crops.budget import Budget
 from rankwise.data.crops.config import Config
 from rankwise.data.crops.devices import RankPlace
-from rankwise.data.crops.memory import Ring
 from rankwise.data.crops.numa import cores_here
 from rankwise.data.crops.stats import Meters
 from rankwise.data.crops.stream.flow import Flow
@@ -23,6 +22,8 @@ from rankwise.data.crops.stream.planning import Planner
 from rankwise.data.crops.stream.pulling import Puller
 from rankwise.data.crops.stream.reading import StreamReader
 from rankwise.data.crops.stream.work import Failure, Numbered, Ready, Work
+from rankwise.data.feed.lending import Leases
+from rankwise.data.feed.memory import MemoryPool
 from rankwise.data.feed.place import Placer
 from rankwise.data.store.files import say_few_handles, system_file_limit
 from rankwise.data.store.reader import BoxReader
@@ -63,14 +64,20 @@ class Stages:
         )
         if place.rank == 0:
             self._say_few_handles(config, place, budget)
-        self._ring = Ring(budget.num_slots, pinned=placer.pinned, limit_bytes=budget.slot_limit_bytes)
+        cap_bytes = budget.num_slots * budget.slot_limit_bytes
+        memory = MemoryPool(0, pinned=placer.pinned, cap_bytes=cap_bytes, speaks=place.rank == 0)
+        flow = self.flow
+        self._leases = Leases(is_awaited=lambda: flow.is_awaited, has_room=memory.has_room)
+        flow.on_wait = self._leases.wake
         seed, rank = config.seed, place.rank
         puller = Puller(self.flow, config, self.openings, self.meters)
         planner = Planner(self.flow, config, self.openings, self.engine, self.meters)
         self._reader = StreamReader(
             self.flow,
             config,
-            ring=self._ring,
+            leases=self._leases,
+            memory=memory,
+            budget=budget,
             placer=placer,
             keys=lambda work: _keys(work, seed, rank),
             meters=self.meters,
@@ -110,7 +117,7 @@ class Stages:
             self._closed = True
         self.flow.close()
         self.openings.close()
-        self._ring.close()
+        self._leases.close()
         pull, plan, read = self._threads
         waited_for = (plan, read) if self.flow.in_user_code else (pull, plan, read)
         # a garbage collection may close a stream from within one of its own threads, which cannot wait for itself

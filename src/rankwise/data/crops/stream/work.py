@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from rankwise.data.contract import IntArray
 from rankwise.data.crops.exceptions import DamacyError
-from rankwise.data.crops.memory import LentBuffer
 from rankwise.data.crops.reading import CropPlan, CropReader
 from rankwise.data.crops.sample import Sample
+from rankwise.data.feed.buffer import HostBuffer
 from rankwise.data.feed.place import Placed
 
 __all__ = ["Failure", "Numbered", "Ready", "Work"]
@@ -67,7 +67,7 @@ class Ready:
     samples: tuple[Sample, ...]
     numbers: IntArray
     key: IntArray
-    buffer: LentBuffer
+    buffer: HostBuffer
     placed: Placed
     all_fill: bool
     num_left_out: int

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rankwise.data.contract import FieldSpec, IntArray, NDArray
+from rankwise.data.feed.memory import MemoryPool
 from rankwise.data.rows.fields.row_field import FieldRead, Finished, RowField
 from rankwise.data.rows.fields.spreading import Target, begin_spread
 from rankwise.data.rows.matrices import HeldStack, MatrixPlan, MatrixStack, find_gaps, stray_columns
-from rankwise.data.rows.memory_pool import MemoryPool
 from rankwise.data.store import BoxPlan, BoxReader, BoxReport
 
 __all__ = ["make_field"]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rankwise.data.contract import NDArray
+from rankwise.data.feed.memory import MemoryPool
 from rankwise.data.rows.fields.row_field import Finished, RowField
 from rankwise.data.rows.matrices import MatrixPlan
-from rankwise.data.rows.memory_pool import MemoryPool
 from rankwise.data.store import BoxReader
 
 __all__ = ["read_fields"]

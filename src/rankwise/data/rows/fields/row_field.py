@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from rankwise.data.contract import BoolArray, FieldSpec, IntArray, NDArray
+from rankwise.data.feed.memory import MemoryPool
 from rankwise.data.rows.matrices import MatrixPlan, MatrixStack
-from rankwise.data.rows.memory_pool import MemoryPool
 from rankwise.data.store import BoxError, BoxPlan, BoxReader, BoxReport
 
 __all__ = ["FieldRead", "Finished", "RowField"]

@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from rankwise.data.contract import IntArray, NDArray
+from rankwise.data.feed.memory import MemoryPool
 from rankwise.data.rows.dense import spread_rows
 from rankwise.data.rows.fields.row_field import FieldRead, Finished
 from rankwise.data.rows.matrices import MatrixPlan, find_gaps, stray_columns
-from rankwise.data.rows.memory_pool import MemoryPool
 from rankwise.data.store import BoxReader, BoxReport, Spread
 from rankwise.data.store.boxes import OUTSIDE, TWICE
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from rankwise.data.contract import IntArray, NDArray
+from rankwise.data.feed.memory import MemoryPool
 from rankwise.data.rows.loader.blocks import RowBlock
 from rankwise.data.rows.matrices import (
     MatrixPlan,
@@ -22,7 +23,6 @@ from rankwise.data.rows.matrices import (
     stack_matrices,
     stray_columns,
 )
-from rankwise.data.rows.memory_pool import MemoryPool
 from rankwise.data.store import BoxError, BoxReader
 from rankwise.errors import DataError, SampleError
 
