@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from contextlib import closing
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
@@ -240,7 +241,8 @@ class FeedLoader(CursorLoader):
             options: dict[str, Any] = {"pinned": self._placer.pinned, "speaks": self._cursor.rank == 0}
             self._memory = MemoryPool(0, **options, **self._caps), MemoryPool(0, **options)
         passes = Passes(self._cursor, before=self._before, goes_on=goes_on, worker=self._worker)
-        return Running(passes, self._reader(*self._memory), depth=self._own_depth, on_thread=self._on_thread)
+        reader = self._reader(*self._memory, budget=self._budget)
+        return Running(passes, reader, depth=self._own_depth, on_thread=self._on_thread)
 
     @property
     def _own_depth(self) -> int:
@@ -253,6 +255,25 @@ class FeedLoader(CursorLoader):
             self._kept = reading
         else:
             reading.close()
+
+    def peek(self) -> FeedBatch:
+        """Return the first micro-batch of what the next iteration will give, read now; it stays like any other batch.
+
+        Neither position nor `stats` move. A `transform` is called once more for these samples.
+
+        Raises:
+            ConfigError: no step is left.
+            SampleError: a sample cannot be read, and may not be left out.
+        """
+        self._check_open()
+        reader = self._reader(MemoryPool(pinned=self._placer.pinned), None, budget=copy.copy(self._budget))
+        with closing(reader.read(Passes(self._cursor, before=None, goes_on=False))) as steps:
+            step = next(steps, None)
+        if step is None:
+            raise ConfigError("no step is left to look at: the order is at its end")
+        batch = self._batch(step.batches[0])
+        batch.leave()
+        return batch
 
     def start_prefetch(self) -> bool:
         """Begin to read what the next iteration will ask for, in the background; returns at once.
@@ -311,7 +332,9 @@ class FeedLoader(CursorLoader):
         """Say how many damaged samples this rank left out, if any; they are also in `stats`."""
         self._budget.say_total(self._cursor.rank)
 
-    def _reader(self, memory: MemoryPool, stages: MemoryPool) -> StepReader:
+    def _reader(self, memory: MemoryPool, stages: MemoryPool | None, *, budget: SkipBudget) -> StepReader:
+        """A reader; without `stages` it reads every step by itself."""
+        together = self._depth if stages is not None and getattr(self.source, "gains_together", False) else 1
         return StepReader(
             self.source,
             names=tuple(self.source.fields),
@@ -319,9 +342,9 @@ class FeedLoader(CursorLoader):
             placer=self._placer,
             transform=None if self._transform is None else SampleTransform(self._transform, num_cols_of(self.source)),
             depth=self._own_depth,
-            budget=self._budget,
-            together=self._depth if getattr(self.source, "gains_together", False) else 1,
-            stages=stages,
+            budget=budget,
+            together=together,
+            stages=memory if stages is None else stages,
             limit_bytes=self._buffer_limit_bytes,
             has_room=memory.has_room,
             no_room=memory.no_room,
@@ -332,20 +355,10 @@ class FeedLoader(CursorLoader):
         started = time.perf_counter()
         item = reading.take()
         waited = time.perf_counter() - started
-        if item is not None:
-            old, reports = self._stats, [batch.report for batch in item.batches]
-            self._stats = replace(
-                old,
-                steps=old.steps + 1,
-                samples=old.samples + sum(batch.share.num_samples for batch in item.batches),
-                skipped=old.skipped + sum(batch.num_lost for batch in item.batches),
-                chunks_decoded=old.chunks_decoded + sum(r.fast_chunks + r.slow_chunks for r in reports),
-                slow_chunks=old.slow_chunks + sum(r.slow_chunks for r in reports),
-                fill_chunks=old.fill_chunks + sum(r.fill_chunks for r in reports),
-                read_s=old.read_s + item.read_s,
-                wait_s=old.wait_s + waited,
-            )
-        return () if item is None else tuple(self._batch(read) for read in item.batches)
+        if item is None:
+            return ()
+        self._stats = self._stats.after(item, waited_s=waited)
+        return tuple(self._batch(read) for read in item.batches)
 
     def _batch(self, read: ReadBatch) -> FeedBatch:
         fields = self._placer.receive(read.placed)

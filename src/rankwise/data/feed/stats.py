@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rankwise.data.feed.reader import ReadStep
 
 __all__ = ["LoaderStats"]
 
@@ -30,3 +34,23 @@ class LoaderStats:
     fill_chunks: int = 0
     read_s: float = 0.0
     wait_s: float = 0.0
+
+    def after(self, step: ReadStep, *, waited_s: float) -> LoaderStats:
+        """Return these and a step that is handed out.
+
+        Args:
+            step: what was read.
+            waited_s: seconds that the consumer waited for it.
+        """
+        reports = [batch.report for batch in step.batches]
+        return replace(
+            self,
+            steps=self.steps + 1,
+            samples=self.samples + sum(batch.share.num_samples for batch in step.batches),
+            skipped=self.skipped + sum(batch.num_lost for batch in step.batches),
+            chunks_decoded=self.chunks_decoded + sum(r.fast_chunks + r.slow_chunks for r in reports),
+            slow_chunks=self.slow_chunks + sum(r.slow_chunks for r in reports),
+            fill_chunks=self.fill_chunks + sum(r.fill_chunks for r in reports),
+            read_s=self.read_s + step.read_s,
+            wait_s=self.wait_s + waited_s,
+        )

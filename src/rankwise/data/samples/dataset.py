@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from rankwise.data.contract import Order
+from rankwise.data.contract import Order, Share
 from rankwise.data.feed import Cursor, CursorLoader, check_fits
 from rankwise.data.feed.rank_place import find_place
+from rankwise.data.feed.repeating import Repeats
 from rankwise.data.feed.workers import InitWorker, check_importable, start_server
 from rankwise.data.samples.dataset_batch import DatasetBatch
 from rankwise.data.samples.fetching import Fetching
@@ -90,6 +91,7 @@ class DatasetLoader(CursorLoader):
         super().__init__(Cursor(order, rank=place.rank, world_size=place.world_size, micro_batch=micro_batch))
         self._cursor.follows_world = world is None
         self._requests = Requests(self._cursor)
+        self._repeats = Repeats(order, rank=place.rank)
         self._num_iterations = self._num_open = 0
         self._early: Fetching | None = None
         reseed = not hasattr(dataset, "__getitems__") if reseed is None else reseed
@@ -116,17 +118,37 @@ class DatasetLoader(CursorLoader):
         mine = self._num_iterations
         self._cursor.check_ranks()
         self._num_open += 1
+        start, num_left = self._cursor.done, len(self._cursor)
+        self._repeats.begins(start, chosen=self._cursor.take_choice())
         try:
             fetching = self._begin()
-            for _ in range(len(self._cursor)):
+            while num_left:
                 if mine != self._num_iterations:
                     raise ConfigError(
                         "this iteration of the DatasetLoader ended when another was started: its workers serve one at "
                         "a time; make a second loader to iterate twice at once"
                     )
-                yield self._step(fetching)
+                batches = self._step(fetching)
+                num_left -= 1
+                yield batches
+                del batches
         finally:
             self._num_open -= 1
+            self._repeats.ends(start, whole=not num_left)
+
+    def peek(self) -> DatasetBatch:
+        """Return the first micro-batch of what the next iteration will give, fetched now, in this process.
+
+        Nothing moves, but random generators that the dataset draws from where `reseed` is off.
+
+        Raises:
+            ConfigError: no step is left.
+        """
+        asked = Requests(self._cursor)
+        for request in asked:
+            dataset: Any = self._loader.dataset
+            return self._on_device(self._loader.collate_fn(dataset.__getitems__(request)), asked.pulled.popleft())
+        raise ConfigError("no step is left to look at: the order is at its end")
 
     def start_prefetch(self) -> bool:
         """Start the workers, which then fetch the first batches of the next iteration; returns when they are started.
@@ -164,7 +186,9 @@ class DatasetLoader(CursorLoader):
 
     def _batch(self, fetching: Fetching) -> DatasetBatch:
         data = next(fetching.batches)
-        share = fetching.pulled.popleft()
+        return self._on_device(data, fetching.pulled.popleft())
+
+    def _on_device(self, data: Any, share: Share) -> DatasetBatch:
         if self._device is not None:
             data = move_tree(data, self._device, non_blocking=self._pinned)
         return DatasetBatch(share, no_rows(data) if share.num_samples == 0 else data, uncut=data)

@@ -39,15 +39,26 @@ def test_a_view_outlives_release_and_close(volume, config):
 
 
 def test_holding_too_many_is_told(volume, config, patient_pops):
-    """Who holds all buffers gets no further batch, but the reason and the way out; releasing one goes on."""
-    with damacy.Pipeline(config(host_buffer_waves=2, pop_timeout_s=0.3)) as p:
+    """Under a cap of memory who holds all of it gets no further batch, but the reason; releasing one goes on."""
+    two = 2 * config().samples_per_batch * 4 * 4 * 8 * 8
+    with damacy.Pipeline(config(host_buffer_waves=4, pop_timeout_s=0.3, cache_bytes=0, max_gpu_memory_bytes=two)) as p:
         p.push(volume.samples(16))
         held = list(patient_pops(p, 2))
-        with pytest.raises(damacy.PoolStarved, match=r"all 2 batch buffers are in use.*host_buffer_waves=2"):
+        with pytest.raises(damacy.PoolStarved, match=r"all 2 batch buffers.*are in use.*max_gpu_memory_bytes"):
             p.pop()
         held.pop().release()
         (batch,) = patient_pops(p, 1)
         assert batch.numbers.tolist() == [8, 9, 10, 11]
+
+
+def test_any_number_is_held_without_a_cap(volume, config, check):
+    """More batches than buffers lie ready for: further ones take memory of their own, and nobody waits for ever."""
+    with damacy.Pipeline(config(host_buffer_waves=2, pop_timeout_s=None)) as p:
+        p.push(volume.samples(80))
+        held = list(p)
+        assert len(held) == 20
+        for batch in held:
+            check(batch, volume)
 
 
 def test_batches_need_no_release(volume, config):

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from rankwise.data.contract import DType
-from rankwise.data.rows.loader.ahead import RequestReader
+from rankwise.data.rows.loader.ahead import RequestReader, RowsReader
 from rankwise.data.rows.loader.blocks import RowBlock
 from rankwise.data.rows.loader.kinds import Kind, check_table, kind_of
 from rankwise.data.rows.loader.memory import MemoryRows
 from rankwise.data.rows.loader.stored import StoredRows, adopt_matrix
-from rankwise.data.rows.matrices import StoredDense, StoredMatrix, StoredSparse
+from rankwise.data.rows.matrices import StoredDense, StoredSparse
 from rankwise.data.rows.obs import join_tables
 from rankwise.data.store import BoxReader
 from rankwise.errors import ConfigError
@@ -120,14 +120,15 @@ class HeldDatasets:
 
     def rows(self) -> RequestReader[RowBlock]:
         """Return what reads rows of all datasets, for one pass; see `give_back`."""
-        if not self.is_stored:
-            return RequestReader(MemoryRows(self._matrices))
         while self._spare:
             spare = self._spare.pop()
             if not spare.is_elsewhere:
                 return spare
-        stored: list[StoredMatrix] = self._matrices
-        return RequestReader(StoredRows(stored, self._reader))
+        return RequestReader(self.open_rows())
+
+    def open_rows(self) -> RowsReader[RowBlock]:
+        """Return what reads rows of all datasets in the calling thread, into memory of its own."""
+        return StoredRows(self._matrices, self._reader) if self.is_stored else MemoryRows(self._matrices)
 
     def give_back(self, rows: RequestReader[RowBlock]) -> None:
         """Keep what read the rows of a pass for the next one: fresh memory costs as much as reading."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -113,8 +114,8 @@ class Loader:
     __signature__ = inspect.Signature(list(inspect.signature(__init__).parameters.values())[1:])
 
     def __len__(self) -> int:
-        """Batches of a pass."""
-        return self._batch_sampler.n_batches(self.n_obs)
+        """Batches of the next pass: of a whole one, or of the rest of it behind a position that was loaded."""
+        return max(0, self._batch_sampler.n_batches(self.n_obs) - self._standing.num_done)
 
     def __repr__(self) -> str:
         return f"Loader({self.n_obs} rows, {type(self._batch_sampler).__name__}, to={self._to!r})"
@@ -174,7 +175,7 @@ class Loader:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on behind a saved position: the next pass is the rest of that epoch, the same batches byte for byte.
 
-        The batches before it are drawn again, which costs little, and not read. `len` stays that of a whole epoch.
+        The batches before it are drawn again, which costs little, and not read. `len` counts those that are left.
         Setting the same epoch keeps the position. A state from between two epochs goes on with any sampler, at any
         number of ranks.
 
@@ -183,6 +184,31 @@ class Loader:
                 known what decides the batches of an own sampler; see `Sampler.pass_settings`.
         """
         self._standing.load_state_dict(state)
+
+    def peek(self) -> LoaderOutput:
+        """Return the first batch of the next pass, read now; the position and the sampler stay where they are.
+
+        Raises:
+            ConfigError: there are no rows, no batch is left, or a sampler of the caller's cannot be copied.
+            DataError: a row cannot be read.
+        """
+        sampler = foreseen(self._batch_sampler)
+        try:
+            sampler = copy.deepcopy(self._batch_sampler) if sampler is None else sampler
+        except Exception as error:
+            raise ConfigError(
+                f"peek draws from a copy of the sampler, and {type(self._batch_sampler).__name__} cannot be copied "
+                f"({error}): iterate instead"
+            ) from error
+        with closing(self._standing.foreseen_pass(sampler).orders(self._datasets.num_rows)) as orders:
+            order = next(orders, None)
+        if order is None:
+            raise ConfigError("no batch is left to look at, or the loader has no rows")
+        first, last = order.edges[:2]
+        order = RowOrder(rows=order.rows[first:last], edges=(0, last - first))
+        about = self._datasets.obs()
+        about = None if about is None else about.iloc[order.rows]
+        return self._batch(order, self._datasets.open_rows().read(order.rows), about, 0, last - first)
 
     def start_prefetch(self) -> bool:
         """Begin to read the first load request of the next pass in the background; returns at once.

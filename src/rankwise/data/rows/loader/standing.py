@@ -78,6 +78,13 @@ class Standing:
         self._sampler.go_to(saved.epoch, seed=None if wrong_seed else saved.seed, salt=salt)
         self._loaded, self._newest = saved if saved.batches else None, None
 
+    @property
+    def num_done(self) -> int:
+        """Batches of the next pass that lie before a position that was loaded; 0 without."""
+        loaded = self._loaded
+        goes_on = loaded is not None and loaded.worker is None and self._sampler.epoch == loaded.epoch
+        return loaded.batches if goes_on and loaded is not None else 0
+
     def _position(self) -> tuple[int, int, int]:
         """Epoch, batches that were handed out, and salt of the pass."""
         sampler, newest, loaded = self._sampler, self._newest, self._loaded
