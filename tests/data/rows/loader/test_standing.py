@@ -103,6 +103,7 @@ def test_the_batches_that_follow_are_the_same(store, kind, epoch, stop):
     assert again.state_dict() == state
     assert len(again) == len(whole) == len(expected)
     over = stop == len(expected)
+    assert again.num_left == len(expected) - (0 if over else stop)
     assert (state["epoch"], state["batches"]) == ((epoch + 1, 0) if over else (epoch, stop))
     if not over:
         assert [shown(batch) for batch in again] == expected[stop:]
@@ -273,7 +274,9 @@ def test_where_the_position_lies(store):
     loader.load_state_dict(state)
     loader.batch_sampler.set_epoch(1)  # as loops do that find a sampler
     assert position() == (1, 2)
+    assert loader.num_left == len(loader) - 2
     assert len(list(loader)) == len(loader) - 2
+    assert loader.num_left == len(loader)
     assert position() == (2, 0)
     loader.load_state_dict(state)
     loader.set_epoch(5)

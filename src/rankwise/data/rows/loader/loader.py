@@ -114,8 +114,12 @@ class Loader:
     __signature__ = inspect.Signature(list(inspect.signature(__init__).parameters.values())[1:])
 
     def __len__(self) -> int:
-        """Batches of the next pass: of a whole one, or of the rest of it behind a position that was loaded."""
-        return max(0, self._batch_sampler.n_batches(self.n_obs) - self._standing.num_done)
+        """Batches of a whole pass, also behind a position that was loaded: see `num_left`.
+
+        Loops that go on inside an epoch, such as Lightning's, count its batches from the beginning, as they do with
+        torch's StatefulDataLoader.
+        """
+        return self._batch_sampler.n_batches(self.n_obs)
 
     def __repr__(self) -> str:
         return f"Loader({self.n_obs} rows, {type(self._batch_sampler).__name__}, to={self._to!r})"
@@ -123,6 +127,11 @@ class Loader:
     def __reduce__(self) -> tuple[Any, ...]:
         state = {**self.__dict__, "_num_open": 0}
         return rebuild, (getattr(type(self), "plain_class", type(self)), self._to), state
+
+    @property
+    def num_left(self) -> int:
+        """Batches that the next pass will give: of a whole one, or of the rest behind a position that was loaded."""
+        return max(0, len(self) - self._standing.num_done)
 
     @property
     def n_obs(self) -> int:
@@ -175,7 +184,8 @@ class Loader:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on behind a saved position: the next pass is the rest of that epoch, the same batches byte for byte.
 
-        The batches before it are drawn again, which costs little, and not read. `len` counts those that are left.
+        The batches before it are drawn again, which costs little, and not read. `len` stays that of a whole epoch,
+        `num_left` counts those that are left.
         Setting the same epoch keeps the position. A state from between two epochs goes on with any sampler, at any
         number of ranks.
 
