@@ -1,6 +1,7 @@
 """A look at the next batch, how many are left, and what a loop without `mark_done` is told: in every loader."""
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 import zarr
@@ -141,7 +142,8 @@ class Backwards(SequentialSampler):
 
 def test_a_look_at_other_samplers(stores):
     """Samplers that are not foreseen are copied: what they draw next is drawn all the same."""
-    classes = ClassSampler(2, 5, 10, classes=stores.obs["kind"].astype(str), num_samples=60, rng=0)
+    kinds = pd.Categorical(stores.obs["kind"].astype(str))
+    classes = ClassSampler(2, 5, 10, classes=kinds, num_samples=60, rng=0)
     for sampler in (Backwards(3, 4, 6), DistributedSampler(classes, dist_info=lambda: (0, 1))):
         loader = drawn(stores, batch_sampler=sampler)
         assert loader.peek()["index"].tolist() == next(iter(loader))["index"].tolist()
