@@ -7,6 +7,7 @@ import pytest
 import scipy.sparse as sp
 import torch
 
+from rankwise.data.feed import memory
 from rankwise.data.feed.csr import scipy_csr, torch_csr
 from rankwise.data.feed.memory import MemoryPool
 from rankwise.errors import ConfigError
@@ -164,11 +165,12 @@ def test_a_cap_is_kept_and_said():
 def test_far_more_than_is_needed_is_said_once(caplog, monkeypatch):
     """Who keeps much is told how much, and what helps; on the main rank, once in a process."""
     monkeypatch.setattr(MemoryPool, "said", False)
+    monkeypatch.setattr(memory, "_UNSAID_BYTES", 0)
     for speaks in (False, True, True):
         pool = MemoryPool(speaks=speaks)
         kept = []
-        for _ in range(10):
-            kept.append(pool.take(20 << 20, np.dtype("u1"), exact=True))
-            pool.expect(2, num_pieces=1, num_bytes=20 << 20)
+        for _ in range(9):
+            kept.append(pool.take(1 << 20, np.dtype("u1"), exact=True))
+            pool.expect(2, num_pieces=1, num_bytes=1 << 20)
         assert len(caplog.records) == speaks
-    assert "160 MiB in all by now instead of 40" in caplog.text
+    assert "5 MiB in all by now instead of 2" in caplog.text
