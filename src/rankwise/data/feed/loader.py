@@ -266,7 +266,7 @@ class FeedLoader(CursorLoader):
             SampleError: a sample cannot be read, and may not be left out.
         """
         self._check_open()
-        reader = self._reader(MemoryPool(pinned=self._placer.pinned), None, budget=copy.copy(self._budget))
+        reader = self._reader(MemoryPool(), None, budget=copy.copy(self._budget))
         with closing(reader.read(Passes(self._cursor, before=None, goes_on=False))) as steps:
             step = next(steps, None)
         if step is None:
@@ -354,10 +354,9 @@ class FeedLoader(CursorLoader):
         """Hand over the next step; none when it is over."""
         started = time.perf_counter()
         item = reading.take()
-        waited = time.perf_counter() - started
         if item is None:
             return ()
-        self._stats = self._stats.after(item, waited_s=waited)
+        self._stats = self._stats.after(item, waited_s=time.perf_counter() - started)
         return tuple(self._batch(read) for read in item.batches)
 
     def _batch(self, read: ReadBatch) -> FeedBatch:
