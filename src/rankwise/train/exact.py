@@ -284,7 +284,8 @@ class _Used:
 
 
 def _check_batches(batches: Any) -> None:
-    if isinstance(batches, tuple) and batches and all(hasattr(batch, "share") for batch in batches):
+    # a DataLoader over one of our loaders hands its tuples out as lists
+    if isinstance(batches, tuple | list) and batches and all(hasattr(batch, "share") for batch in batches):
         return
     raise StepError(
         f"ExactStep takes the tuple of micro-batches that a loader of rankwise yields, got a {type(batches).__name__}: "
