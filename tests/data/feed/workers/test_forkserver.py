@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+STARTED = []
 DEADLINE_S = 240.0  # for machines that many share
 SCRIPT = """
     import gc, os, pathlib, sys, time
@@ -68,16 +69,24 @@ def script(tmp_path):
     (tmp_path / "temporary").mkdir()
     path = tmp_path / "train.py"
     path.write_text(textwrap.dedent(SCRIPT))
-    return path
+    yield path
+    for process in STARTED:  # of a test that failed
+        process.kill()
+        process.wait()
+        for pid in in_session(process.pid):
+            os.kill(pid, signal.SIGKILL)
+    STARTED.clear()
 
 
 def start(script, *command):
     env = {**os.environ, "TMPDIR": str(script.parent / "temporary")}
     log = script.parent / "log"
     with log.open("wb") as out:
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, *command], cwd=script.parent, env=env, stdout=out, stderr=out, start_new_session=True
         )
+    STARTED.append(process)
+    return process
 
 
 def test_the_main_script_is_imported_once_for_all_workers(script):
