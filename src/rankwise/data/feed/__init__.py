@@ -10,7 +10,7 @@ from rankwise.data.feed.loader import FeedLoader
 from rankwise.data.feed.options import FeedOptions
 from rankwise.data.feed.rank_loader import RankLoader
 from rankwise.data.feed.skipping import OnBadSample
-from rankwise.data.feed.sources import BatchTransform
+from rankwise.data.feed.sources import BatchTransform, other_way
 from rankwise.data.feed.stats import LoaderStats
 from rankwise.data.feed.transform import Transform
 from rankwise.data.feed.view import ShareView
@@ -31,4 +31,5 @@ __all__ = [
     "StartableOrder",
     "Transform",
     "check_fits",
+    "other_way",
 ]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Protocol
+import mmap
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -82,6 +84,15 @@ class MemoryColumn:
         """
         into[...] = self._array[ids]
 
+    def __getstate__(self) -> dict[str, Any]:
+        """A mapped file travels to workers by its name, not by its content."""
+        return {**vars(self), "_array": _mapped_file(self._array) or self._array}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        if isinstance(self._array, _MappedFile):
+            self._array = self._array.open()
+
     def _hash(self) -> str:
         """Shape, dtype, and the bytes of a few rows spread over the array (1 MiB of them)."""
         digest = hashlib.sha256(repr((self._array.shape, self.spec.dtype.str)).encode())
@@ -90,3 +101,37 @@ class MemoryColumn:
             probes = np.linspace(0, self.num_rows - 1, num_probes).astype(np.int64)
             digest.update(np.ascontiguousarray(self._array[probes], dtype=self.spec.dtype).tobytes()[:_PROBE_BYTES])
         return digest.hexdigest()[:16]
+
+
+@dataclass(frozen=True, slots=True)
+class _MappedFile:
+    """Where a memory-mapped array lies."""
+
+    path: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    offset: int
+    fortran: bool
+
+    def open(self) -> NDArray:
+        order: Literal["C", "F"] = "F" if self.fortran else "C"
+        return np.memmap(self.path, self.dtype, "r", self.offset, self.shape, order)
+
+
+def _mapped_file(array: NDArray) -> _MappedFile | None:
+    """Return how to map it again; None where that is not the same: changed in memory only, no file, or with gaps."""
+    mapped: Any = getattr(array, "_mmap", None)
+    if not isinstance(array, np.memmap) or mapped is None or array.mode == "c" or not array.filename or not array.size:
+        return None
+    if not (array.flags.c_contiguous or array.flags.f_contiguous):
+        return None
+    # a slice keeps the offset of the whole: count from where the mapping begins
+    begin = array.offset - array.offset % mmap.ALLOCATIONGRANULARITY
+    address = np.frombuffer(mapped, dtype=np.uint8).ctypes.data
+    return _MappedFile(
+        path=str(array.filename),
+        dtype=array.dtype,
+        shape=array.shape,
+        offset=begin + array.ctypes.data - address,
+        fortran=not array.flags.c_contiguous,
+    )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pickle import PicklingError
 from typing import TYPE_CHECKING, Any
 
 from rankwise.data.contract import Order, Share
-from rankwise.data.feed import Cursor, CursorLoader, check_fits
+from rankwise.data.feed import Cursor, CursorLoader, check_fits, other_way
 from rankwise.data.feed.rank_place import find_place
 from rankwise.data.feed.repeating import Repeats
 from rankwise.data.feed.workers import InitWorker, check_importable, start_server
@@ -24,6 +25,12 @@ if TYPE_CHECKING:
     from rankwise.world import World
 
 __all__ = ["DatasetLoader"]
+
+# They have lengths and brackets, but not for one sample by its number.
+_BY_NAME = {
+    "h5py.Group", "pandas.DataFrame", "polars.DataFrame", "pyarrow.Table", "scipy.sparray", "scipy.spmatrix",
+    "torch.IterableDataset", "xarray.DataArray", "xarray.Dataset",
+}  # fmt: skip
 
 
 class DatasetLoader(CursorLoader):
@@ -98,7 +105,9 @@ class DatasetLoader(CursorLoader):
         context = multiprocessing_context or ("forkserver" if num_workers else None)
         self._uses_server = num_workers > 0 and context == "forkserver"
         if num_workers and context != "fork":
-            for what, sent in (("dataset", dataset), ("collate_fn", collate_fn), ("worker_init_fn", worker_init_fn)):
+            for layer in _layers(dataset):
+                check_importable("dataset", layer)
+            for what, sent in (("collate_fn", collate_fn), ("worker_init_fn", worker_init_fn)):
                 check_importable(what, sent)
         self._loader = _torch_loader(
             KeyedDataset(dataset, reseed=reseed),
@@ -176,7 +185,16 @@ class DatasetLoader(CursorLoader):
             early.drop()
         if self._uses_server:
             start_server()
-        return Fetching(self._loader, self._requests, self._cursor)
+        try:
+            return Fetching(self._loader, self._requests, self._cursor)
+        except (TypeError, AttributeError, PicklingError) as error:
+            if self._loader.num_workers:
+                error.add_note(
+                    "while sending the dataset, collate_fn and worker_init_fn to a worker: keep open files, locks and "
+                    "lambdas out of them (open files where samples are read, as docs/samples.md does for HDF5), or "
+                    'take multiprocessing_context="fork" or num_workers=0'
+                )
+            raise
 
     def _step(self, fetching: Fetching) -> tuple[DatasetBatch, ...]:
         batches = [self._batch(fetching)]
@@ -205,15 +223,30 @@ def _torch_loader(dataset: KeyedDataset, requests: Requests, **options: Any) -> 
     return DataLoader(dataset, batch_sampler=requests, generator=generator, **options)  # type: ignore[arg-type]
 
 
+def _layers(dataset: Any) -> Iterator[Any]:
+    """A dataset, and what torch's own wrappers (Subset, ConcatDataset) hold: workers import all of their classes."""
+    yield dataset
+    if type(dataset).__module__.startswith("torch."):
+        for inner in (*getattr(dataset, "datasets", ()), *filter(None, [getattr(dataset, "dataset", None)])):
+            yield from _layers(inner)
+
+
 def _is_cuda(device: Any) -> bool:
     return device is not None and str(device).startswith("cuda")
 
 
 def _check_dataset(dataset: Any, *, num_workers: int, prefetch_factor: int | None) -> None:
-    if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
+    kinds = {f"{kind.__module__.split('.')[0]}.{kind.__name__}" for kind in type(dataset).__mro__}
+    no_numbers = isinstance(dataset, (str, bytes)) or bool(kinds & _BY_NAME)
+    if no_numbers or not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         raise ConfigError(
-            f"a DatasetLoader takes map-style datasets (with __getitem__ and __len__), {type(dataset).__name__} is not "
-            "one: an order needs samples by index"
+            "a DatasetLoader takes map-style datasets (with __getitem__ and __len__), "
+            f"{type(dataset).__module__}.{type(dataset).__name__} is not one: {other_way(dataset)}"
+        )
+    if num_workers and "h5py.Dataset" in kinds:
+        raise ConfigError(
+            "an open HDF5 file cannot travel to workers: write a Dataset that opens it in each of them "
+            "(docs/samples.md has the recipe), and give that to the DatasetLoader, or take num_workers=0"
         )
     if num_workers < 0:
         raise ConfigError(f"num_workers wants a number >= 0, got {num_workers}")

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from zipfile import BadZipFile
 
 import numpy as np
 
 from rankwise.data.contract import NDArray
+from rankwise.data.feed import other_way
 from rankwise.data.samples.column import Column, MemoryColumn
 from rankwise.data.samples.stored import StoredColumn
 from rankwise.data.store import ArrayMeta, BoxReader, list_arrays, load_zarr, read_meta, require_codecs, understands_url
@@ -18,13 +20,15 @@ from rankwise.errors import ConfigError, DataError
 
 __all__ = ["GroupArrays", "make_column"]
 
+Found = TypeVar("Found")
+
 
 def make_column(name: str, array: Any, reader: BoxReader, *, missing: str) -> Column:
     """Return a field of a source.
 
     Args:
         name: of the field.
-        array: NumPy array, Zarr array, its metadata, or a path or URL.
+        array: NumPy array, tensor in host memory, Zarr array, its metadata, or a path or URL.
         reader: reads Zarr arrays.
         missing: see `StoredColumn`.
 
@@ -37,6 +41,8 @@ def make_column(name: str, array: Any, reader: BoxReader, *, missing: str) -> Co
         if str(array).endswith(".npy"):
             return MemoryColumn(_load_npy(Path(array)), place=f"{name!r} ({array})")
         array = _open_array(array)
+    elif _is_tensor(array):
+        array = _numpy_of(name, array)
     if isinstance(array, np.ndarray):
         return MemoryColumn(array, place=f"field {name!r}")
     require_codecs()
@@ -45,8 +51,8 @@ def make_column(name: str, array: Any, reader: BoxReader, *, missing: str) -> Co
     if isinstance(array, ArrayMeta):
         return StoredColumn(array, reader, missing=missing)
     raise ConfigError(
-        f"field {name!r} is a {type(array).__module__}.{type(array).__name__}; an ArraySource takes NumPy arrays, Zarr "
-        "arrays, and paths to Zarr arrays or .npy files (for a tensor pass tensor.numpy())"
+        f"field {name!r} is a {type(array).__module__}.{type(array).__name__}; an ArraySource takes NumPy arrays, "
+        f"tensors, Zarr arrays, and paths to Zarr arrays or .npy files: {other_way(array)}"
     )
 
 
@@ -66,7 +72,9 @@ class GroupArrays(Mapping[str, Any]):
         self._uri = uri
         self._bad: dict[str, DataError] = {}
         self._arrays: Mapping[str, Any] = (
-            list_arrays(uri, bad=self._bad) if _is_ours(uri) else dict(_walk(_open_foreign(uri, group=True)))
+            _found(lambda place: list_arrays(place, bad=self._bad), uri)
+            if _is_ours(uri)
+            else dict(_walk(_open_foreign(uri, group=True)))
         )
 
     def __getitem__(self, name: str) -> Any:
@@ -93,7 +101,44 @@ def _is_ours(uri: str | os.PathLike[str]) -> bool:
 
 
 def _open_array(uri: str | os.PathLike[str]) -> Any:
-    return read_meta(uri) if _is_ours(uri) else _open_foreign(uri, group=False)
+    return _found(read_meta, uri) if _is_ours(uri) else _open_foreign(uri, group=False)
+
+
+def _found(look: Callable[[str | os.PathLike[str]], Found], uri: str | os.PathLike[str]) -> Found:
+    """Look at a place, and say what to do with a file or folder that is not Zarr."""
+    try:
+        return look(uri)
+    except DataError as error:
+        place = Path(uri)
+        if not place.exists() or any((place / name).exists() for name in ("zarr.json", ".zgroup", ".zarray")):
+            raise
+        raise DataError(f"{error}; {other_way(uri)}") from error
+
+
+def _is_tensor(array: Any) -> bool:
+    torch = sys.modules.get("torch")  # whoever has a tensor has imported it
+    return torch is not None and isinstance(array, torch.Tensor)
+
+
+def _numpy_of(name: str, tensor: Any) -> NDArray:
+    """The tensor's own memory as an array."""
+    import torch
+
+    try:
+        if tensor.dtype == torch.bfloat16:
+            require_codecs()
+            import ml_dtypes
+
+            array: NDArray = tensor.detach().view(torch.uint16).numpy().view(ml_dtypes.bfloat16)
+        else:
+            array = tensor.detach().numpy()
+    except (TypeError, RuntimeError) as error:
+        raise ConfigError(
+            f"field {name!r} is a tensor of {tensor.dtype} ({tensor.layout}) on {tensor.device}: samples lie in host "
+            "memory, densely; pass tensor.cpu() or tensor.to_dense(), or give a Dataset of torch that makes them to "
+            "DatasetLoader(dataset, order=...)"
+        ) from error
+    return array
 
 
 def _open_foreign(uri: str | os.PathLike[str], *, group: bool) -> Any:

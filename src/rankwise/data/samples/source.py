@@ -13,6 +13,7 @@ from typing import Any, Literal, Self
 import numpy as np
 
 from rankwise.data.contract import BatchBuffer, FieldSpec, IntArray, NDArray, ReadReport, Share, choose_fields
+from rankwise.data.feed import other_way
 from rankwise.data.samples.column import Column, MemoryColumn
 from rankwise.data.samples.opening import GroupArrays, make_column
 from rankwise.data.samples.stored import StoredColumn
@@ -54,8 +55,8 @@ class ArraySource:
     Also a map-style dataset: ``len(source)``, ``source[i]``; it may travel to other processes.
 
     Args:
-        arrays: by field name: a NumPy array, a Zarr array, a path to a Zarr array (or URL), or a path to a ``.npy``
-            file, which is memory-mapped.
+        arrays: by field name: a NumPy array (a memory-mapped one, too), a tensor in host memory, a Zarr array, a path
+            or URL of one, or a path to a ``.npy`` file, which is memory-mapped.
         cache: bytes of decoded chunks kept in memory (default 256 MiB; 0 = none), or a `ChunkCache` that several
             sources share.
         threads: threads that read and decode; None = the cores that this rank may use.
@@ -76,6 +77,11 @@ class ArraySource:
         threads: int | None = None,
         missing: Literal["fill", "error"] = "fill",
     ) -> None:
+        if not isinstance(arrays, Mapping) or type(arrays).__module__.split(".")[0] in ("h5py", "xarray"):
+            raise ConfigError(
+                "an ArraySource takes arrays by field name, such as {'image': array}; got a "
+                f"{type(arrays).__module__}.{type(arrays).__name__}: {other_way(arrays)}"
+            )
         if not arrays:
             raise ConfigError("an ArraySource wants at least one array, such as {'image': array}; got none")
         if missing not in ("fill", "error"):
@@ -116,6 +122,11 @@ class ArraySource:
         """
         if isinstance(fields, str):
             raise ConfigError(f"fields= is a list of names, got the text {fields!r}: write fields=[{fields!r}]")
+        if not isinstance(uri, (str, os.PathLike)):
+            raise ConfigError(
+                f"ArraySource.open takes the path or URL of a Zarr group; got a {type(uri).__module__}."
+                f"{type(uri).__name__}: {other_way(uri)}"
+            )
         held = GroupArrays(uri)
         if not held:
             raise DataError(f"the Zarr group {uri} holds no arrays")
