@@ -165,10 +165,11 @@ def test_warnings_are_for_readers_of_a_terminal(tmp_path, inputs, command):
 
 
 def test_ranks_that_fail_say_it_as_one_process_does(tmp_path, inputs, command):
-    """The error of a rank is its message, without a traceback; what is no error of ours keeps it."""
+    """The error of a rank is its message, without a traceback; what is no error of ours keeps it. Nothing is left."""
     code, _, said = command("rows", "write", tmp_path / "c.zarr", tmp_path / "nothing.h5ad", "--ranks", 2)
     assert code == 2
     assert re.fullmatch(r"rankwise: rank [01]: there is nothing at \S+/nothing.h5ad, looked for in \S+\n", said)
+    assert list(tmp_path.iterdir()) == []  # neither an empty collection, nor the folder in which it is prepared
     other = RankFailure("all of it", rank=1, traceback="Traceback\nZeroDivisionError: division by zero")
     assert plain_failure(other) is other
 

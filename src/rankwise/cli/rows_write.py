@@ -119,7 +119,7 @@ def _lines(file: Path) -> list[str]:
 
 
 def _start_ranks(ranks: int, out: str, inputs: list[str], options: dict[str, Any], progress: bool | None) -> None:
-    from rankwise.data.rows.collection import watched_progress
+    from rankwise.data.rows.collection import clear_vain, watched_progress
     from rankwise.launch.calls import run
     from rankwise.world.place import find_place
 
@@ -129,10 +129,13 @@ def _start_ranks(ranks: int, out: str, inputs: list[str], options: dict[str, Any
             f"--ranks {ranks} starts processes, but this one is rank {place.rank} of {place.world_size} already "
             f"({place.family}): leave --ranks out"
         )
+    is_new = not Path(out).exists()
     with watched_progress(Path(out), enabled=progress):
         try:
             run(_write_plainly, out, inputs, {**options, "progress": False}, num_ranks=ranks)
         except RankFailure as failure:
+            if is_new:
+                clear_vain(Path(out))
             raise plain_failure(failure) from failure
 
 

@@ -73,8 +73,8 @@ def start(base, name, size, fault=None):
                     end_at(*FAULTS[fault]) if rank == 1 else be_idle()
                 add(base, name, rank, size)
                 ended.write_text("")
-            except BaseException:  # noqa: BLE001  (told to the test)
-                ended.write_text(traceback.format_exc().strip().splitlines()[-1])
+            except BaseException as error:  # noqa: BLE001  (told to the test)
+                ended.write_text("".join(traceback.format_exception_only(error)))
             os._exit(0)
         children[child] = rank
     ends = {}

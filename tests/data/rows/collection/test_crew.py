@@ -14,7 +14,7 @@ from rankwise.data.rows import DatasetCollection
 from rankwise.data.rows.collection.journal import locked, work_folder
 from rankwise.data.rows.datasets import find_datasets
 from rankwise.data.rows.inspecting import verify_rows
-from rankwise.errors import DataError
+from rankwise.errors import DataError, RankwiseError
 from rankwise.testing.ranks import run_ranks
 from rankwise.testing.small_rows import small_anndata
 from rankwise.world.place import Place
@@ -66,6 +66,37 @@ def test_ranks_of_a_process_group_write_together(tmp_path):
     assert run_ranks(write_here, 2, str(tmp_path / "two.zarr")) == [(60, 3), (60, 3)]
     DatasetCollection(tmp_path / "one.zarr").add_adatas([small_anndata(60, 6)], rng=3, n_obs_per_chunk=8, shard_size=8)
     assert files(tmp_path / "two.zarr") == files(tmp_path / "one.zarr")
+
+
+def fail_on_rank_1(world, place, step):
+    """Runs on every rank: rank 1 cannot read its input in this step, and rank 0 waits for it."""
+    from rankwise.data.rows.collection import adding
+
+    def fail(job):
+        if world.rank == 1:
+            raise DataError("a.h5ad cannot be read")
+        job.crew.wait_for(lambda: False, "rank 1")
+
+    with pytest.MonkeyPatch.context() as patch:  # the ranks serve other tests too
+        patch.setattr(adding, step, fail)
+        with pytest.raises(RankwiseError) as caught:
+            DatasetCollection(place).add_adatas([small_anndata(60, 6)], rng=3)
+    return f"{caught.typename}: {caught.value}"
+
+
+@pytest.mark.parametrize(("step", "held"), [("turn_tasks", False), ("dataset_tasks", True)])
+def test_a_rank_that_fails_by_itself_leaves_what_one_process_leaves(tmp_path, step, held):
+    """Nothing where nothing was done; else the next call clears it, without a word about other inputs."""
+    place = tmp_path / "c.zarr"
+    said = run_ranks(fail_on_rank_1, 2, str(place), step)
+    wanted = "DataError: a.h5ad cannot be read"
+    assert said == [f"DesyncError: rank 1 failed: {wanted}", wanted]
+    work = work_folder(place)
+    assert (work / "journal.json").exists() == held
+    assert [path.name for path in work.glob("*") if not path.name.startswith("session-")] == [] or held
+    made = DatasetCollection(place).add_adatas([small_anndata(30, 6)], rng=0)  # warnings are errors
+    assert len(made.obs(["n"])) == 30
+    assert not work.exists()
 
 
 def test_a_second_job_is_kept_out(tmp_path):

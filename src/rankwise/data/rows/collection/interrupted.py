@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 from rankwise.data.rows.collection.journal import Journal, work_folder
+from rankwise.data.rows.collection.manifest import listed_names
 from rankwise.errors import DataError
 
-__all__ = ["said_where_it_stands", "where_it_stands"]
+__all__ = ["clear_vain", "said_where_it_stands", "where_it_stands"]
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _FORBIDDEN = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
@@ -44,3 +46,12 @@ def where_it_stands(folder: Path) -> str:
         f"{folder} is as it was. The same call goes on where it was left; deleting {work}, which holds the unfinished "
         "work, gives its space back"
     )
+
+
+def clear_vain(folder: Path) -> None:
+    """Remove a collection that is empty, and what was beside it, if no work is left there; all ranks have ended."""
+    work = work_folder(folder)
+    if (work / Journal.NAME).exists() or not folder.is_dir() or listed_names(folder):
+        return
+    for place in (work, folder):
+        shutil.rmtree(place, ignore_errors=True)

@@ -16,8 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from rankwise.data.rows.collection.crew.crew import put_json
-from rankwise.errors import DataError, RankwiseError, WorldError
+from rankwise.data.rows.collection.crew.crew import failed_by_itself, put_json
+from rankwise.errors import DataError
 
 __all__ = ["Journal", "locked", "work_folder"]
 
@@ -125,7 +125,7 @@ def _is_vain(folder: Path, error: BaseException) -> bool:
 
     Its inputs cannot be read, or do not fit: the next call will probably have others, and need not be told of these.
     """
-    if not isinstance(error, RankwiseError) or isinstance(error, WorldError):
+    if not failed_by_itself(folder, error):
         return False
     if not any((folder / "done").glob("*")):
         return True

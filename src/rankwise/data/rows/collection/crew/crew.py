@@ -18,10 +18,10 @@ from typing import Any
 
 from rankwise._files import write_whole
 from rankwise.data.rows.collection.crew.seat import Seat
-from rankwise.errors import DesyncError, WorldError
+from rankwise.errors import DesyncError, RankwiseError, WorldError
 from rankwise.world.making import host_id
 
-__all__ = ["Crew", "put_json"]
+__all__ = ["Crew", "failed_by_itself", "put_json"]
 
 _MEET_S = 600.0
 _LOOK_S = 2.0  # between two looks at whether the others live
@@ -83,7 +83,8 @@ class Crew:
         """Say what ended this process; the main one always does, as it may have deleted what others had said."""
         with contextlib.suppress(OSError):
             self.folder.mkdir(parents=True, exist_ok=True)
-            words = {"error": f"{type(error).__name__}: {error}", "met": self._met}
+            itself = failed_by_itself(self.folder.parent, error)
+            words = {"error": f"{type(error).__name__}: {error}", "met": self._met, "by_itself": itself}
             put_json(self.folder / f"failed-{self.rank}", words)
 
     def agree(self, name: str, make: Callable[[], Any]) -> Any:
@@ -204,6 +205,18 @@ class Crew:
         except PermissionError:
             pass
         return False
+
+
+def failed_by_itself(work: Path, error: BaseException) -> bool:
+    """Whether a writing ends because its inputs cannot be read or do not fit, here or on another rank.
+
+    Args:
+        work: the work folder, where other ranks say what ended them.
+        error: what ends this one.
+    """
+    if isinstance(error, DesyncError):
+        return any(_read(path).get("by_itself", False) for path in work.glob(f"{_SESSION}*/failed-*"))
+    return isinstance(error, RankwiseError) and not isinstance(error, WorldError)
 
 
 def put_json(path: Path, facts: Any) -> None:
