@@ -298,7 +298,7 @@ class BoxReader:
                     serial=self._serials.of,
                     remote=lambda: remote,
                     trouble=self._book.standing.trouble,
-                    changed=self._book.standing.changed,
+                    standing=self._book.standing,
                 )
                 self._executor = Executor(tools, self._crew)
             return self._executor

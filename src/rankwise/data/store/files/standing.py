@@ -14,6 +14,7 @@ __all__ = ["Standing"]
 
 
 _MOST_STAMPS = 2**16
+LOOK_AGAIN_S = 0.5
 _V3 = 3
 
 
@@ -31,6 +32,7 @@ class Standing:
         self._remote = remote
         self._known: dict[str, DataError | None] = {}
         self._stamps: dict[str, Stamp | None] = {}
+        self._looked_s: dict[str, float] = {}
         self._lock = threading.Lock()
 
     def forget(self) -> None:
@@ -38,6 +40,20 @@ class Standing:
         with self._lock:
             self._known.clear()
             self._stamps.clear()
+            self._looked_s.clear()
+
+    def is_due(self, path: str, now_s: float) -> bool:
+        """Return whether a file of one chunk should be looked at again, and count it as looked at if so.
+
+        It is whole, old or new, whenever it was read, and loaders read ahead by more than this: asking the system about
+        every file of every batch would cost a tenth where chunks are small and kept decoded.
+        """
+        if now_s - self._looked_s.get(path, -LOOK_AGAIN_S) < LOOK_AGAIN_S:
+            return False
+        if len(self._looked_s) >= _MOST_STAMPS:
+            self._looked_s.clear()
+        self._looked_s[path] = now_s
+        return True
 
     def changed(self, array: ArrayMeta) -> DataError | None:
         """Return what is wrong with a local array that was resized, replaced or removed since its first read."""

@@ -94,7 +94,7 @@ class _Run:
     def __init__(self, plan: BoxPlan, out: NDArray, tools: Tools, spread: Spread | None = None) -> None:
         self._plan = plan
         self._out = out
-        self._changed = tools.changed
+        self._standing = tools.standing
         self._unfilled = _prefill(plan, out)
         fast, slow = _split(plan)
         self._parts: list[FastChunks | SlowChunks] = [FastChunks(plan, chosen, out, tools, spread) for chosen in fast]
@@ -139,7 +139,7 @@ class _Run:
         failed: dict[int, ChunkFailure] = {}
         for part in self._parts:
             failed |= part.failed
-        failed |= changed_chunks(self._plan, self._changed)
+        failed |= changed_chunks(self._plan, self._standing)
         absent = [part.absent for part in self._parts if isinstance(part, FastChunks)]
         boxes = unwritten(self._plan, np.concatenate([np.empty(0, dtype=np.int64), *absent]))
         errors = list({error.box: error for error in (*self._unfilled, *box_errors(self._plan, failed))}.values())

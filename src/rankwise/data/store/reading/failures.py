@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
 from dataclasses import dataclass
 from functools import partial
 
@@ -10,8 +10,7 @@ import numpy as np
 
 from rankwise.data.contract import BoolArray, IntArray
 from rankwise.data.store.boxes import BoxError
-from rankwise.data.store.files import local_identity
-from rankwise.data.store.meta import ArrayMeta
+from rankwise.data.store.files import Standing, local_identity
 from rankwise.data.store.plan import BoxPlan
 from rankwise.errors import DataError
 
@@ -99,24 +98,27 @@ def _touched(plan: BoxPlan, chosen: BoolArray) -> BoolArray:
     return touched
 
 
-def changed_chunks(plan: BoxPlan, changed: Callable[[ArrayMeta], DataError | None]) -> dict[int, ChunkFailure]:
+def changed_chunks(plan: BoxPlan, standing: Standing) -> dict[int, ChunkFailure]:
     """Return the chunks on local disks that are not what the plan and the caches know of them.
 
     Their file was replaced, written to, removed, or made where there was none, or their whole array is another one.
-    The system is asked about each file, once for a plan: an open file goes on to give what was replaced, and so do
-    chunks that are kept decoded.
+    The system is asked: an open file goes on to give what was replaced, and so do chunks that are kept decoded. About
+    shards it is asked for each plan, since their index is older than their bytes; about files of one chunk now and
+    then.
 
     Args:
         plan: the plan.
-        changed: returns what is wrong with a local array as a whole.
+        standing: knows what the arrays were.
     """
-    found: dict[int, ChunkFailure] = {}
+    found, now_s = dict[int, ChunkFailure](), time.monotonic()
     for number, facts in enumerate(plan.files):
-        if not facts.is_remote and facts.identity != local_identity(facts.path):
+        if facts.is_remote or (facts.index is None and not standing.is_due(facts.path, now_s)):
+            continue
+        if facts.identity != local_identity(facts.path):
             found |= dict.fromkeys(np.flatnonzero(plan.chunks.file == number).tolist(), ChunkFailure(REPLACED))
     for which in np.unique(plan.chunks.array).tolist():
         array = plan.request.arrays[which]
-        error = None if "://" in array.place else changed(array)
+        error = None if "://" in array.place else standing.changed(array)
         if error is not None:
             members = np.flatnonzero(plan.chunks.array == which).tolist()
             found |= dict.fromkeys(members, ChunkFailure(str(error), damage=False, cause=error))

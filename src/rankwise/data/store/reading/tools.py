@@ -13,7 +13,7 @@ from typing import Any, Self, cast
 from rankwise.data.contract import DType
 from rankwise.data.store.cache import ChunkCache
 from rankwise.data.store.decode import Decoder, Scratch, Spreader, choose_decoder, is_castable
-from rankwise.data.store.files import HandleCache
+from rankwise.data.store.files import HandleCache, Standing
 from rankwise.data.store.meta import ArrayMeta
 from rankwise.data.store.reading.admission import Admission
 from rankwise.data.store.reading.slow import SlowArrays
@@ -64,7 +64,7 @@ class Tools:
         serial: returns a number that tells arrays apart.
         remote: returns the reader of object stores.
         trouble: returns what is wrong with an array behind a URL as a whole, when one of its objects is missing.
-        changed: returns what is wrong with a local array as a whole.
+        standing: whether arrays and their files are what they were.
     """
 
     decoder: Decoder
@@ -76,7 +76,7 @@ class Tools:
     serial: Callable[[ArrayMeta], int]
     remote: Callable[[], RemoteFiles]
     trouble: Callable[[ArrayMeta], DataError | None]
-    changed: Callable[[ArrayMeta], DataError | None]
+    standing: Standing
 
     @classmethod
     def choose(cls, **parts: Any) -> Self:
