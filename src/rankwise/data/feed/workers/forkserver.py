@@ -110,7 +110,8 @@ def check_importable(what: str, value: Any) -> None:
     """
     kind = value if hasattr(value, "__qualname__") else type(value)
     main = sys.modules["__main__"]
-    has_file = getattr(main, "__spec__", None) is not None or hasattr(main, "__file__")
+    # of a script on stdin it is "<stdin>"
+    has_file = getattr(main, "__spec__", None) is not None or Path(getattr(main, "__file__", "")).is_file()
     if kind.__module__ != "__main__" or (has_file and _finds(main, kind.__qualname__)):
         return
     raise ConfigError(
