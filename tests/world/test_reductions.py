@@ -180,7 +180,7 @@ def test_one_rank_checks_the_same_and_shares_nothing():
     with pytest.raises(ConfigError, match="no mean"):
         world.all_reduce(torch.ones(2, dtype=torch.int64), "mean")
     with pytest.raises(ConfigError, match="one of sum, mean, min, max"):
-        world.all_reduce(1, "avg")
+        world.all_reduce(1, "product")
     with pytest.raises(ConfigError, match="dst=1 is no rank of this world of 1"):
         world.reduce(1, dst=1)
 

@@ -51,6 +51,7 @@ def keep_guard(report_fd: int, folders: Sequence[Path]) -> None:
         os.waitpid(first, 0)
         return
     try:
+        _rename()  # before the guard is there, and before the rank goes on: there is no moment in which it has our name
         if os.fork() == 0:
             _stand_guard(rank, report_fd, folders)
     finally:
@@ -65,7 +66,6 @@ def _stand_guard(rank: int, report_fd: int, folders: Sequence[Path]) -> None:
         os.dup2(null, fd)  # hold nobody's terminal or pipe open
     os.closerange(3, report_fd)
     os.closerange(report_fd + 1, 4096)
-    _rename()
     gone = select.poll()
     gone.register(report_fd, 0)
     gone.poll()  # errors alone: nobody can read it any more

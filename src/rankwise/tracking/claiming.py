@@ -200,7 +200,9 @@ def _refuse_foreign(path: Path) -> None:
             return
         raise RunDirError(f"{path / 'config.json'} is not a run's; choose another directory with --run-dir")
     foreign = sorted(entry.name for entry in path.iterdir() if entry.name not in _EARLY and not _is_ours(entry.name))
-    if foreign:
+    if "config.json" in foreign:  # somebody has begun the run since we looked for it
+        _refuse_foreign(path)
+    elif foreign:
         shown = ", ".join(foreign[:5]) + (", ..." if len(foreign) > 5 else "")
         raise RunDirError(
             f"{path} holds no run (no config.json) but other files: {shown}; choose an empty or new directory with "

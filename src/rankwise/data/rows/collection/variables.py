@@ -47,7 +47,7 @@ def join_variables(parts: Sequence[tuple[str, Any]], merge: str | None, join: st
         warnings.simplefilter("ignore")
         empty = [anndata.AnnData(var=var, shape=(0, len(var))) for _, var in parts]
         joined = anndata.concat(empty, join=join, merge=merge).var
-    if not len(joined):
+    if not len(joined) and any(len(var) for _, var in parts):
         raise ConfigError(
             f"no variable is in all inputs, of which join='inner' takes none: {parts[0][0]} has "
             f"{few_names(list(first.index))}, {parts[-1][0]} {few_names(list(parts[-1][1].index))}"
