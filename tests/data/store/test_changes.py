@@ -133,3 +133,14 @@ def test_files_are_not_looked_at_for_every_batch(tmp_path, reader, monkeypatch):
     monkeypatch.setattr(standing, "LOOK_AGAIN_S", 0.0)
     assert read(reader, meta)[1].valid.all()
     assert len(asked) == ROWS
+
+
+def test_a_file_that_has_changed_stays_changed(tmp_path, reader, monkeypatch):
+    """Once it was told it is told at every read, also within the half second in which others are not looked at."""
+    array, meta = make(tmp_path / "a"), read_meta(tmp_path / "a")
+    assert read(reader, meta)[1].valid.all()
+    array[2:4] = -7
+    assert np.flatnonzero(~read(reader, meta)[1].valid).tolist() == [2, 3]
+    monkeypatch.setattr(standing, "LOOK_AGAIN_S", 1000.0)
+    for _ in range(3):
+        assert 2 in np.flatnonzero(~read(reader, meta)[1].valid)

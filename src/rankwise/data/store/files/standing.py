@@ -55,6 +55,10 @@ class Standing:
         self._looked_s[path] = now_s
         return True
 
+    def suspect(self, path: str) -> None:
+        """Look at a file that has changed at every read from now on: it must not pass for what it was in between."""
+        self._looked_s.pop(path, None)
+
     def changed(self, array: ArrayMeta) -> DataError | None:
         """Return what is wrong with a local array that was resized, replaced or removed since its first read."""
         name = "zarr.json" if array.zarr_format == _V3 else ".zarray"

@@ -115,6 +115,7 @@ def changed_chunks(plan: BoxPlan, standing: Standing) -> dict[int, ChunkFailure]
         if facts.is_remote or (facts.index is None and not standing.is_due(facts.path, now_s)):
             continue
         if facts.identity != local_identity(facts.path):
+            standing.suspect(facts.path)
             found |= dict.fromkeys(np.flatnonzero(plan.chunks.file == number).tolist(), ChunkFailure(REPLACED))
     for which in np.unique(plan.chunks.array).tolist():
         array = plan.request.arrays[which]
