@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 GPU_PYTHON ?= python3
 BIN := $(VENV)/bin
-JOBS ?= 2
+JOBS ?= 3
 STAMP := $(VENV)/.installed
 
 .PHONY: help install demo test check lint types tests test-slow test-gpu docs clean

@@ -1,29 +1,140 @@
-"""What an exact step costs over a raw DistributedDataParallel step, in one process group, blocks of both interleaved.
+"""What an exact step costs over a raw DistributedDataParallel step: all kinds in one process group, shuffled blocks.
 
     python bench/step.py [--ranks 1 2] [--rounds 40] [--steps 25]
 
 The model is a small MLP (8,970 parameters, batch 32 a rank), so that what is measured is the overhead and not the
-arithmetic. The raw step takes the mean over the rank's own samples, which is exact only because the shares are equal.
-Printed: median and 10th to 90th percentile of ms per step, and the median of the paired differences to the raw step.
+arithmetic. The raw step takes the mean over the rank's own samples, which is exact only because the shares are equal;
+on one rank it steps the plain module, as ours, Accelerate and Fabric do there. Those two are measured where they are
+installed. The Trainer writes metrics.jsonl every ten steps. Printed: median and 10th to 90th percentile of ms per step,
+and medians of the paired differences to the raw step, in time and in CPU time of the training thread.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import platform
 import random
 import statistics
+import tempfile
 import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import rankwise
 
+RAW = "raw step"
 
-def measure(rounds: int, steps: int) -> dict[str, list[float]]:
-    """Return ms per step of each kind, one value a round, measured by rank 0."""
-    import numpy as np
+
+def make_model() -> Any:
+    """Return the MLP, the same at every call, and its optimizer."""
     import torch
     from torch import nn
+
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+
+
+def losses(model: Any, batch: Any) -> Any:
+    """Return the losses of the samples."""
+    from torch.nn.functional import cross_entropy
+
+    return cross_entropy(model(batch["x"]), batch["y"], reduction="none")
+
+
+def sgd(model: Any) -> Any:
+    """Return the optimizer."""
+    import torch
+
+    return torch.optim.SGD(model.parameters(), lr=1e-3)
+
+
+def loop_of(model: Any, optimizer: Any, backward: Callable[[Any], Any]) -> Callable[[Any], None]:
+    """Return the loop that everybody writes, as a function of one step."""
+
+    def take(step: Any) -> None:
+        optimizer.zero_grad(set_to_none=True)
+        backward(losses(model, step[0]).mean())
+        optimizer.step()
+
+    return take
+
+
+def peers(world: rankwise.World) -> dict[str, Callable[[Any], None]]:
+    """Return the steps of the others that are installed."""
+    kinds = {}
+    os.environ["OMP_NUM_THREADS"] = "1"  # Accelerate warns, and takes all cores, where it is not set
+    if importlib.util.find_spec("accelerate"):
+        from accelerate import Accelerator
+
+        accelerator = Accelerator(cpu=True)
+        plain = make_model()
+        model, optimizer = accelerator.prepare(plain, sgd(plain))
+        kinds["HF Accelerate"] = loop_of(model, optimizer, accelerator.backward)
+    if importlib.util.find_spec("lightning"):
+        from lightning.fabric import Fabric
+        from lightning.fabric.plugins.environments import TorchElasticEnvironment
+        from lightning.fabric.strategies import DDPStrategy, SingleDeviceStrategy
+
+        many = world.world_size > 1
+        there = DDPStrategy(cluster_environment=TorchElasticEnvironment()) if many else SingleDeviceStrategy("cpu")
+        fabric = Fabric(accelerator="cpu", devices=world.world_size, strategy=there)
+        fabric.launch()
+        plain = make_model()
+        model, optimizer = fabric.setup(plain, sgd(plain))
+        kinds["Lightning Fabric"] = loop_of(model, optimizer, fabric.backward)
+    return kinds
+
+
+class Interleaved:
+    """Training data of the Trainer that run the other kinds between its blocks, and time all of them."""
+
+    def __init__(self, world: rankwise.World, batches: Any, kinds: dict[str, Any], rounds: int, steps: int) -> None:
+        self.times: dict[str, list[tuple[float, float]]] = {name: [] for name in (*kinds, "Trainer, tracking")}
+        self._world, self._batches, self._kinds = world, batches, kinds
+        self._rounds, self._steps = rounds, steps
+
+    def __len__(self) -> int:
+        """Return the steps of the epoch, a first block included that is not timed."""
+        return (self._rounds + 1) * self._steps
+
+    def set_epoch(self, epoch: int) -> None:
+        """There is one."""
+
+    def mark_done(self, state: Any) -> None:
+        """Nothing resumes."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return a position."""
+        return {"version": 1, "seed": 0, "epoch": 0, "position": 0, "recipe": "bench"}
+
+    def load_state_dict(self, state: Any) -> None:
+        """Nothing resumes."""
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the steps of the Trainer."""
+        shuffle = random.Random(0)  # the same order of blocks on all ranks
+        for number in range(self._rounds + 1):
+            for name in shuffle.sample(list(self.times), len(self.times)):
+                self._world.barrier()
+                begin = time.perf_counter(), time.thread_time()
+                for index in range(self._steps):
+                    step = self._batches[index % len(self._batches)]
+                    if name in self._kinds:
+                        self._kinds[name](step)
+                    else:
+                        yield step
+                spent = time.perf_counter() - begin[0], time.thread_time() - begin[1]
+                if number:
+                    self.times[name].append((spent[0] / self._steps * 1e3, spent[1] / self._steps * 1e6))
+
+
+def measure(rounds: int, steps: int) -> dict[str, list[tuple[float, float]]]:
+    """Return wall ms and CPU microseconds per step of each kind, one pair a round, measured by rank 0."""
+    import numpy as np
+    import torch
 
     from rankwise.data.samples import ArraySource, SampleLoader
     from rankwise.train import ExactStep
@@ -32,53 +143,40 @@ def measure(rounds: int, steps: int) -> dict[str, list[float]]:
         rng = np.random.default_rng(0)
         size = 32 * world.world_size
         source = ArraySource(
-            {"x": rng.normal(size=(size * 4, 64)).astype(np.float32), "y": rng.integers(0, 10, size * 4)}
+            {"x": rng.normal(size=(size * 5, 64)).astype(np.float32), "y": rng.integers(0, 10, size * 5)}
         )
         order = rankwise.Order(source, batch_size=size)
-        batches = [tuple(b.detach() for b in step) for step in SampleLoader(source, order=order)]
-        model = rankwise.prepare(
-            nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
-        )
-        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-
-        def losses(model, batch):
-            return nn.functional.cross_entropy(model(batch["x"]), batch["y"], reduction="none")
-
-        def raw(step):
-            optimizer.zero_grad(set_to_none=True)
-            losses(model, step[0]).mean().backward()
-            optimizer.step()
-
-        kinds = {
-            "raw DDP step": raw,
-            "ExactStep, per-sample losses": ExactStep(model, optimizer, losses, world=world),
-            "ExactStep, (sum, weight)": ExactStep(
-                model, optimizer, lambda m, b: (losses(m, b).sum(), len(b.ids)), world=world
-            ),
-        }
-        for take in kinds.values():
-            take(batches[0])
-        times: dict[str, list[float]] = {name: [] for name in kinds}
-        shuffle = random.Random(0)  # the same order of blocks on all ranks
-        for _ in range(rounds):
-            for name in shuffle.sample(list(kinds), len(kinds)):
-                world.barrier()
-                begin = time.perf_counter()
-                for index in range(steps):
-                    kinds[name](batches[index % len(batches)])
-                times[name].append((time.perf_counter() - begin) / steps * 1e3)
-        return times
+        made = [tuple(b.detach() for b in step) for step in SampleLoader(source, order=order)]
+        kinds: dict[str, Callable[[Any], Any]] = {}
+        raw = rankwise.prepare(make_model())
+        kinds[RAW] = loop_of(raw, sgd(raw), lambda loss: loss.backward())
+        forms = {"losses": losses, "(sum, weight)": lambda m, b: (losses(m, b).sum(), len(b.ids))}
+        for form, step_fn in forms.items():
+            model = rankwise.prepare(make_model())
+            kinds[f"ExactStep, {form}"] = ExactStep(model, sgd(model), step_fn, world=world)
+        kinds |= peers(world)
+        torch.set_num_threads(1)  # one of them sets its own number
+        data = Interleaved(world, made[:4], kinds, rounds, steps)  # the last step of an epoch is not repeated
+        model = make_model()
+        with tempfile.TemporaryDirectory() as folder:
+            run = world.broadcast_object(Path(folder) / "run")
+            rankwise.Trainer(model, sgd(model), losses, run=run, progress=False).fit(data)
+            world.barrier()
+        return data.times
 
 
-def report(times: dict[str, list[float]], ranks: int) -> None:
+def report(times: dict[str, list[tuple[float, float]]], ranks: int) -> None:
     """Print one table."""
-    raw = times["raw DDP step"]
+    raw = times[RAW]
     print(f"\n{ranks} rank{'s' if ranks > 1 else ''}, {len(raw)} rounds")
-    print(f"{'':32}{'median ms':>10}{'p10':>8}{'p90':>8}{'paired difference':>20}")
+    print(f"{'':26}{'median ms':>10}{'p10':>8}{'p90':>8}{'paired ms':>12}{'paired CPU us':>15}")
     for name, values in times.items():
-        tenths = statistics.quantiles(values, n=10)
-        extra = statistics.median(a - b for a, b in zip(values, raw, strict=True))
-        print(f"{name:32}{statistics.median(values):10.3f}{tenths[0]:8.3f}{tenths[-1]:8.3f}{extra:+20.3f}")
+        wall = [ms for ms, _ in values]
+        tenths = statistics.quantiles(wall, n=10)
+        extra, cpu = (statistics.median(a[i] - b[i] for a, b in zip(values, raw, strict=True)) for i in (0, 1))
+        print(
+            f"{name:26}{statistics.median(wall):10.3f}{tenths[0]:8.3f}{tenths[-1]:8.3f}{extra:+12.3f}{cpu:+15.1f}",
+        )
 
 
 def main() -> None:

@@ -1,6 +1,7 @@
 """What all tests start from."""
 
 import ctypes
+import http.client
 import os
 import signal
 import subprocess
@@ -12,6 +13,17 @@ import pytest
 
 from rankwise.testing.held_ports import release_ports
 from rankwise.testing.new_threads import mark_threads
+
+S3_SERVER = """
+import logging, sys
+from moto.moto_server.threaded_moto_server import ThreadedMotoServer
+logging.getLogger("werkzeug").setLevel(logging.ERROR)
+server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+server.start()
+print(server.get_host_and_port()[1], flush=True)
+sys.stdin.read()  # ends with the tests, however they end
+server.stop()
+"""
 
 # A busy machine may take a second for what takes a millisecond: no property depends on the clock.
 hypothesis.settings.register_profile("patient", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
@@ -89,3 +101,33 @@ def without_privileges():
             assert libc.capset(header, full) == 0
 
     return let_go
+
+
+@pytest.fixture(scope="session")
+def s3_keys():
+    """What the server wants to be told; it believes everything."""
+    return {"region": "us-east-1", "access_key_id": "key", "secret_access_key": "secret"}
+
+
+@pytest.fixture(scope="session")
+def s3_port():
+    """Port of the S3-compatible server."""
+    server = subprocess.Popen(
+        [sys.executable, "-c", S3_SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    yield int(server.stdout.readline())
+    server.stdin.close()
+    server.stdout.close()
+    server.wait(30)
+
+
+@pytest.fixture(scope="session")
+def bucket(s3_port, s3_keys):
+    """A store of the bucket "bucket" of an S3-compatible server on loopback, past any proxy."""
+    from obstore.store import S3Store
+
+    connection = http.client.HTTPConnection("127.0.0.1", s3_port, timeout=20)
+    connection.request("PUT", "/bucket")
+    assert connection.getresponse().status == 200
+    connection.close()
+    return S3Store("bucket", endpoint=f"http://127.0.0.1:{s3_port}", **s3_keys, client_options={"allow_http": True})

@@ -27,6 +27,7 @@ FROZEN = [
     "__version__",
     "bind",
     "breakpoint",
+    "guarded",
     "prepare",
     "run",
     "wrapper",

@@ -28,6 +28,7 @@ __all__ = [
     "__version__",
     "bind",
     "breakpoint",
+    "guarded",
     "prepare",
     "run",
     "wrapper",
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from rankwise.checkpoint import Checkpointer
     from rankwise.data.order import Order
     from rankwise.errors import ConfigError, RankFailure, RankwiseError
+    from rankwise.guard import guarded
     from rankwise.launch import Device, Platform, Wrapper, breakpoint, run, wrapper  # noqa: A004
     from rankwise.metrics import Max, Mean, Min, Sum
     from rankwise.tracking import Tracker
@@ -51,6 +53,7 @@ else:
             "ConfigError": "rankwise.errors",
             "RankFailure": "rankwise.errors",
             "RankwiseError": "rankwise.errors",
+            "guarded": "rankwise.guard",
             "Device": "rankwise.launch",
             "Platform": "rankwise.launch",
             "Wrapper": "rankwise.launch",

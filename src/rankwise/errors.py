@@ -11,6 +11,8 @@ __all__ = [
     "DataError",
     "DesyncError",
     "FencedError",
+    "GuardError",
+    "Interrupted",
     "LaunchError",
     "MissingExtraError",
     "RankFailure",
@@ -28,6 +30,20 @@ class RankwiseError(Exception):
 
 class ConfigError(RankwiseError, ValueError):
     """An argument, option or combination of them that cannot work."""
+
+
+class Interrupted(SystemExit):
+    """A training that saved and stopped because it was asked to: a signal, or its time limit. All ranks raise it.
+
+    No failure, so no `RankwiseError`, and ``except Exception`` lets it through: the process ends with code 75
+    (``EX_TEMPFAIL``), which `rankwise run` reads as "again, please".
+    """
+
+    EXIT_CODE = 75
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(message)
+        self.code = self.EXIT_CODE
 
 
 class MissingExtraError(RankwiseError, ImportError):
@@ -97,6 +113,18 @@ class SampleError(DataError):
 
 class StepError(RankwiseError, ValueError):
     """A step function broke its contract (what it returned, or what it did to the gradients)."""
+
+
+class GuardError(RankwiseError, RuntimeError):
+    """A guard has found what is wrong for sure: ranks that do not train one model on parts of one set of data.
+
+    Attributes:
+        findings: the records (`rankwise.guard.Finding`), equal on all ranks.
+    """
+
+    def __init__(self, message: str, *, findings: tuple[object, ...] = ()) -> None:
+        super().__init__(message)
+        self.findings = findings
 
 
 class CheckpointError(RankwiseError, RuntimeError):

@@ -1,4 +1,4 @@
-"""Run by test_publish: kills a child at every system call that matters in a save, and looks at what is left.
+"""Run by test_publishing: kills a child at every system call that matters in a save, and looks at what is left.
 
 Forks, so that torch is imported once for all the kills. Prints one JSON line per kill.
 """
@@ -45,12 +45,13 @@ def arm(kill_at):
     wrap(os, "rmdir")
 
 
-def kill_at(folder, old_step, new_step, number):
+def kill_at(folder, new_step, number, *, aside):
     """Save 2 over or beside 1 in a child that dies at the n-th call; return its status and what is found."""
     child = os.fork()
     if not child:
         arm(number)
-        Checkpointer(folder, world=World.single(), keep=1, attempt=2).save(new_step, parts(2))
+        with Checkpointer(folder, world=World.single(), keep=1, attempt=2, asynchronous=aside) as checkpointer:
+            checkpointer.save(new_step, parts(2))
         os._exit(0)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     value: dict = {}
@@ -65,12 +66,12 @@ def kill_at(folder, old_step, new_step, number):
 
 def main():
     warnings.simplefilter("error")
-    for new_step in (1, 2):
+    for new_step, aside in ((1, False), (2, False), (2, True)):
         for number in range(1, 100):
-            folder = ROOT / f"{new_step}-{number}"
+            folder = ROOT / f"{new_step}-{number}-{aside}"
             Checkpointer(folder, world=World.single(), keep=1, attempt=1).save(1, parts(1))
-            facts = kill_at(folder, 1, new_step, number)
-            print(json.dumps({"new_step": new_step, "number": number, **facts}), flush=True)
+            facts = kill_at(folder, new_step, number, aside=aside)
+            print(json.dumps({"new_step": new_step, "aside": aside, **facts}), flush=True)
             if facts["status"] == 0:
                 break
 

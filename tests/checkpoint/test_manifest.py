@@ -80,7 +80,10 @@ DAMAGE = {
     ),
     "an absolute path": (point_to("{other}"), r"names '/.*x\.pt', which is no file inside it"),
     "no checksum": (lambda folder: (folder / "manifest.json").write_text('{"format": 3}'), r"damaged \(checksum\)"),
-    "no format": (lambda folder: change(folder, format=None), "it has format None; this rankwise reads format 1 and 2"),
+    "no format": (
+        lambda folder: change(folder, format=None),
+        "it has format None; this rankwise reads format 1, 2 and 3",
+    ),
 }
 
 
@@ -247,8 +250,10 @@ def test_a_later_format_is_not_damage(tmp_path):
     checkpointer = Checkpointer(tmp_path, world=World.single())
     for step in (1, 2):
         checkpointer.save(step, {"x": {"value": step}})
-    change(tmp_path / "step-0000000002", format=3, versions={"rankwise": "9.1.0"}, parts="in some other way")
-    said = r"step-0000000002 has the checkpoint format 3, of rankwise 9\.1\.0; this rankwise \S+ reads format 1 and 2"
+    change(tmp_path / "step-0000000002", format=4, versions={"rankwise": "9.1.0"}, parts="in some other way")
+    said = (
+        r"step-0000000002 has the checkpoint format 4, of rankwise 9\.1\.0; this rankwise \S+ reads format 1, 2 and 3"
+    )
     for ask in (checkpointer.newest, lambda: checkpointer.restore({"x": {}})):
         with pytest.raises(CheckpointError, match=said):
             ask()

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from rankwise.checkpoint.payload import encode, read_payload, write_payload
+from rankwise.checkpoint.publishing import Disk
 from rankwise.errors import CheckpointError
 
 TREE = {
@@ -60,7 +61,7 @@ def assert_same(left, right):
 def test_all_kinds_of_leaves_survive(tmp_path, suffix):
     """Types, dtypes (byte order and bfloat16 too), shapes and values come back, with tensors or without."""
     tree = TREE if suffix == "pt" else {name: leaf for name, leaf in TREE.items() if not torch.is_tensor(leaf)}
-    record = write_payload(tmp_path, "part", encode(tree, "part"))
+    record = write_payload(Disk(tmp_path), tmp_path, "part", encode(tree, "part"))
     assert record.path == f"part.{suffix}"
     assert_same(read_payload(tmp_path, record.path), tree)
     assert record.bytes == (tmp_path / record.path).stat().st_size
@@ -71,7 +72,7 @@ def test_the_same_arrays_make_the_same_file(tmp_path):
     """Whenever they are written; an array under two names is written once, and NumPy opens the file."""
     tree = {"a": np.arange(100_000), "b": None}
     tree["b"] = tree["a"]
-    records = [write_payload(tmp_path, name, encode(tree, "part")) for name in ("first", "second")]
+    records = [write_payload(Disk(tmp_path), tmp_path, name, encode(tree, "part")) for name in ("first", "second")]
     assert records[0].sha256 == records[1].sha256
     assert 800_000 < records[0].bytes < 802_000
     np.testing.assert_array_equal(np.load(tmp_path / "first.npz")["0"], tree["a"])
@@ -80,7 +81,7 @@ def test_the_same_arrays_make_the_same_file(tmp_path):
 def test_a_module_keeps_the_versions_of_its_state(tmp_path):
     """The `_metadata` by which modules upgrade old states is not lost."""
     state = torch.nn.BatchNorm1d(2).state_dict()
-    write_payload(tmp_path, "part", encode(state, "part"))
+    write_payload(Disk(tmp_path), tmp_path, "part", encode(state, "part"))
     back = read_payload(tmp_path, "part.pt")
     assert isinstance(back, OrderedDict)
     assert back._metadata == state._metadata
@@ -89,14 +90,14 @@ def test_a_module_keeps_the_versions_of_its_state(tmp_path):
 def test_a_view_does_not_drag_its_storage_along(tmp_path):
     """One row of a large tensor takes the space of one row."""
     large = torch.zeros(1000, 1000)
-    record = write_payload(tmp_path, "part", encode({"row": large[3]}, "part"))
+    record = write_payload(Disk(tmp_path), tmp_path, "part", encode({"row": large[3]}, "part"))
     assert record.bytes < 10_000
 
 
 def test_shared_parameters_stay_shared(tmp_path):
     """Two names of one tensor are written once."""
     weight = torch.zeros(100_000)
-    record = write_payload(tmp_path, "part", encode({"a": weight, "b": weight}, "part"))
+    record = write_payload(Disk(tmp_path), tmp_path, "part", encode({"a": weight, "b": weight}, "part"))
     assert record.bytes < 500_000
     back = read_payload(tmp_path, "part.pt")
     assert back["a"].data_ptr() == back["b"].data_ptr()
@@ -141,7 +142,7 @@ def test_a_malicious_file_runs_nothing(tmp_path):
 @pytest.mark.parametrize("beside", [None, torch.zeros(1)])
 def test_arrays_that_come_back_can_be_written(tmp_path, beside):
     """They own their memory."""
-    record = write_payload(tmp_path, "part", encode([np.arange(3), beside], "part"))
+    record = write_payload(Disk(tmp_path), tmp_path, "part", encode([np.arange(3), beside], "part"))
     back = read_payload(tmp_path, record.path)
     back[0][0] = 9
     assert back[0].tolist() == [9, 1, 2]
@@ -149,7 +150,7 @@ def test_arrays_that_come_back_can_be_written(tmp_path, beside):
 
 def test_arrays_that_are_objects_run_nothing(tmp_path):
     """A file of arrays with a pickle inside is refused, and so is one that ends early."""
-    record = write_payload(tmp_path, "part", encode({"a": np.arange(3)}, "part"))
+    record = write_payload(Disk(tmp_path), tmp_path, "part", encode({"a": np.arange(3)}, "part"))
     whole = (tmp_path / record.path).read_bytes()
     (tmp_path / "cut.npz").write_bytes(whole[:-40])
     with zipfile.ZipFile(tmp_path / "bomb.npz", "w") as archive:

@@ -25,14 +25,15 @@ def saver(folder, **options):
 def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(tmp_path):
     """SIGKILL before and after every fsync, rename and removal of a save: the old or the new one is found, and no rest.
 
-    Both for a new step and for one that replaces the same step; found whole and without a warning.
+    Both for a new step and for one that replaces the same step, and where a thread writes; found whole and without a
+    warning.
     """
     command = [sys.executable, str(Path(__file__).with_name("kill_saves.py")), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in done.stdout.splitlines()]
-    for new_step in (1, 2):
-        kills = [line for line in lines if line["new_step"] == new_step]
+    for new_step, aside in ((1, False), (2, False), (2, True)):
+        kills = [line for line in lines if (line["new_step"], line["aside"]) == (new_step, aside)]
         assert len(kills) > 12
         assert [line["status"] for line in kills] == [-9] * (len(kills) - 1) + [0]
         values = [line["value"] for line in kills]
@@ -51,6 +52,27 @@ def test_the_last_ones_stay(tmp_path):
     for step in range(1, 11):
         checkpointer.save(step, {"x": {"value": step}})
     assert names(tmp_path) == [f"step-{step:010d}" for step in (4, 8, 9, 10)]
+
+
+def test_the_best_ones_stay(tmp_path):
+    """`keep_best` counts those with the metric, NaN is none, of equal ones the newest is better; `best` finds them."""
+    checkpointer = saver(tmp_path, keep=1, keep_best=2, metric="loss")
+    assert checkpointer.best() is None
+    for step, loss in enumerate([5.0, 2.0, 3.0, float("nan"), 2.0, 2.0, None, 4.0]):
+        checkpointer.save(step, {"x": {"value": step}}, metrics={} if loss is None else {"loss": loss})
+    assert names(tmp_path) == [f"step-{step:010d}" for step in (4, 5, 7)]
+    best = checkpointer.best()
+    assert (best.step, best.metrics) == (5, {"loss": 2.0})
+    assert saver(tmp_path, metric="loss", mode="max").best().step == 7
+    value = {}
+    checkpointer.restore({"x": value}, best)
+    assert value == {"value": 5}
+    with pytest.raises(ConfigError, match="keep_best=2 wants metric="):
+        saver(tmp_path, keep_best=2)
+    with pytest.raises(ConfigError, match="mode is 'min' or 'max', got 'lowest'"):
+        saver(tmp_path, keep_best=2, metric="loss", mode="lowest")
+    with pytest.raises(ConfigError, match=r"metrics are numbers by name; loss is a str"):
+        saver(tmp_path).save(1, {}, metrics={"loss": "low"})
 
 
 def test_all_stay_if_asked(tmp_path):

@@ -8,8 +8,10 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+import zarr
 
 
 @dataclass
@@ -81,6 +83,20 @@ class Job:
         got, wanted = self.result(run_dir), self.result(self.undisturbed(num_ranks))
         for fact in ("steps", "digest", "metrics"):
             assert got[fact] == wanted[fact]
+
+
+@pytest.fixture(scope="session")
+def small_store(tmp_path_factory):
+    """Images and labels in sharded Zarr v3, smaller than any batch would like."""
+    path = tmp_path_factory.mktemp("data") / "small.zarr"
+    rng = np.random.default_rng(0)
+    group = zarr.open_group(path, mode="w", zarr_format=3)
+    images = rng.integers(0, 17, size=(190, 8, 8)).astype(np.uint8)
+    for name, values in (("image", images), ("label", images.sum((1, 2)).astype(np.int64) % 10)):
+        tail = values.shape[1:]
+        array = group.create_array(name, shape=values.shape, dtype=values.dtype, chunks=(8, *tail), shards=(64, *tail))
+        array[...] = values
+    return str(path)
 
 
 @pytest.fixture(scope="module")

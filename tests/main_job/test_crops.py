@@ -63,6 +63,7 @@ def test_a_rank_is_killed_and_the_supervisor_restarts(job):
     job.assert_equal_bits(run_dir, 2)
 
 
+@pytest.mark.slow
 def test_continued_at_other_world_sizes(job):
     """2 ranks, then 1, then 2, then 3; a rank, all ranks and the whole job die in mid-epoch: weights within 1e-9."""
     restored = check_other_worlds(job, (2, 1, 2, 3), ("kill:1@4", "kill:all@7", "kill:supervisor@10"))

@@ -6,26 +6,15 @@ import subprocess
 import sys
 from collections import Counter
 
-import numpy as np
 import pytest
 import torch
-import zarr
 
 NUM_SAMPLES, EPOCHS, STEPS = 190, 3, 30  # 9 full steps of 20 and one of 10 in each epoch
 
 
 @pytest.fixture(scope="module")
-def job(tmp_path_factory, make_job):
-    """Images and labels in sharded Zarr v3, smaller than any batch would like."""
-    path = tmp_path_factory.mktemp("data") / "small.zarr"
-    rng = np.random.default_rng(0)
-    group = zarr.open_group(path, mode="w", zarr_format=3)
-    images = rng.integers(0, 17, size=(NUM_SAMPLES, 8, 8)).astype(np.uint8)
-    for name, values in (("image", images), ("label", images.sum((1, 2)).astype(np.int64) % 10)):
-        tail = values.shape[1:]
-        array = group.create_array(name, shape=values.shape, dtype=values.dtype, chunks=(8, *tail), shards=(64, *tail))
-        array[...] = values
-    return make_job("train_small.py", "--store", str(path))
+def job(make_job, small_store):
+    return make_job("train_small.py", "--store", small_store)
 
 
 def assert_exactly_once(job, run_dir):
@@ -37,7 +26,6 @@ def assert_bit_equal(job, run_dir, num_ranks):
     assert job.result(run_dir)["steps"] == STEPS
 
 
-CASES = [("kill:1@7", 2), ("kill:all@13", 3), ("kill:3@22", 4), ("kill:supervisor@17", 2)]
 MORE_CASES = [
     (f"kill:{who}@{step}", n) for n in (2, 3, 4) for who in ("0", "all", "supervisor") for step in (1, 10, 29)
 ]
@@ -52,10 +40,9 @@ def check_killed_and_continued(fault, num_ranks, job):
     return job.restored_steps(run_dir)
 
 
-@pytest.mark.parametrize(("fault", "num_ranks"), CASES)
-def test_killed_and_started_again(fault, num_ranks, job):
-    """SIGKILL of a rank, of all ranks or of the supervisor; the same command continues, bit for bit."""
-    first, *others = check_killed_and_continued(fault, num_ranks, job)
+def test_killed_and_started_again(job):
+    """SIGKILL of the supervisor; the same command continues, bit for bit. Kills of ranks are in test_chaos."""
+    first, *others = check_killed_and_continued("kill:supervisor@17", 2, job)
     assert (first, len(others)) == (0, 1)  # the second attempt went on from a checkpoint, or began anew
 
 
@@ -66,14 +53,7 @@ def test_killed_and_started_again_everywhere(fault, num_ranks, job):
     assert len(check_killed_and_continued(fault, num_ranks, job)) == 2
 
 
-def test_restarted_by_the_supervisor(job):
-    """With --max-restarts a killed rank costs nothing but time: one command, the same bits."""
-    run_dir = job.new_run()
-    job.finish(run_dir, 2, fault="kill:0@11", restarts=1)
-    assert_exactly_once(job, run_dir)
-    assert_bit_equal(job, run_dir, 2)
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize(("before", "after"), [(2, 3), (4, 1)])
 def test_continued_at_another_world_size(before, after, job):
     """Another number of ranks: every sample exactly once, the undisturbed result within 1e-9 in float64."""
@@ -84,6 +64,29 @@ def test_continued_at_another_world_size(before, after, job):
     got, wanted = job.result(run_dir), job.result(job.undisturbed(2, extra))
     assert got["metrics"]["accuracy"] == wanted["metrics"]["accuracy"]
     torch.testing.assert_close(got["parameters"], wanted["parameters"], rtol=0, atol=1e-9)
+
+
+def test_asked_to_stop_under_torchrun_and_rankwise(job):
+    """SIGTERM to torchrun, SIGUSR1 to rankwise run, a killed rank restarted: no step is done twice, the same bits."""
+    run_dir = job.new_run()
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "RANKWISE_RUN_DIR": str(run_dir)}
+    command = [*torchrun, str(job.script), *job.options]
+    env["RANKWISE_TEST_FAULT"] = "term:supervisor@6"
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode != 0
+    assert "SIGTERM: saving and ending after step" in done.stderr, done.stderr
+    status, output = job.launch(run_dir, 2, fault="usr1:supervisor@13#2", restarts=3)
+    assert status == 75, output
+    assert "the ranks have saved and ended as they were asked to: the same command goes on" in output
+    record = json.loads((run_dir / "config.json").read_text())["environment"]
+    told = [record[number]["interrupted"] for number in ("1", "2")]
+    assert [each["reason"] for each in told] == ["SIGTERM", "SIGUSR1"]
+    assert all(each["step"] % 4 for each in told)  # not where a checkpoint would have been anyway
+    job.finish(run_dir, 2, fault="kill:0@23#3", restarts=1)
+    assert job.restored_steps(run_dir)[:3] == [0, *(each["step"] for each in told)]
+    assert_exactly_once(job, run_dir)
+    assert_bit_equal(job, run_dir, 2)
 
 
 def test_the_same_script_everywhere(job, tmp_path):

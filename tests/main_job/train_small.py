@@ -29,11 +29,15 @@ def main():
     parser.add_argument("--store", required=True)
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--plain", action="store_true")
+    parser.add_argument("--val", action="store_true")
     args = parser.parse_args()
     with rankwise.bind(threads=1, timeout=240) as world:
         source = ArraySource.open(args.store, fields=("image", "label"))
         loader = SampleLoader(source, order=rankwise.Order(source, batch_size=20), world=world)
-        train(world, loader, make_model(args.plain), step, note=lambda batch: batch.ids.tolist(), epochs=args.epochs)
+        held_out = rankwise.Order(source, batch_size=70, kind="sequential")
+        val = SampleLoader(source, order=held_out, world=world) if args.val else None
+        model = make_model(args.plain)
+        train(world, loader, model, step, note=lambda batch: batch.ids.tolist(), epochs=args.epochs, val=val)
 
 
 if __name__ == "__main__":

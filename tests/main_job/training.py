@@ -8,8 +8,12 @@ from pathlib import Path
 import torch
 
 import rankwise
+from rankwise.checkpoint import interruption
 from rankwise.testing import Fault
 from rankwise.train import Hooks, unwrapped
+
+STRIKE = None  # what befalls this process, see warm_ranks
+interruption._MOST_CALLS = 1  # runs of a few steps: the ranks ask each other after each of them
 
 
 class Noted:
@@ -31,7 +35,7 @@ class Noted:
             yield batches
 
 
-def train(world, loader, model, step, *, note, epochs, lr=0.01, save_every=4):
+def train(world, loader, model, step, *, note, epochs, val=None, lr=0.01, save_every=4):
     """Train with AdamW; write down what each step used, strike where a fault was asked for, leave the result."""
     fault, loader = Fault.from_environment(), Noted(loader, note)
 
@@ -43,16 +47,21 @@ def train(world, loader, model, step, *, note, epochs, lr=0.01, save_every=4):
         if fault is not None:
             fault.strike(rank=world.rank, step=done, attempt=run.attempt)
 
+    def struck_step(model, batch):
+        if STRIKE is not None:
+            STRIKE.meet("step" if model.training else "evaluate")
+        return step(model, batch)
+
     trainer = rankwise.Trainer(
         model,
         torch.optim.AdamW(model.parameters(), lr=lr),
-        step,
+        struck_step,
         hooks=Hooks(step_end=write_notes),
         save_every=save_every,
         log_every=3,
         progress=False,
     )
-    result = trainer.fit(loader, epochs=epochs)
+    result = trainer.fit(loader, val=val, epochs=epochs)
     if world.is_main:
         write_result(Path(result.run_dir), unwrapped(trainer.model), result)
 

@@ -28,6 +28,7 @@ def made():
             {"mae": regression.MeanAbsoluteError(), "mse": regression.MeanSquaredError()}
         ),
         "spearman": regression.SpearmanCorrCoef(),
+        "retrieval": torchmetrics.retrieval.RetrievalMAP(),  # its lists are only gathered; queries cross the ranks
     }
 
 
@@ -45,6 +46,7 @@ def updated(begin, end):
         metrics["confusion"].update(logits[part], target[part])
         metrics["all"].update(scores[part], target[part].float())
         metrics["spearman"].update(scores[part], target[part].float())
+        metrics["retrieval"].update(scores[part], target[part] > 0, indexes=torch.arange(40)[part] % 4)
     return metrics
 
 
@@ -64,9 +66,19 @@ def test_ragged_ranks_equal_one(num_ranks):
     whole = updated(0, 40)
     results = run_ranks(reduce_share, num_ranks) if num_ranks > 1 else [reduce_share(World.single())]
     for values in results:
-        assert sorted(values) == ["accuracy", "all/mae", "all/mse", "auroc", "confusion", "max", "mean", "spearman"]
+        assert sorted(values) == [
+            "accuracy",
+            "all/mae",
+            "all/mse",
+            "auroc",
+            "confusion",
+            "max",
+            "mean",
+            "retrieval",
+            "spearman",
+        ]
         assert torch.equal(values["confusion"], whole["confusion"].compute())
-        for name in ("accuracy", "auroc", "max", "mean", "spearman"):
+        for name in ("accuracy", "auroc", "max", "mean", "retrieval", "spearman"):
             assert values[name] == pytest.approx(whole[name].compute().item(), rel=1e-6)
         for name, value in whole["all"].compute().items():
             assert values[f"all/{name}"] == pytest.approx(value.item(), rel=1e-6)

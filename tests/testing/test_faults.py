@@ -19,7 +19,7 @@ def test_a_fault_is_written_as_text():
 @pytest.mark.parametrize("text", ["", "kill", "kill:1", "kill:1@x", "melt:1@3", "kill:@3", "kill:1@3#", "kill:1@3#x"])
 def test_anything_else_is_refused(text):
     """The message shows how a fault is written."""
-    with pytest.raises(ConfigError, match=r"kill\|raise\|hang"):
+    with pytest.raises(ConfigError, match=r"kill\|term\|usr1\|raise\|hang"):
         Fault.parse(text)
 
 

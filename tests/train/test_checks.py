@@ -1,16 +1,19 @@
 """What cannot train rightly is refused when it comes, with the mend; what can is shown to."""
 
+import weakref
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import TensorDataset
 
 from rankwise.data.order import Order
 from rankwise.errors import ConfigError, RankwiseError
 from rankwise.testing import ArrayLoader, run_ranks
 from rankwise.train import ExactStep, Trainer, Window, prepare
+from rankwise.train.sharding import Prepared, note_prepared
 from rankwise.world import World
 
 NUM_SAMPLES = 22
@@ -95,9 +98,9 @@ def test_models_that_do_not_synchronise_are_refused():
     wanted = {
         "plain": "Wrap it first: model = rankwise.prepare",
         "data parallel": "pass the module inside it",
-        "fsdp1": "a part of the model is sharded",
-        "fsdp2": "a part of the model is sharded",
-        "fsdp2 inside": "a part of the model is sharded",
+        "fsdp1": "the first FSDP of torch.*strategy='fsdp'",
+        "fsdp2": "^nothing$|prepare wants a plain module, got a FSDPSequential",
+        "fsdp2 inside": "2 trainable parameters lie outside.*2.weight|prepare wants a plain module",
         "half": "2 trainable parameters lie outside DistributedDataParallel.*head.weight",
         "another world": "replicated over 2 ranks, and this world has 1",
         "compiled": "^nothing$",
@@ -121,6 +124,27 @@ def test_one_rank_takes_a_plain_module_and_no_data_parallel():
 
 def make_trainer(model, optimizer, **options):
     return Trainer(model, optimizer, squares, world=World.single(), run=False, progress=False, **options)
+
+
+def test_an_optimizer_that_was_not_taken_over_to_the_shards():
+    """It holds what the model had before: the error names the call that is missing."""
+    model, before = make_model(), make_model()
+    refs = {id(p): (weakref.ref(p), name) for name, p in before.named_parameters()}
+    note_prepared(model, Prepared(strategy="fsdp", before=refs))
+    with pytest.raises(ConfigError, match=r"= rankwise.train.prepare_optimizer\(optimizer, model\)"):
+        ExactStep(model, sgd(before), squares, world=World.single())
+
+
+def test_an_optimizer_that_was_not_sharded(caplog):
+    """Beside zero1 it takes right steps and saves no memory: said once, with the call that is missing."""
+    model = make_model()
+    note_prepared(model, Prepared(strategy="zero1"))
+    optimizer = sgd(model)
+    for _ in range(2):
+        ExactStep(model, optimizer, squares, world=World.single())
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert "every rank holds the whole state of this SGD" in said
+    assert said.endswith("optimizer = rankwise.train.prepare_optimizer(optimizer, model)")
 
 
 def test_the_optimizers_parameters_are_the_models(caplog):
@@ -169,16 +193,16 @@ def test_schedulers_that_want_a_value_are_refused():
 
 def test_validation_data_are_looked_at_first():
     """Before the first epoch and not after it: what has no epochs is refused, and what is said works."""
-    data = DataLoader(TensorDataset(torch.ones(8, 4, dtype=torch.float64)), batch_size=4)
+    data = TensorDataset(torch.ones(8, 4, dtype=torch.float64))
     trainer = make_trainer(model := make_model(), sgd(model))
-    with pytest.raises(ConfigError, match=r"val= wants a loader .*got a DataLoader, which has no set_epoch"):
+    with pytest.raises(ConfigError, match=r"val= wants a loader .*got a TensorDataset, which has no __iter__, set"):
         trainer.fit(make_loader(World.single()), val=data)
-    with pytest.raises(ConfigError, match=r"DatasetLoader\(dataset.*Window"):
+    with pytest.raises(ConfigError, match="give it to DatasetLoader"):
         trainer.fit(data)
 
 
 def with_zero(world):
-    """Train with a sharded optimizer and with a whole one; what the trainer says of the sharded one."""
+    """Train with a sharded optimizer that the user has made, and with a whole one."""
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
     parameters = []
@@ -193,15 +217,13 @@ def with_zero(world):
         for batches in make_loader(world):
             step(batches)
         parameters.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
-    said = said_of(lambda: Trainer(model, optimizer, squares, world=world, run="run"))
-    return parameters[0].tolist(), parameters[1].tolist(), said
+    return parameters[0].tolist(), parameters[1].tolist()
 
 
-def test_a_sharded_optimizer_goes_with_own_loops():
-    """ZeroRedundancyOptimizer takes exact steps; the trainer, which could not save it, says so."""
-    for whole, sharded, said in run_ranks(with_zero, 2, timeout=240):
+def test_a_sharded_optimizer_of_the_users_takes_exact_steps():
+    """ZeroRedundancyOptimizer over what prepare returned trains as the plain one does."""
+    for whole, sharded in run_ranks(with_zero, 2, timeout=240):
         assert sharded == pytest.approx(whole, abs=1e-12)
-        assert "consolidate_state_dict() before saving" in said
 
 
 def with_static_graph(world, static_graph):

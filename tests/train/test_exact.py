@@ -134,6 +134,26 @@ def test_clipping_sees_the_exact_gradient():
     assert_same(run_ranks(clipped, 2), reference(per_sample, max_grad_norm=0.05))
 
 
+def other_accumulation_each_step(world):
+    model, state = prepare(make_model(), world), None
+    step = ExactStep(model, torch.optim.AdamW(model.parameters(), lr=0.01), weighted_pair, world=world)
+    order = Order(NUM_SAMPLES, batch_size=10, seed=5)
+    for cut in (None, 1, 4, 3) if world.world_size > 1 else [None] * 4:
+        loader = ArrayLoader(
+            make_arrays(), order, seed=5, rank=world.rank, world_size=world.world_size, micro_batch=cut
+        )
+        loader.load_state_dict(state or loader.state_dict())
+        loader.mark_done(step(next(iter(loader))).resume)
+        state = loader.state_dict()
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def test_accumulation_may_change_during_a_run():
+    """Other micro-batches at each step: the parameters of one rank without accumulation."""
+    for found in run_ranks(other_accumulation_each_step, 2):
+        torch.testing.assert_close(found, other_accumulation_each_step(World.single()), rtol=0, atol=1e-12)
+
+
 def empty_share_keeps_buffers(world):
     result = train(world, per_sample, None, batch_size=4, epochs=1, norm=True, stop=1)
     return len(result["ids"][0]), int(result["state"]["1.num_batches_tracked"])
@@ -306,30 +326,74 @@ def test_a_window_that_was_not_finished_is_noticed():
     half_a_window()
 
 
-def collectives_of_a_step(world, form):
-    """Count what a step issues beside DDP's own gradient reduction."""
+def happenings_of_a_step(world, form):
+    """What a step issues beside DDP's own gradient reduction, between the gradients that it makes."""
     import torch.distributed as dist
 
     order = Order(NUM_SAMPLES, batch_size=10, seed=5)
-    loader = ArrayLoader(make_arrays(), order, seed=5, rank=world.rank, world_size=world.world_size)
+    loader = ArrayLoader(make_arrays(), order, seed=5, rank=world.rank, world_size=world.world_size, micro_batch=3)
     model = prepare(make_model(), world)
     step = ExactStep(model, torch.optim.SGD(model.parameters(), lr=0.1), form, world=world)
     steps = iter(loader)
-    step(next(steps))
-    counted = []
+    for _ in range(2):
+        step(next(steps))
+    seen = []
+
+    class Noted:
+        def __init__(self, work):
+            self.work = work
+
+        def wait(self):
+            seen.append("waited")
+            return self.work.wait()
+
+    def noted(name, original, args, options):
+        seen.append(name)
+        work = original(*args, **options)
+        return Noted(work) if options.get("async_op") else work
+
     names = ("all_reduce", "all_gather", "all_gather_into_tensor", "broadcast", "barrier", "all_gather_object")
     originals = {name: getattr(dist, name) for name in names}
+    next(model.parameters()).register_hook(lambda _: seen.append("backward"))
     try:
         for name in names:
-            setattr(dist, name, lambda *a, _n=name, **k: (counted.append(_n), originals[_n](*a, **k))[1])
+            setattr(dist, name, lambda *a, _n=name, **k: noted(_n, originals[_n], a, k))
         step(next(steps))
     finally:
         for name, original in originals.items():
             setattr(dist, name, original)
-    return len(counted)
+    return seen
 
 
 def test_counting_costs_nothing_where_the_order_knows():
-    """Per-sample losses need no communication beside the gradients; (sum, weight) needs one small collective."""
-    assert run_ranks(collectives_of_a_step, 2, per_sample) == [0, 0]
-    assert run_ranks(collectives_of_a_step, 2, weighted_pair) == [1, 1]
+    """Per-sample losses need none beside the gradients; (sum, weight) needs one, while the last backward runs."""
+    assert run_ranks(happenings_of_a_step, 2, per_sample) == [["backward"] * 2] * 2
+    wanted = ["backward", "all_reduce", "backward", "waited"]
+    assert run_ranks(happenings_of_a_step, 2, weighted_pair) == [wanted] * 2
+
+
+def weights_that_jump(world):
+    """Gradients of float32 steps whose weights jump by 10^5, in a run and in a new start at each step."""
+
+    def heavy(model, batch):
+        factor = 10.0 ** (5 * (batch.share.step.index % 2))
+        return factor * (losses_of(model, batch) * batch["w"]).sum(), factor * batch["w"].sum()
+
+    arrays = {name: value.astype(np.float32) if name in "xw" else value for name, value in make_arrays().items()}
+    order = Order(NUM_SAMPLES, batch_size=10, seed=5)
+    loader = ArrayLoader(arrays, order, seed=5, rank=world.rank, world_size=world.world_size, micro_batch=3)
+    model = prepare(make_model().float(), world)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    run, same = ExactStep(model, optimizer, heavy, world=world), []
+    for batches in loader:
+        run(batches)
+        first = [p.grad.clone() for p in model.parameters()]
+        anew = prepare(make_model().float(), world)
+        ExactStep(anew, torch.optim.SGD(anew.parameters(), lr=0.0), heavy, world=world)(batches)
+        same.append(all(torch.equal(g, p.grad) for g, p in zip(first, anew.parameters(), strict=True)))
+    return same
+
+
+def test_what_the_gradients_are_divided_by_meanwhile_leaves_no_trace():
+    """A run knows its last weights and a resumed one does not: both have the same gradients, to the bit."""
+    assert run_ranks(weights_that_jump, 2) == [[True] * 5] * 2

@@ -9,7 +9,7 @@ def test_progress_comes_back():
     progressed.num_steps, progressed.num_samples, progressed.num_lost = 7, 220, 4
     later = Progressed()
     later.load_state_dict(progressed.state_dict())
-    assert vars(later) == {"num_steps": 7, "num_samples": 220, "num_lost": 4}
+    assert vars(later) == {"num_steps": 7, "num_samples": 220, "num_lost": 4, "stopped": ""}
 
 
 def test_checkpoints_that_count_no_lost_samples_load():

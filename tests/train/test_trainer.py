@@ -185,9 +185,9 @@ def test_wrong_options_are_named():
 
 
 def test_what_has_no_position_is_refused():
-    """A torch DataLoader cannot be marked or saved: it says what to pass instead, before a run directory is made."""
-    with pytest.raises(ConfigError, match=r"a DataLoader, which has no set_epoch, .*: give its dataset to Data"):
-        make_trainer().fit(torch.utils.data.DataLoader(range(4)))
+    """A dataset has no steps: it says what to pass instead, before a run directory is made."""
+    with pytest.raises(ConfigError, match=r"a TensorDataset, which has no __iter__, .*: give it to DatasetLoader"):
+        make_trainer().fit(torch.utils.data.TensorDataset(torch.ones(4)))
     assert not Path("run").exists()
 
 

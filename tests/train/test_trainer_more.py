@@ -28,12 +28,13 @@ def own_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def make_loader(world=None, samples=26):
+def make_loader(world=None, samples=26, micro_batch=None):
     world = world or World.single()
     rng = np.random.default_rng(2)
     arrays = {"x": rng.normal(size=(samples, 4)), "y": rng.integers(0, 2, size=samples)}
     order = Order(samples, batch_size=8)
-    return ArrayLoader(arrays, order, seed=order.seed, rank=world.rank, world_size=world.world_size)
+    place = {"rank": world.rank, "world_size": world.world_size}
+    return ArrayLoader(arrays, order, seed=order.seed, micro_batch=micro_batch, **place)
 
 
 def step(model, batch):
@@ -199,6 +200,14 @@ def test_a_lone_share_is_told_too():
     """3 samples on 2 ranks: one of them has one alone, and every rank says so."""
     for said in run_ranks(lone_share, 2):
         assert "has 3 of 27 samples, shared by 2 ranks: a rank has one alone" in said
+
+
+def test_a_lone_micro_batch_is_told_too():
+    """27 samples in batches of 8 leave 3; micro-batches of at most 2 cut one off; full steps have 4 x 2."""
+    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 2)).double()
+    trainer = Trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), step, world=World.single(), run=False)
+    with pytest.raises(StepError, match=r"has 3 of 27 samples, cut into 2 micro-batches of at most 2: a rank has one"):
+        trainer.fit(make_loader(samples=27, micro_batch=2))
 
 
 def test_spatial_batch_norm_takes_a_lone_sample():

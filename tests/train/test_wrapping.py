@@ -92,6 +92,7 @@ def test_unused_parameters_are_named(late):
     for said in run_ranks(unused, 2, late):
         assert "parts.1.weight, parts.1.bias, parts.2.weight, parts.2.bias." in said
         assert 'Trainer(ddp={"find_unused_parameters": True})' in said
+        assert "prepare(model, world, find_unused=True)" in said
         assert ("in the last step" if late else "in the first pass of rank 0, 1") in said
 
 

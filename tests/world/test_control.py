@@ -1,6 +1,7 @@
 """barrier, raise_together and subgroups."""
 
 import pytest
+import torch.distributed as dist
 
 from rankwise.errors import ConfigError
 from rankwise.testing import run_ranks
@@ -59,6 +60,26 @@ def desync_inside(world):
         group.raise_together(KeyError("gone") if group.rank == 1 else None)
     except Exception as error:  # noqa: BLE001
         return str(error), getattr(error, "ranks", None)
+
+
+def again_and_again(world):
+    part = world.subgroup([0, 2])
+    names = []
+    for _ in range(4 if part else 0):
+        inner = part.subgroup([0, 1])
+        assert inner.all_reduce(1) == 2
+        names.append(inner.channel.group.group_name)
+        group, inner.channel.group = inner.channel.group, None
+        dist.destroy_process_group(group)
+    return names
+
+
+def test_a_group_that_was_left_is_made_anew_under_another_name():
+    """Under the old one a rank that is early would find old addresses, and wait there until the time-out."""
+    first, second, third = run_ranks(again_and_again, 3)
+    assert first == third
+    assert len(set(first)) == 4
+    assert second == []
 
 
 def test_errors_in_a_subgroup_name_global_ranks():

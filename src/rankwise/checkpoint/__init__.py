@@ -1,9 +1,21 @@
 """Checkpoints: published whole or not at all, found again by their checksums, restored at any world size."""
 
 from rankwise.checkpoint.checkpointer import Checkpointer
+from rankwise.checkpoint.interruption import Interruption
 from rankwise.checkpoint.jax_tree import JaxTree
 from rankwise.checkpoint.manifest import CheckpointInfo
 from rankwise.checkpoint.parts import RandomState, Replicated
 from rankwise.checkpoint.restoring import RestoreReport
+from rankwise.checkpoint.states import ModelState, OptimizerState
 
-__all__ = ["CheckpointInfo", "Checkpointer", "JaxTree", "RandomState", "Replicated", "RestoreReport"]
+__all__ = [
+    "CheckpointInfo",
+    "Checkpointer",
+    "Interruption",
+    "JaxTree",
+    "ModelState",
+    "OptimizerState",
+    "RandomState",
+    "Replicated",
+    "RestoreReport",
+]

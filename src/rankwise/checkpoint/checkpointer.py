@@ -4,44 +4,71 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
-from rankwise.checkpoint.manifest import CheckpointInfo, folders, refuse_later_format, step_of, verify
+from rankwise.checkpoint.bucket import Bucket, is_url
+from rankwise.checkpoint.interruption import Interruption
+from rankwise.checkpoint.keeping import Keeping
+from rankwise.checkpoint.manifest import (
+    CheckpointInfo,
+    folders,
+    read_manifest,
+    refuse_later_format,
+    sound,
+    step_of,
+    verify,
+)
+from rankwise.checkpoint.object_path import ObjectPath
 from rankwise.checkpoint.parts import as_part
-from rankwise.checkpoint.publishing import Fence, clean, prune, set_aside
+from rankwise.checkpoint.publishing import Disk, Fence, Storage, folder_name
 from rankwise.checkpoint.restoring import RestoreReport, decide, load_part, read_part
-from rankwise.checkpoint.saving import SaveJob, save_job, write_checkpoint
+from rankwise.checkpoint.saving import SaveJob, Saving, checked_step, save_job
+from rankwise.checkpoint.snapshot import HostBuffers
 from rankwise.checkpoint.together import take_together
 from rankwise.data.contract import JSON
-from rankwise.errors import CheckpointError, ConfigError
+from rankwise.errors import CheckpointError, ConfigError, Interrupted
 
 if TYPE_CHECKING:
     from rankwise.world import World
 
 __all__ = ["Checkpointer"]
 
+_MOST_POLLS = 64
+
 
 class Checkpointer:
-    """Checkpoints in one folder of a file system that all ranks see.
+    """Checkpoints in one folder of a file system that all ranks see, or in an object store.
 
     A checkpoint is published whole or not at all, whatever is killed while it is written. Nothing is read by
     unpickling: restoring runs no code of the checkpoint.
 
     Args:
         folder: where the ``step-*`` folders lie; made at the first save. Of a run directory, which holds none itself,
-            its ``checkpoints`` are read.
+            its ``checkpoints`` are read. Or the URL of a place in an object store (``s3://bucket/prefix``).
         world: default ``World.current()``.
         keep: how many of the newest stay, at least 1; None keeps all.
-        keep_every: steps that are multiples of it stay for ever.
         fence: makes the context manager that is entered around every publish, and may refuse it by raising
             (``RunDir.fence``).
+        keep_every: steps that are multiples of it stay for ever.
+        keep_best: how many of the best stay besides.
+        metric: which of the ``metrics=`` of `save` tells the best.
+        mode: "min" or "max": which value of it is best.
         attempt: number of this attempt of the run (``RunDir.attempt``). What a later attempt has saved is newer than
             what an earlier one has, whatever their steps.
+        asynchronous: `save` copies the states and returns; a thread writes. Published at the next `poll`, `wait`,
+            `save` or `close` that finds all ranks done. Costs the memory of a copy of what this rank saves.
+        store_options: of the object store, as obstore names them (``endpoint``, ``region``, ...).
+
+    Attributes:
+        folder: as given, absolute.
+        published: the last checkpoint that this object has published, None before.
 
     Raises:
-        ConfigError: `keep` or `keep_every` is below 1.
+        ConfigError: a number to keep is below 1, or `metric` is missing.
+        MissingExtraError: an object store needs obstore, which is not installed.
     """
 
     def __init__(
@@ -52,32 +79,58 @@ class Checkpointer:
         keep: int | None = 3,
         fence: Fence = contextlib.nullcontext,
         keep_every: int | None = None,
+        keep_best: int | None = None,
+        metric: str | None = None,
+        mode: Literal["min", "max"] = "min",
         attempt: int = 0,
+        asynchronous: bool = False,
+        store_options: Mapping[str, Any] | None = None,
     ) -> None:
-        if (keep is not None and keep < 1) or (keep_every is not None and keep_every < 1):
-            raise ConfigError(f"keep and keep_every are at least 1 (or None); got {keep} and {keep_every}")
+        self._keeping = Keeping(keep=keep, keep_every=keep_every, keep_best=keep_best, metric=metric, mode=mode)
         from rankwise.world import World as _World
 
-        self.folder = Path(folder).absolute()
+        self._storage: Storage = (
+            Bucket(str(folder), store_options or {}) if is_url(folder) else Disk(Path(folder).absolute())
+        )
+        self.folder = cast("Path", self._storage.root)
+        self.published: Path | None = None
         self._world = _World.current() if world is None else world
-        self._keep = keep
-        self._keep_every = keep_every
         self._fence = fence
         self._attempt = attempt
+        self._host = HostBuffers() if asynchronous else None
+        self._saving: Saving | None = None
+        self._num_polls = 0
         self._cleaned = False
         self._skipped: dict[Path, str] = {}
+        self._interruption: Interruption | None = None
 
-    def save(self, step: int, parts: Mapping[str, Any], *, meta: Mapping[str, JSON] | None = None) -> Path:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        # all ranks raise an interruption together, with what they have just saved
+        self.close(publish=kind is None or issubclass(kind, Interrupted))
+
+    def save(
+        self,
+        step: int,
+        parts: Mapping[str, Any],
+        *,
+        meta: Mapping[str, JSON] | None = None,
+        metrics: Mapping[str, float] | None = None,
+    ) -> Path:
         """Write a checkpoint and publish it. Every rank must call it, with the same step and part names.
 
         A checkpoint of the same step is replaced. The first save also removes what killed saves left behind. What
-        `newest` has skipped is never removed: it is renamed to ``skipped-step-*``.
+        `newest` has skipped is never removed: it is renamed to ``skipped-step-*``. With ``asynchronous=True`` this
+        publishes the save before, and returns when the states are copied.
 
         Args:
             step: optimizer steps done.
             parts: `Stateful` parts by name; what is neither Stateful nor has a state is saved as a plain tree, from the
                 main rank. States hold tensors, arrays, numbers, strings, None, and dicts, lists and tuples of these.
             meta: small JSON object kept in the manifest, from the main rank; NaN and infinities are kept.
+            metrics: numbers kept there too, by which `keep_best` and `best` choose.
 
         Returns:
             Folder of the checkpoint.
@@ -87,16 +140,97 @@ class Checkpointer:
             FencedError: a newer attempt owns the run (on the main rank; CheckpointError elsewhere).
             ConfigError, DesyncError: wrong arguments, or different ones on the ranks.
         """
+        self.wait()
         what = f"saving step {step} in {self.folder}"
 
         def prepare() -> SaveJob:
+            target = self.folder / folder_name(checked_step(step))
             self._clean()
-            return save_job(self.folder, self._world, step=step, attempt=self._attempt, parts=parts, meta=meta)
+            return save_job(
+                target,
+                self._world,
+                step=step,
+                attempt=self._attempt,
+                parts=parts,
+                meta=meta,
+                metrics=metrics,
+                host=self._host,
+            )
 
         job = take_together(self._world, what, prepare)
-        write_checkpoint(job, self._world, self._fence)
-        take_together(self._world, f"pruning {self.folder}", lambda: self._prune(job.target))
-        return job.target
+        self._saving = saving = Saving(
+            job,
+            self._world,
+            self._storage,
+            self._fence,
+            prune=lambda: self._prune(job.head.path),
+            background=self._host is not None,
+        )
+        self._num_polls = 0
+        try:
+            saving.start()
+        except BaseException:
+            self._saving = None
+            raise
+        if self._host is None:
+            self.wait()
+        return saving.target
+
+    def poll(self) -> Path | None:
+        """Publish what a thread has written, if all ranks are done; return its folder. Every rank calls it.
+
+        For every step: costs nothing while no save is under way, and a small collective now and then while one is.
+        """
+        if self._saving is None:
+            return None
+        self._num_polls += 1
+        # at the 1st, 2nd, 4th, ... step: late by no more than it has taken so far
+        if self._num_polls & (self._num_polls - 1) and self._num_polls % _MOST_POLLS:
+            return None
+        if not all(self._world.all_gather_object(self._saving.is_idle())):
+            return None
+        return self._settled(self._saving.advance)
+
+    def wait(self) -> Path | None:
+        """Wait until what a thread writes is written by all ranks, publish it and return its folder. A collective.
+
+        Raises:
+            CheckpointError: a rank could not write it; on every rank. The previous checkpoint is intact.
+            FencedError: a newer attempt owns the run (on the main rank; CheckpointError elsewhere).
+        """
+        return None if self._saving is None else self._settled(self._saving.finish)
+
+    def close(self, *, publish: bool = True) -> None:
+        """Wait for what is under way and publish it; every rank calls it. Leaving the ``with`` block calls it.
+
+        Also gives back the signals that `should_stop` has taken.
+
+        Args:
+            publish: False, after an error: this rank alone waits for its thread, and what it wrote is removed.
+        """
+        saving = self._saving
+        try:
+            if publish:
+                self.wait()
+            elif saving is not None:
+                saving.give_up()
+        finally:
+            self._saving = None
+            if self._interruption is not None:
+                self._interruption.close()
+
+    def should_stop(self, step: int) -> bool:
+        """Return whether all ranks stop now, because of a signal or RANKWISE_MAX_SECONDS. Every rank calls it.
+
+        For the own loop, after each step: save where it is true, and ``raise Interrupted``. Signals are noted from the
+        first call on, until `close`; see `Interruption`.
+
+        Args:
+            step: optimizer steps done.
+        """
+        if self._interruption is None:
+            self._interruption = Interruption(self._world)
+        return self._interruption.should_stop(step)
 
     def newest(self, step: int | None = None) -> CheckpointInfo | None:
         """Return the newest whole checkpoint, None if there is none. Every rank must call it; all get the same answer.
@@ -112,9 +246,24 @@ class Checkpointer:
             CheckpointError: a candidate cannot be read now (permissions, storage), has a format that came later, or
                 there are candidates and all are damaged; on every rank.
         """
-        found = take_together(self._world, f"looking for checkpoints in {self.folder}", lambda: self._find(step))
-        answer: CheckpointInfo | None = self._world.broadcast_object(found)
-        return answer
+        self.wait()
+        what = f"looking for checkpoints in {self.folder}"
+        found = take_together(self._world, what, lambda: self._looked_for(lambda root: self._newest(root, step)))
+        return self._here(self._world.broadcast_object(found))
+
+    def best(self) -> CheckpointInfo | None:
+        """Return the best whole checkpoint by ``metric=``, None if none has it. Every rank must call it.
+
+        Raises:
+            ConfigError: there is no ``metric=``.
+            CheckpointError: as of `newest`.
+        """
+        if self._keeping.metric is None:
+            raise ConfigError("best() wants Checkpointer(metric=...), a name out of the metrics= of save")
+        self.wait()
+        what = f"looking for the best checkpoint in {self.folder}"
+        found = take_together(self._world, what, lambda: self._looked_for(self._best))
+        return self._here(self._world.broadcast_object(found))
 
     def restore(
         self, parts: Mapping[str, Any], info: CheckpointInfo | None = None, *, allow_missing: Sequence[str] = ()
@@ -169,17 +318,29 @@ class Checkpointer:
         state = read_part(info, name, None, self._world)
         return state["tree"] if isinstance(state, dict) and list(state) == ["tree"] else state
 
-    def _find(self, step: int | None) -> CheckpointInfo | None:
+    def _looked_for(self, find: Callable[[Path], CheckpointInfo | None]) -> CheckpointInfo | None:
+        """What `find` finds in the folder, or in that of a run directory."""
         if not self._world.is_main:
             return None
         try:
-            found = list(folders(self.folder)) or list(folders(self.folder / "checkpoints"))
-            return self._first_whole([folder for folder in found if step is None or step_of(folder) <= step])
+            return find(self.folder) or find(self.folder / "checkpoints")
         except OSError as error:
             raise CheckpointError(
                 f"a checkpoint cannot be read now, which is no damage, so it was not skipped: {error}; mend storage or "
                 "permissions and start again, or move its folder away to go on from an earlier one"
             ) from error
+
+    def _here(self, info: CheckpointInfo | None) -> CheckpointInfo | None:
+        """What the main rank has found, by this rank's own connection."""
+        if info is None or not isinstance(self.folder, ObjectPath):
+            return info
+        return replace(info, path=replace(info.path, store=self.folder.store))
+
+    def _newest(self, root: Path, step: int | None) -> CheckpointInfo | None:
+        return self._first_whole([folder for folder in folders(root) if step is None or step_of(folder) <= step])
+
+    def _best(self, root: Path) -> CheckpointInfo | None:
+        return self._first_whole([info.path for info in self._keeping.by_quality(sound(root))])
 
     def _first_whole(self, candidates: list[Path]) -> CheckpointInfo | None:
         skipped: dict[Path, str] = {}
@@ -206,14 +367,27 @@ class Checkpointer:
         """Before a save: once what killed saves left, and whatever was skipped since the one before."""
         if not self._world.is_main or (self._cleaned and not self._skipped):
             return
-        with self._fence():
-            self.folder.mkdir(parents=True, exist_ok=True)
-            for folder in self._skipped:
-                set_aside(folder)
-            self._skipped.clear()
-            clean(self.folder)
+        self._storage.clean(list(self._skipped), self._fence)
+        self._skipped.clear()
         self._cleaned = True
 
+    def _settled(self, go_on: Callable[[], bool | None]) -> Path | None:
+        """Go on with the save that is under way; return its folder if it is published."""
+        saving, self._saving = self._saving, None
+        assert saving is not None
+        if go_on() is False:
+            self._saving, self._num_polls = saving, 0
+            return None
+        self.published = saving.target
+        return saving.target
+
     def _prune(self, newest: Path) -> None:
-        if self._world.is_main:
-            prune(self.folder, keep=self._keep, keep_every=self._keep_every, newest=newest, fence=self._fence)
+        if self._keeping.keep is None:
+            return
+        try:
+            self._storage.remove(
+                lambda: [info.path for info in self._keeping.surplus(sound(self.folder), read_manifest(newest))],
+                self._fence,
+            )
+        except OSError as error:
+            raise CheckpointError(f"pruning {self.folder} failed: {error}; {newest} is published") from error

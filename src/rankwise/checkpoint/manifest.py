@@ -10,11 +10,12 @@ import os
 import re
 import stat
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
 from rankwise._version import __version__
+from rankwise.checkpoint.object_path import ObjectPath
 from rankwise.data.contract import JSON
 from rankwise.errors import CheckpointError
 
@@ -27,14 +28,15 @@ __all__ = [
     "open_inside",
     "read_manifest",
     "refuse_later_format",
-    "sound_folders",
+    "sound",
     "step_of",
     "verify",
 ]
 
 # 1: all files are of torch. 2: parts without tensors are files of arrays. A checkpoint has the lowest that tells it, so
-# that whoever can read it does; any later format has its number and its checksum in the same places.
-_FORMATS = (1, 2)
+# that whoever can read it does; any later format has its number and its checksum in the same places. 3: a part lies in
+# pieces in the files of all ranks.
+_FORMATS = (1, 2, 3)
 _ARRAYS = ".npz"
 _NAME = re.compile(r"(?:\.old-)?step-(\d{10,})")
 _BLOCK_BYTES = 1 << 20
@@ -55,10 +57,14 @@ class FileRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartRecord:
-    """One part: how it survives a new world size, and its files by rank ("replicated" has one)."""
+    """One part: how it survives a new world size, and its files by rank ("replicated" has one).
+
+    `in_pieces`: the files hold pieces of tensors, which together make a state that fits any number of ranks.
+    """
 
     scope: str
     files: tuple[FileRecord, ...]
+    in_pieces: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +80,7 @@ class CheckpointInfo:
         versions: versions of rankwise that saved it, and of torch and JAX where they were in use.
         parts: its parts by name.
         meta: what the caller gave to `Checkpointer.save`.
+        metrics: numbers by which the best are kept, from the same.
     """
 
     path: Path
@@ -84,6 +91,7 @@ class CheckpointInfo:
     versions: Mapping[str, str]
     parts: Mapping[str, PartRecord]
     meta: Mapping[str, JSON]
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 def encode_manifest(info: CheckpointInfo) -> bytes:
@@ -98,11 +106,13 @@ def encode_manifest(info: CheckpointInfo) -> bytes:
         "parts": {
             name: {
                 "scope": part.scope,
+                **({"in_pieces": True} if part.in_pieces else {}),
                 "files": [{"path": file.path, "bytes": file.bytes, "sha256": file.sha256} for file in part.files],
             }
             for name, part in info.parts.items()
         },
         "meta": _strict(info.meta),
+        **({"metrics": _strict(info.metrics)} if info.metrics else {}),
     }
     return json.dumps({**body, "sha256": _digest(body)}, indent=1, allow_nan=False).encode() + b"\n"
 
@@ -120,13 +130,18 @@ def read_manifest(folder: Path) -> CheckpointInfo:
     keys = ("step", "attempt", "world_size", "time", "versions", "meta")
     try:
         parts = {
-            name: PartRecord(scope=part["scope"], files=tuple(FileRecord(**file) for file in part["files"]))
+            name: PartRecord(
+                scope=part["scope"],
+                files=tuple(FileRecord(**file) for file in part["files"]),
+                in_pieces=part.get("in_pieces", False),
+            )
             for name, part in body["parts"].items()
         }
         facts = {key: body[key] for key in keys}
+        loose = {"meta": _loose(facts["meta"]), "metrics": _loose(body.get("metrics", {}))}
     except (KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"its manifest.json does not say all that it should ({error})") from error
-    return CheckpointInfo(path=folder, parts=parts, **{**facts, "meta": _loose(facts["meta"])})
+    return CheckpointInfo(path=folder, parts=parts, **{**facts, **loose})
 
 
 def refuse_later_format(folder: Path) -> None:
@@ -179,6 +194,8 @@ def open_inside(folder: Path, name: str) -> BinaryIO:
         CheckpointError: it is not there, is no regular file, or lies outside; the message gives the reason alone.
         OSError: it cannot be opened now.
     """
+    if isinstance(folder, ObjectPath):
+        return folder.open(name)
     steps = PurePosixPath(name).parts
     if not steps or steps[0] == "/" or ".." in steps or "\0" in name:
         raise CheckpointError(f"its manifest.json names {name!r}, which is no file inside it")
@@ -224,18 +241,21 @@ def folders(root: Path) -> Iterator[Path]:
         yield folder
 
 
-def sound_folders(root: Path) -> list[Path]:
+def sound(root: Path) -> list[CheckpointInfo]:
     """Return those of `folders` whose manifest is whole and can be read now: all that pruning may count and remove."""
     found = []
     for folder in _candidates(root):
         try:
-            found.append((read_manifest(folder).attempt, step_of(folder), folder))
+            info = read_manifest(folder)
         except (CheckpointError, OSError):
             continue
-    return [folder for _, _, folder in sorted(found, reverse=True)]
+        found.append((info.attempt, step_of(folder), folder, info))
+    return [info for *_, info in sorted(found, key=lambda entry: entry[:3], reverse=True)]
 
 
 def _candidates(root: Path) -> list[Path]:
+    if isinstance(root, ObjectPath):
+        return [root / name for name in root.folders() if _NAME.fullmatch(name)]
     try:
         with os.scandir(root) as entries:
             names = {entry.name for entry in entries if _NAME.fullmatch(entry.name) and entry.is_dir()}
@@ -274,12 +294,14 @@ def _blocks(folder: Path, name: str) -> Iterator[bytes]:
 
 
 def _format_of(info: CheckpointInfo) -> int:
+    if any(part.in_pieces for part in info.parts.values()):
+        return 3
     files = (file for part in info.parts.values() for file in part.files)
     return 2 if any(file.path.endswith(_ARRAYS) for file in files) else 1
 
 
 def _known() -> str:
-    return " and ".join(map(str, _FORMATS))
+    return f"{', '.join(map(str, _FORMATS[:-1]))} and {_FORMATS[-1]}"
 
 
 def _attempt(folder: Path) -> int:

@@ -6,23 +6,18 @@ import random
 import sys
 import warnings
 from collections.abc import Mapping
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 
+from rankwise.checkpoint.pieces import ordered_like
 from rankwise.data.contract import Stateful
 from rankwise.errors import ConfigError
 
-__all__ = ["RandomState", "Replicated", "TreePart", "as_part"]
+__all__ = ["RandomState", "Replicated", "TreePart", "as_part", "plain_name"]
 
 
 _COMPILED = "_orig_mod."  # what torch.compile puts before the names of a module
-
-
-class _HasState(Protocol):
-    def state_dict(self) -> Any: ...
-
-    def load_state_dict(self, state: Any) -> Any: ...
 
 
 class Replicated:
@@ -37,7 +32,7 @@ class Replicated:
 
     scope: Literal["replicated"] = "replicated"
 
-    def __init__(self, obj: _HasState) -> None:
+    def __init__(self, obj: Any) -> None:
         self.obj = obj
 
     def state_dict(self) -> dict[str, Any]:
@@ -45,15 +40,21 @@ class Replicated:
         state: dict[str, Any] = self.obj.state_dict()
         if not _is_module(self.obj):
             return state
-        return {name.replace(_COMPILED, ""): value for name, value in state.items()}
+        named: dict[str, Any] = ordered_like(state, [(plain_name(name), value) for name, value in state.items()])
+        return named
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Hand a state to the object."""
         if _is_module(self.obj):
-            own = {name.replace(_COMPILED, ""): name for name in self.obj.state_dict()}
-            plain = {name.replace(_COMPILED, ""): value for name, value in state.items()}
-            state = {own.get(name, name): value for name, value in plain.items()}
+            own = {plain_name(name): name for name in self.obj.state_dict()}
+            plain = [(plain_name(name), value) for name, value in state.items()]
+            state = ordered_like(state, [(own.get(name, name), value) for name, value in plain])
         self.obj.load_state_dict(state)
+
+
+def plain_name(name: str) -> str:
+    """Return a parameter's name without what torch.compile puts into it."""
+    return name.replace(_COMPILED, "")
 
 
 def _is_module(obj: Any) -> bool:

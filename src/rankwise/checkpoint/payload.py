@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -14,22 +13,31 @@ import numpy as np
 
 from rankwise.checkpoint.arrays_file import read_arrays, write_arrays
 from rankwise.checkpoint.manifest import FileRecord, open_inside
-from rankwise.checkpoint.tensors_file import MARK, ordered_like, read_tensors, write_tensors
+from rankwise.checkpoint.pieces import Piece, ordered_like
+from rankwise.checkpoint.publishing import Storage
+from rankwise.checkpoint.snapshot import HostBuffers
+from rankwise.checkpoint.tensors_file import MARK, read_tensors, write_tensors
 from rankwise.data.contract import NDArray
 from rankwise.errors import CheckpointError
 
 __all__ = ["encode", "read_payload", "write_payload"]
 
 
-def write_payload(root: Path, name: str, tree: Any) -> FileRecord:
-    """Write an encoded tree down to the disk: with tensors ``root/name.pt`` by torch, else ``root/name.npz``.
+def write_payload(storage: Storage, made: Any, name: str, tree: Any) -> FileRecord:
+    """Write an encoded tree down to the disk: with tensors ``name.pt`` by torch, else ``name.npz``.
+
+    Args:
+        storage: where.
+        made: the checkpoint that is being written there.
+        name: name inside it.
+        tree: from `encode`.
 
     Raises:
         OSError: the disk is full, a limit is met, ...
     """
     has_tensors = _has_tensors(tree)
-    path = root / (f"{name}.pt" if has_tensors else f"{name}.npz")
-    with path.open("xb") as file:
+    path = f"{name}.pt" if has_tensors else f"{name}.npz"
+    with storage.create(made, path) as file:
         sink = _HashingFile(file)
         try:
             if has_tensors:
@@ -41,28 +49,25 @@ def write_payload(root: Path, name: str, tree: Any) -> FileRecord:
             raise (sink.error or error) from error
         if sink.error is not None:
             raise sink.error
-        file.flush()
-        os.fsync(file.fileno())
-    record = path.relative_to(root).as_posix()
-    return FileRecord(path=record, bytes=sink.num_bytes, sha256=sink.digest.hexdigest())
+    return FileRecord(path=path, bytes=sink.num_bytes, sha256=sink.digest.hexdigest())
 
 
-def read_payload(folder: Path, name: str) -> Any:
-    """Return the tree of a file of a checkpoint, tensors on the CPU.
+def read_payload(folder: Path, name: str, *, mapped: bool = False) -> Any:
+    """Return the tree of a file of a checkpoint, tensors on the CPU; `mapped` as of `read_tensors`.
 
     Raises:
         CheckpointError: it cannot be read.
     """
     try:
         with open_inside(folder, name) as file:
-            return read_arrays(file) if name.endswith(".npz") else read_tensors(file)
+            return read_arrays(file) if name.endswith(".npz") else read_tensors(file, mapped=mapped)
     except CheckpointError as error:
         raise CheckpointError(f"{folder / name} cannot be read: {error}") from error
     except Exception as error:
         raise CheckpointError(f"{folder / name} cannot be read: {type(error).__name__}: {error}") from error
 
 
-def encode(tree: Any, place: str) -> Any:
+def encode(tree: Any, place: str, host: HostBuffers | None = None) -> Any:
     """Return a tree of tensors, arrays, numbers, strings, bytes, lists, tuples and dicts alone; tensors on the CPU.
 
     Arrays of JAX become NumPy's.
@@ -70,6 +75,7 @@ def encode(tree: Any, place: str) -> Any:
     Args:
         tree: what a part's `state_dict` returned.
         place: name of the part, for the message.
+        host: copies what could change; None: what is on the CPU is taken as it is.
 
     Raises:
         CheckpointError: it holds something else; the message says where.
@@ -77,19 +83,21 @@ def encode(tree: Any, place: str) -> Any:
     if tree is None or type(tree) in (bool, int, float, str):
         return tree
     if isinstance(tree, Mapping):
-        return _encode_mapping(tree, place)
+        return _encode_mapping(tree, place, host)
+    if isinstance(tree, Piece):
+        return Piece(tree.shape, tree.start, encode(tree.data, place, host))
     if type(tree) in (list, tuple):
-        return type(tree)(encode(item, f"{place}[{index}]") for index, item in enumerate(tree))
-    return _encode_leaf(tree, place)
+        return type(tree)(encode(item, f"{place}[{index}]", host) for index, item in enumerate(tree))
+    return _encode_leaf(tree, place, host)
 
 
-def _encode_leaf(leaf: Any, place: str) -> Any:
+def _encode_leaf(leaf: Any, place: str, host: HostBuffers | None) -> Any:
     if _is_of("torch", "Tensor", leaf):
-        return _encode_tensor(leaf, place)
+        return _encode_tensor(leaf, place, host)
     if _is_of("jax", "Array", leaf):
-        return _encode_array(_host_array(leaf, place), place)
+        return _encode_array(_host_array(leaf, place), place, host)
     if isinstance(leaf, (np.ndarray, np.generic)):
-        return _encode_array(leaf, place)
+        return _encode_array(leaf, place, host)
     if isinstance(leaf, (bytes, bytearray)):
         return bytes(leaf)
     what = f"{place} is a {type(leaf).__module__}.{type(leaf).__qualname__}"
@@ -113,20 +121,26 @@ def _has_tensors(tree: Any) -> bool:
         return hasattr(tree, "_metadata") or any(_has_tensors(value) for value in tree.values())
     if type(tree) in (list, tuple):
         return any(_has_tensors(item) for item in tree)
+    if isinstance(tree, Piece):
+        return True
     return _is_of("torch", "Tensor", tree)
 
 
-def _encode_tensor(tensor: Any, place: str) -> Any:
+def _encode_tensor(tensor: Any, place: str, host: HostBuffers | None) -> Any:
     import torch
 
     plain = tensor.detach()
     if type(plain) is not torch.Tensor:
         raise CheckpointError(
-            f"{place} is a {type(plain).__name__}; this checkpoint format holds whole tensors: gather it in state_dict"
+            f"{place} is a {type(plain).__name__}, of which each rank may hold a part: give ModelState(model) and "
+            "OptimizerState(optimizer, model) instead of Replicated, or gather it in state_dict"
         )
+    strided = plain.layout == torch.strided
+    if host is not None:
+        return host.take(plain, place) if strided else plain.cpu().clone()
     plain = plain.cpu()
     # torch saves the whole storage behind a view
-    is_part = plain.layout == torch.strided and plain.untyped_storage().nbytes() > plain.numel() * plain.element_size()
+    is_part = strided and plain.untyped_storage().nbytes() > plain.numel() * plain.element_size()
     return plain.clone() if is_part else plain
 
 
@@ -145,20 +159,22 @@ def _host_array(array: Any, place: str) -> NDArray:
     )
 
 
-def _encode_array(array: Any, place: str) -> Any:
+def _encode_array(array: Any, place: str, host: HostBuffers | None) -> Any:
     if array.dtype.hasobject or array.dtype.names is not None:
         raise CheckpointError(f"{place} is a NumPy array of dtype {array.dtype}; a checkpoint holds plain dtypes")
-    return np.asarray(array, order="C") if isinstance(array, np.ndarray) else array
+    if not isinstance(array, np.ndarray):
+        return array
+    return np.asarray(array, order="C") if host is None else np.array(array, order="C")
 
 
-def _encode_mapping(tree: Mapping[Any, Any], place: str) -> Any:
+def _encode_mapping(tree: Mapping[Any, Any], place: str, host: HostBuffers | None) -> Any:
     if MARK in tree:
         raise CheckpointError(f"{place} has the key {MARK!r}, which the checkpoint format uses itself")
     items = []
     for key, value in tree.items():
         if type(key) not in (bool, int, float, str):
             raise CheckpointError(f"{place} has the key {key!r}; keys in a checkpoint are strings or plain numbers")
-        items.append((key, encode(value, f"{place}[{key!r}]")))
+        items.append((key, encode(value, f"{place}[{key!r}]", host)))
     return ordered_like(tree, items) if isinstance(tree, OrderedDict) else dict(items)
 
 

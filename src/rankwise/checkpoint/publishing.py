@@ -1,4 +1,4 @@
-"""Moving checkpoints into place and out of it, so that a kill at any moment leaves a whole one to be found.
+"""Where checkpoints lie, and how they move into place and out of it: a kill at any moment leaves a whole one.
 
 Names inside the folder: ``step-*`` is published, ``.tmp-*`` is being written, ``.old-*`` was set aside while its
 replacement moved in, ``.del-*`` is being deleted, ``skipped-step-*`` was found damaged and is kept.
@@ -9,17 +9,136 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, Protocol
 
 from rankwise._files import fsync_folder
-from rankwise.checkpoint.manifest import sound_folders, step_of
 
-__all__ = ["Fence", "clean", "folder_name", "prune", "publish", "set_aside"]
+__all__ = ["Disk", "Fence", "Storage", "clean", "folder_name", "publish", "set_aside"]
 
 Fence = Callable[[], AbstractContextManager[Any]]
+
+
+class Storage(Protocol):
+    """Where the checkpoints of a `Checkpointer` lie. One that is being written is `make`'s, until it is published.
+
+    The main rank calls `prepare`, `publish`, `clean` and `remove`; methods that change what others may find are called
+    inside the fence.
+    """
+
+    @property
+    def root(self) -> Any:
+        """Path, or what is like one."""
+        ...
+
+    def make(self, step: int, attempt: int, token: str) -> Any:
+        """Return where the files of a new checkpoint are written: a path, or what is like one."""
+        ...
+
+    def prepare(self, made: Any) -> None:
+        """Make it, without anything inside."""
+        ...
+
+    def create(self, made: Any, name: str) -> AbstractContextManager[BinaryIO]:
+        """Open a new file inside it, which at the end is on the disk, or there."""
+        ...
+
+    def flush(self, made: Any, folder: str) -> None:
+        """Bring the names in one of its folders to the disk."""
+        ...
+
+    def size_of(self, made: Any, name: str) -> int | None:
+        """Return how many bytes a file inside it has, None if it is not there."""
+        ...
+
+    def publish(self, made: Any, step: int, manifest: bytes, fence: Fence) -> None:
+        """Write the manifest last and let it count."""
+        ...
+
+    def discard(self, made: Any, folder: str | None) -> None:
+        """Remove it, or one of its folders: it will not be published."""
+        ...
+
+    def clean(self, skipped: Iterable[Any], fence: Fence) -> None:
+        """Remove what killed saves left, and move damaged ones out of the way."""
+        ...
+
+    def remove(self, folders: Callable[[], Iterable[Any]], fence: Fence) -> None:
+        """Let checkpoints count no more, chosen inside the fence, and delete them."""
+        ...
+
+
+class Disk:
+    """A folder of a file system; attributes and methods are those of `Storage`."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def make(self, step: int, attempt: int, token: str) -> Path:
+        """See `Storage`."""
+        del token
+        return self.root / f".tmp-{folder_name(step)}-attempt-{attempt}"
+
+    def prepare(self, made: Path) -> None:
+        """See `Storage`."""
+        if made.exists():
+            shutil.rmtree(made)
+        made.mkdir(parents=True)
+
+    @contextmanager
+    def create(self, made: Path, name: str) -> Iterator[BinaryIO]:
+        """See `Storage`."""
+        # with parents: a network file system may not show yet what the main rank has made
+        (made / name).parent.mkdir(parents=True, exist_ok=True)
+        with (made / name).open("xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+
+    def flush(self, made: Path, folder: str) -> None:
+        """See `Storage`."""
+        if (made / folder).exists():
+            fsync_folder(made / folder)
+
+    def size_of(self, made: Path, name: str) -> int | None:
+        """See `Storage`."""
+        return (made / name).stat().st_size if (made / name).exists() else None
+
+    def publish(self, made: Path, step: int, manifest: bytes, fence: Fence) -> None:
+        """See `Storage`."""
+        with self.create(made, "manifest.json") as file:
+            file.write(manifest)
+        fsync_folder(made)
+        with fence():
+            publish(made, self.root / folder_name(step))
+
+    def discard(self, made: Path, folder: str | None) -> None:
+        """See `Storage`."""
+        shutil.rmtree(made if folder is None else made / folder, ignore_errors=True)
+
+    def clean(self, skipped: Iterable[Path], fence: Fence) -> None:
+        """See `Storage`."""
+        with fence():
+            self.root.mkdir(parents=True, exist_ok=True)
+            for folder in skipped:
+                set_aside(folder)
+            clean(self.root)
+
+    def remove(self, folders: Callable[[], Iterable[Path]], fence: Fence) -> None:
+        """See `Storage`."""
+        doomed = []
+        with fence():
+            for folder in folders():
+                # a folder that is half deleted must not look like a checkpoint
+                gone = folder.with_name(f".del-{folder.name}")
+                if gone.exists():
+                    shutil.rmtree(gone, ignore_errors=True)
+                os.rename(folder, gone)  # noqa: PTH104
+                doomed.append(gone)
+        for gone in doomed:  # outside the fence: deleting gigabytes takes a while
+            shutil.rmtree(gone, ignore_errors=True)
 
 
 def folder_name(step: int) -> str:
@@ -51,28 +170,6 @@ def clean(root: Path) -> None:
                 os.rename(entry, target)  # noqa: PTH104
         elif entry.name.startswith((".tmp-step-", ".del-")):
             _delete(entry)
-
-
-def prune(root: Path, *, keep: int | None, keep_every: int | None, newest: Path, fence: Fence) -> None:
-    """Remove all but the `keep` newest checkpoints; `newest` and every `keep_every`-th step stay.
-
-    What is damaged, cannot be read now or has a later format neither counts nor goes.
-    """
-    if keep is None:
-        return
-    doomed = []
-    with fence():
-        for folder in [newest, *(other for other in sound_folders(root) if other != newest)][keep:]:
-            if keep_every is not None and step_of(folder) % keep_every == 0:
-                continue
-            # a folder that is half deleted must not look like a checkpoint
-            gone = folder.with_name(f".del-{folder.name}")
-            if gone.exists():
-                shutil.rmtree(gone, ignore_errors=True)
-            os.rename(folder, gone)  # noqa: PTH104
-            doomed.append(gone)
-    for gone in doomed:  # outside the fence: deleting gigabytes takes a while
-        shutil.rmtree(gone, ignore_errors=True)
 
 
 def set_aside(folder: Path) -> None:

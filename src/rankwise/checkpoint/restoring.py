@@ -11,6 +11,7 @@ import numpy as np
 
 from rankwise.checkpoint.manifest import CheckpointInfo, PartRecord
 from rankwise.checkpoint.payload import read_payload
+from rankwise.checkpoint.pieces import join_ranks, whole_tree
 from rankwise.data.contract import JSON, Stateful
 from rankwise.errors import CheckpointError
 
@@ -96,6 +97,10 @@ def read_part(info: CheckpointInfo, name: str, part: Stateful | None, world: Wor
         CheckpointError: a file cannot be read, or partial sums cannot be added up.
     """
     record = info.parts[name]
+    if record.in_pieces:
+        # mapped: of files of all ranks each copies its own shards
+        tree = join_ranks([read_payload(info.path, file.path, mapped=True) for file in record.files])
+        return tree if getattr(part, "by_pieces", False) else whole_tree(tree)
     if record.scope == "replicated":
         return read_payload(info.path, record.files[0].path)
     if info.world_size == world.world_size:
@@ -123,6 +128,10 @@ def load_part(part: Stateful, state: Any, name: str) -> None:
 
 
 def _refuse_scope(info: CheckpointInfo, name: str, part: Stateful, record: PartRecord, *, resized: bool) -> None:
+    # what lies in pieces becomes whole, and what is whole is cut by a part that knows how
+    whole = record.scope == "replicated" or record.in_pieces
+    if whole and (part.scope == "replicated" or getattr(part, "by_pieces", False)):
+        return
     if part.scope != record.scope:
         raise CheckpointError(
             f"{info.path}: the part {name!r} was saved as {record.scope!r} and is to be restored as {part.scope!r}"

@@ -1,24 +1,25 @@
-"""Saving: every rank writes its files into a temporary folder, the main rank publishes it."""
+"""Saving: every rank writes its files, at once or in the background, and the main rank publishes them."""
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
 import re
-import shutil
+import secrets
 import sys
+import threading
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from rankwise._files import fsync_folder
 from rankwise._version import __version__
 from rankwise.checkpoint.manifest import CheckpointInfo, FileRecord, PartRecord, encode_manifest
 from rankwise.checkpoint.parts import as_part
 from rankwise.checkpoint.payload import encode, write_payload
-from rankwise.checkpoint.publishing import Fence, folder_name, publish
+from rankwise.checkpoint.pieces import only_pieces
+from rankwise.checkpoint.publishing import Fence, Storage
+from rankwise.checkpoint.snapshot import HostBuffers
 from rankwise.checkpoint.together import take_together
 from rankwise.data.contract import JSON
 from rankwise.errors import CheckpointError, ConfigError, DesyncError
@@ -26,7 +27,7 @@ from rankwise.errors import CheckpointError, ConfigError, DesyncError
 if TYPE_CHECKING:
     from rankwise.world import World
 
-__all__ = ["SaveJob", "save_job", "write_checkpoint"]
+__all__ = ["SaveJob", "Saving", "checked_step", "save_job"]
 
 _PART_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -36,45 +37,59 @@ class SaveJob:
     """One rank's part of a save: what to write where.
 
     Attributes:
-        temporary: the folder that is being written.
-        target: its final name.
+        token: tells its files from those of other saves; the main rank's counts.
         scopes: scope by part, equal on all ranks.
+        in_pieces: parts of which each rank writes pieces.
         trees: encoded tree by part, for the parts that this rank writes.
         head: manifest without the files.
     """
 
-    temporary: Path
-    target: Path
+    token: str
     scopes: Mapping[str, str]
+    in_pieces: frozenset[str]
     trees: Mapping[str, Any]
     head: CheckpointInfo
 
 
 def save_job(
-    root: Path, world: World, *, step: int, attempt: int, parts: Mapping[str, Any], meta: Mapping[str, JSON] | None
+    target: Any,
+    world: World,
+    *,
+    step: int,
+    attempt: int,
+    parts: Mapping[str, Any],
+    meta: Mapping[str, JSON] | None,
+    metrics: Mapping[str, float] | None,
+    host: HostBuffers | None,
 ) -> SaveJob:
-    """Take the states of all parts of this rank. Local: no collective, nothing is written.
+    """Take the states of all parts of this rank, as they are now. Local: no collective, nothing is written.
+
+    The arguments are those of `Checkpointer.save`; `target` is where it will be found, and `host` copies the states, so
+    that they may change while they are written (None: they must not).
 
     Raises:
-        ConfigError: a bad step, name, part or `meta`.
+        ConfigError: a bad step, name, part, `meta` or metric.
         CheckpointError: a state holds what a checkpoint cannot.
     """
-    if isinstance(step, bool) or not isinstance(step, int) or step < 0:
-        raise ConfigError(f"a checkpoint wants the number of optimizer steps done, an int >= 0; got {step!r}")
     for name in parts:
         if not isinstance(name, str) or _PART_NAME.fullmatch(name) is None:
             raise ConfigError(f"a part's name is made of letters, digits, '.', '_' and '-'; got {name!r}")
     sources = {name: as_part(name, value) for name, value in parts.items()}
-    trees = {
-        name: encode(part.state_dict(), name)
-        for name, part in sources.items()
-        if world.is_main or part.scope != "replicated"
-    }
-    target = root / folder_name(step)
+    scopes = {name: part.scope for name, part in sources.items()}
+    in_pieces = frozenset(
+        name for name, part in sources.items() if scopes[name] == "sharded" and getattr(part, "by_pieces", False)
+    )
+    trees = {}
+    for name, part in sources.items():
+        if world.is_main or scopes[name] != "replicated":
+            state = part.state_dict()
+            trees[name] = encode(only_pieces(state) if name in in_pieces and not world.is_main else state, name, host)
+    if host is not None:
+        host.settle()
     return SaveJob(
-        temporary=root / f".tmp-{target.name}-attempt-{attempt}",
-        target=target,
-        scopes={name: part.scope for name, part in sources.items()},
+        token=secrets.token_hex(4),
+        scopes=scopes,
+        in_pieces=in_pieces,
         trees=trees,
         head=CheckpointInfo(
             path=target,
@@ -85,8 +100,20 @@ def save_job(
             versions={"rankwise": __version__, **_loaded_versions()},
             parts={},
             meta=_checked_meta(meta or {}),
+            metrics=_checked_metrics(metrics or {}),
         ),
     )
+
+
+def checked_step(step: Any) -> int:
+    """Return a number of optimizer steps done.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    if isinstance(step, bool) or not isinstance(step, int) or step < 0:
+        raise ConfigError(f"a checkpoint wants the number of optimizer steps done, an int >= 0; got {step!r}")
+    return step
 
 
 def _loaded_versions() -> dict[str, str]:
@@ -94,91 +121,166 @@ def _loaded_versions() -> dict[str, str]:
     return {name: str(module.__version__) for name, module in loaded if module is not None}
 
 
-def write_checkpoint(job: SaveJob, world: World, fence: Fence) -> None:
-    """Write and publish. Every rank must call it; if it fails on one, it fails on all and nothing is published."""
-    what = f"saving checkpoint {job.target}"
-    try:
-        take_together(world, what, lambda: _prepare(job, world))
-        _agree(job, world)
-        files = take_together(world, what, lambda: _write_own(job, world))
-        gathered = world.gather_object(files)
-        take_together(world, what, lambda: _publish(job, gathered, fence))
-    except BaseException:
-        own = job.temporary if world.is_main else job.temporary / f"rank-{world.rank}"
-        shutil.rmtree(own, ignore_errors=True)
-        raise
+class Saving:
+    """One save, from its states to its publication: two halves, each done at once or by a thread.
+
+    First every rank writes its files, then the main one publishes them. `start`, `advance`, `finish` are collectives.
+
+    Args:
+        job: from `save_job`, on every rank.
+        world: this rank's world.
+        storage: where it will lie.
+        fence: see `Checkpointer`.
+        prune: called on the main rank when it is published.
+        background: whether threads do both halves.
+    """
+
+    def __init__(
+        self,
+        job: SaveJob,
+        world: World,
+        storage: Storage,
+        fence: Fence,
+        *,
+        prune: Callable[[], None],
+        background: bool,
+    ) -> None:
+        self.target = job.head.path
+        self._job = job
+        self._world = world
+        self._storage = storage
+        self._fence = fence
+        self._prune = prune
+        self._background = background
+        self._made: Any = None
+        self._is_publishing = False
+        self._act: Callable[[], Any] = self._write
+        self._outcome: Any = None
+        self._error: BaseException | None = None
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Agree on what is saved, and begin to write."""
+        job, world = self._job, self._world
+        plans = world.all_gather_object((job.head.step, dict(job.scopes), job.token))
+        _refuse_different(plans)
+        self._made = self._storage.make(job.head.step, job.head.attempt, plans[0][2])
+        try:
+            take_together(world, self._what, lambda: self._storage.prepare(self._made) if world.is_main else None)
+        except BaseException:
+            self.give_up()
+            raise
+        self._begin(self._write)
+
+    def is_idle(self) -> bool:
+        """Whether this rank's thread is done. Local."""
+        return self._thread is not None and not self._thread.is_alive()
+
+    def advance(self) -> bool:
+        """Wait for this half on all ranks and begin the next; return whether it is published.
+
+        If one rank has failed, all fail: of the first half nothing is published.
+        """
+        try:
+            done = take_together(self._world, self._what, self._ended)
+            if self._is_publishing:
+                return True
+            gathered = self._world.gather_object(done)
+        except BaseException:
+            self.give_up()
+            raise
+        self._is_publishing = True
+        self._begin(lambda: self._publish(gathered))
+        return False
+
+    def finish(self) -> None:
+        """Wait until it is published."""
+        while not self.advance():
+            pass
+
+    def give_up(self) -> None:
+        """Remove what this rank has written. Local."""
+        if self._thread is not None:
+            self._thread.join()
+        if self._made is not None:
+            folder = None if self._world.is_main else f"rank-{self._world.rank}"
+            with contextlib.suppress(OSError):
+                self._storage.discard(self._made, folder)
+
+    @property
+    def _what(self) -> str:
+        return f"saving checkpoint {self.target}"
+
+    def _begin(self, act: Callable[[], Any]) -> None:
+        self._act, self._outcome, self._error, self._thread = act, None, None, None
+        if self._background:
+            self._thread = threading.Thread(target=self._do, name="rankwise-checkpoint")
+            self._thread.start()
+
+    def _do(self) -> None:
+        try:
+            self._outcome = self._act()
+        except BaseException as error:  # noqa: BLE001  (raised where the ranks meet)
+            self._error = error
+
+    def _ended(self) -> Any:
+        if self._thread is None:
+            return self._act()
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        return self._outcome
+
+    def _write(self) -> dict[str, FileRecord]:
+        folder, written = f"rank-{self._world.rank}", {}
+        for name, tree in self._job.trees.items():
+            inside = name if self._job.scopes[name] == "replicated" else f"{folder}/{name}"
+            written[name] = write_payload(self._storage, self._made, inside, tree)
+        self._storage.flush(self._made, folder)
+        return written
+
+    def _publish(self, gathered: list[dict[str, FileRecord]] | None) -> None:
+        if gathered is None:
+            return
+        self._refuse_invisible(gathered)
+        # in an object store the files lie below the save's own name
+        inside = self._made.name if self._made.name.endswith(self._job.token) else ""
+        parts = {
+            name: PartRecord(
+                scope=scope,
+                files=tuple(
+                    replace(files[name], path=f"{inside}/{files[name].path}".lstrip("/"))
+                    for files in gathered
+                    if name in files
+                ),
+                in_pieces=name in self._job.in_pieces,
+            )
+            for name, scope in self._job.scopes.items()
+        }
+        head = replace(self._job.head, parts=parts)
+        self._storage.publish(self._made, head.step, encode_manifest(head), self._fence)
+        self._made = None  # it is there, whatever happens from now on
+        self._prune()
+
+    def _refuse_invisible(self, gathered: list[dict[str, FileRecord]]) -> None:
+        """Look at every file from here: a rank may have written to a disk of its own machine."""
+        for rank, files in enumerate(gathered):
+            for record in files.values():
+                if self._storage.size_of(self._made, record.path) != record.bytes:
+                    raise CheckpointError(
+                        f"rank {rank} has written {record.path}, which the main rank does not see in {self._made}; "
+                        "checkpoints need a file system that all ranks share"
+                    )
 
 
-def _prepare(job: SaveJob, world: World) -> None:
-    if world.is_main:
-        if job.temporary.exists():
-            shutil.rmtree(job.temporary)
-        job.temporary.mkdir(parents=True)
-
-
-def _agree(job: SaveJob, world: World) -> None:
+def _refuse_different(plans: list[Any]) -> None:
     """Refuse ranks that save different things: the manifest would promise what is not there."""
-    plans = world.all_gather_object((job.head.step, dict(job.scopes)))
-    different = tuple(rank for rank, plan in enumerate(plans) if plan != plans[0])
+    different = tuple(rank for rank, plan in enumerate(plans) if plan[:2] != plans[0][:2])
     if different:
         told = "; ".join(f"rank {rank}: step {plans[rank][0]}, {plans[rank][1]}" for rank in (0, *different))
         raise DesyncError(
             f"all ranks must save the same step with the same parts and scopes, but: {told}", ranks=different
         )
-
-
-def _write_own(job: SaveJob, world: World) -> dict[str, FileRecord]:
-    folder = job.temporary / f"rank-{world.rank}"
-    written = {}
-    for name, tree in job.trees.items():
-        replicated = job.scopes[name] == "replicated"
-        if not replicated:
-            # with parents: a network file system may not show yet what the main rank has made
-            folder.mkdir(parents=True, exist_ok=True)
-        written[name] = write_payload(job.temporary, name if replicated else f"{folder.name}/{name}", tree)
-    if folder.exists():
-        fsync_folder(folder)
-    return written
-
-
-def _publish(job: SaveJob, gathered: list[dict[str, FileRecord]] | None, fence: Fence) -> None:
-    if gathered is None:
-        return
-    head = job.head
-    _refuse_invisible(job, gathered)
-    parts = {
-        name: PartRecord(scope=scope, files=tuple(files[name] for files in gathered if name in files))
-        for name, scope in job.scopes.items()
-    }
-    info = CheckpointInfo(
-        path=head.path,
-        step=head.step,
-        attempt=head.attempt,
-        world_size=head.world_size,
-        time=head.time,
-        versions=head.versions,
-        parts=parts,
-        meta=head.meta,
-    )
-    with (job.temporary / "manifest.json").open("xb") as file:
-        file.write(encode_manifest(info))
-        file.flush()
-        os.fsync(file.fileno())
-    fsync_folder(job.temporary)
-    with fence():
-        publish(job.temporary, job.target)
-
-
-def _refuse_invisible(job: SaveJob, gathered: list[dict[str, FileRecord]]) -> None:
-    """Look at every file from here: a rank may have written to a disk of its own machine."""
-    for rank, files in enumerate(gathered):
-        for record in files.values():
-            path = job.temporary / record.path
-            if not path.exists() or path.stat().st_size != record.bytes:
-                raise CheckpointError(
-                    f"rank {rank} has written {record.path}, which the main rank does not see in {job.temporary}; "
-                    "checkpoints need a file system that all ranks share"
-                )
 
 
 def _checked_meta(meta: Mapping[str, JSON]) -> dict[str, JSON]:
@@ -187,3 +289,10 @@ def _checked_meta(meta: Mapping[str, JSON]) -> dict[str, JSON]:
     except (TypeError, ValueError) as error:
         raise ConfigError(f"meta holds JSON: numbers, strings, bools, None, lists and dicts; {error}") from error
     return dict(meta)
+
+
+def _checked_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
+    for name, value in metrics.items():
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise ConfigError(f"metrics are numbers by name; {name} is a {type(value).__name__}: give float(...) of it")
+    return {name: float(value) for name, value in metrics.items()}

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections import OrderedDict
-from collections.abc import Mapping
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from rankwise.checkpoint.dtypes import dtype_named, name_of_dtype
+from rankwise.checkpoint.pieces import Piece, ordered_like
 from rankwise.errors import CheckpointError
 
-__all__ = ["MARK", "ordered_like", "read_tensors", "write_tensors"]
+__all__ = ["MARK", "read_tensors", "write_tensors"]
 
 # Marks a leaf that is not torch's own: {MARK: kind, ...}.
 MARK = "__rankwise__"
@@ -24,8 +25,12 @@ def write_tensors(file: BinaryIO, tree: Any) -> None:
     torch.save(_marked(tree), file)
 
 
-def read_tensors(file: BinaryIO) -> Any:
+def read_tensors(file: BinaryIO, *, mapped: bool = False) -> Any:
     """Return the tree of a file, tensors on the CPU; runs no code of it.
+
+    Args:
+        file: a regular file.
+        mapped: where the system can, map the tensors instead of reading them: for those who copy what they need.
 
     Raises:
         CheckpointError: torch is not installed.
@@ -35,54 +40,58 @@ def read_tensors(file: BinaryIO) -> Any:
         import torch
     except ImportError as error:
         raise CheckpointError("it holds tensors, which need torch: pip install 'rankwise[train]'") from error
+    again = f"/proc/self/fd/{file.fileno()}"  # torch maps files by name only; this one is that which is open
+    if mapped and os.path.exists(again):  # noqa: PTH110
+        return _unmarked(torch.load(again, map_location="cpu", weights_only=True, mmap=True))
     return _unmarked(torch.load(file, map_location="cpu", weights_only=True))
 
 
-def ordered_like(model: Any, items: list[tuple[Any, Any]]) -> Any:
-    """Return an OrderedDict with the versions that a module's state carries along."""
-    result: Any = OrderedDict(items)
-    versions = getattr(model, "_metadata", None)
-    if isinstance(versions, Mapping):
-        result._metadata = OrderedDict((key, dict(value)) for key, value in versions.items())  # noqa: SLF001
-    return result
-
-
 def _marked(tree: Any) -> Any:
-    """NumPy arrays and scalars, and bytes, as dicts of tensors, which `_unmarked` turns back."""
-    import torch
-
-    if isinstance(tree, (np.ndarray, np.generic)):
-        data = torch.from_numpy(np.frombuffer(tree.tobytes(), dtype=np.uint8).copy())
-        facts = {
-            "dtype": name_of_dtype(tree.dtype),
-            "shape": list(np.shape(tree)),
-            "scalar": not isinstance(tree, np.ndarray),
-        }
-        return {MARK: "ndarray", **facts, "data": data}
-    if isinstance(tree, bytes):
-        data = torch.frombuffer(bytearray(tree), dtype=torch.uint8) if tree else torch.empty(0)
-        return {MARK: "bytes", "data": data}
+    """NumPy arrays and scalars, bytes and pieces as dicts of tensors, which `_unmarked` turns back."""
     if isinstance(tree, OrderedDict):
         return ordered_like(tree, [(key, _marked(value)) for key, value in tree.items()])
     if isinstance(tree, dict):
         return {key: _marked(value) for key, value in tree.items()}
     if type(tree) in (list, tuple):
         return type(tree)(_marked(item) for item in tree)
-    return tree
+    return _marked_leaf(tree)
+
+
+def _marked_leaf(leaf: Any) -> Any:
+    import torch
+
+    if isinstance(leaf, (np.ndarray, np.generic)):
+        data = torch.from_numpy(np.frombuffer(leaf.tobytes(), dtype=np.uint8).copy())
+        facts = {
+            "dtype": name_of_dtype(leaf.dtype),
+            "shape": list(np.shape(leaf)),
+            "scalar": not isinstance(leaf, np.ndarray),
+        }
+        return {MARK: "ndarray", **facts, "data": data}
+    if isinstance(leaf, Piece):
+        return {MARK: "piece", "shape": list(leaf.shape), "start": list(leaf.start), "data": _marked_leaf(leaf.data)}
+    if isinstance(leaf, bytes):
+        data = torch.frombuffer(bytearray(leaf), dtype=torch.uint8) if leaf else torch.empty(0)
+        return {MARK: "bytes", "data": data}
+    return leaf
 
 
 def _unmarked(tree: Any) -> Any:
     if isinstance(tree, dict):
-        kind = tree.get(MARK)
-        if kind == "ndarray":
-            flat = np.frombuffer(tree["data"].numpy().tobytes(), dtype=dtype_named(tree["dtype"]))
-            array = flat.reshape(tree["shape"]).copy()
-            return array[()] if tree["scalar"] else array
-        if kind == "bytes":
-            return tree["data"].numpy().tobytes()
-        if isinstance(tree, OrderedDict):
-            return ordered_like(tree, [(key, _unmarked(value)) for key, value in tree.items()])
-        return {key: _unmarked(value) for key, value in tree.items()}
+        if MARK in tree:
+            return _unmarked_leaf(tree)
+        items = [(key, _unmarked(value)) for key, value in tree.items()]
+        return ordered_like(tree, items) if isinstance(tree, OrderedDict) else dict(items)
     if type(tree) in (list, tuple):
         return type(tree)(_unmarked(item) for item in tree)
     return tree
+
+
+def _unmarked_leaf(leaf: dict[str, Any]) -> Any:
+    if leaf[MARK] == "ndarray":
+        flat = np.frombuffer(leaf["data"].numpy().tobytes(), dtype=dtype_named(leaf["dtype"]))
+        array = flat.reshape(leaf["shape"]).copy()
+        return array[()] if leaf["scalar"] else array
+    if leaf[MARK] == "piece":
+        return Piece(tuple(leaf["shape"]), tuple(leaf["start"]), _unmarked(leaf["data"]))
+    return leaf["data"].numpy().tobytes()

@@ -8,10 +8,12 @@ from typing import Annotated
 import typer
 
 from rankwise._version import __version__
+from rankwise.cli.checkpoint_app import checkpoint_commands
 from rankwise.cli.data_app import data_commands
 from rankwise.cli.rows_app import rows_commands
 from rankwise.cli.run import run_command
 from rankwise.cli.saying import plain_warnings
+from rankwise.cli.verify import verify_command
 from rankwise.errors import RankwiseError
 
 __all__ = ["app", "main"]
@@ -51,8 +53,15 @@ app.command(
     no_args_is_help=True,
     epilog="Everything after TARGET belongs to it. Options of torchrun are understood.",
 )(run_command)
+app.command(
+    "verify",
+    context_settings={"allow_interspersed_args": False},
+    no_args_is_help=True,
+    epilog="Exit codes: 0 the same training, 1 not, 2 a run failed.",
+)(verify_command)
 app.add_typer(data_commands, name="data")
 app.add_typer(rows_commands, name="rows")
+app.add_typer(checkpoint_commands, name="checkpoint")
 
 
 def main() -> None:

@@ -60,6 +60,26 @@ def run_command(  # noqa: PLR0917  (typer's way: a parameter per option)
             rich_help_panel=_FAILURE,
         ),
     ] = 0,
+    min_ranks: Annotated[
+        int | None,
+        typer.Option(
+            "--min-ranks",
+            metavar="M",
+            min=1,
+            help="After K restarts at one number of ranks go on with one rank fewer, and K restarts again, down to M.",
+            rich_help_panel=_FAILURE,
+        ),
+    ] = None,
+    grace: Annotated[
+        float | None,
+        typer.Option(
+            "--grace",
+            metavar="SECONDS",
+            min=0,
+            help="Time for ranks to save and end after Ctrl-C or SIGTERM, before they are killed. Default: 30.",
+            rich_help_panel=_FAILURE,
+        ),
+    ] = None,
     hang_timeout: Annotated[
         float | None,
         typer.Option(
@@ -159,6 +179,8 @@ def run_command(  # noqa: PLR0917  (typer's way: a parameter per option)
         resume=resume,
         hang_timeout_s=hang_timeout,
         shutdown_timeout_s=shutdown_timeout,
+        grace_s=grace,
+        min_ranks=min_ranks,
         show=parse_show(tee, redirects),
         log_dir=log_dir,
         master_addr=master_addr,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
 from rankwise import vitals
-from rankwise.errors import LaunchError
+from rankwise.errors import Interrupted, LaunchError
 from rankwise.launch.console import Console
 from rankwise.launch.environment import rank_environment
 from rankwise.launch.hang import CHECK_INTERVAL_S, HangWatch, blame
@@ -83,24 +84,37 @@ class Attempt:
         job = self._job
         port.hand_over()
         for rank in range(job.num_ranks):
-            wires = wire(rank, job.num_ranks, job.show, self._console, self._logs)
-            self._wires.append(wires)
             env = rank_environment(
                 job, rank=rank, attempt=self._number, port=port.number, run_id=self._run_id, vitals=self._folder
             )
             try:
-                process = start_rank(
-                    job.target, rank, env, stdin=wires.stdin, out=wires.out, err=wires.err, pumps=wires.pumps
-                )
+                process, wires = self._start_rank(rank, env)
             except OSError as error:
                 raise LaunchError(f"rank {rank} of {job.num_ranks} cannot be started: {error}") from error
-            finally:
-                wires.close_ours()
             self._ranks.append(process)
             self._loop.watch(process.report_fd, partial(self._read_report, process))
             for pump in wires.pumps:
                 self._open_pumps.add(pump)
                 self._loop.watch(pump.fd, partial(self._pump, pump))
+
+    def _start_rank(self, rank: int, env: Mapping[str, str]) -> tuple[RankProcess, Wires]:
+        wires = wire(rank, self._job.num_ranks, self._job.show, self._console, self._logs)
+        self._wires.append(wires)
+        try:
+            target, pumps = self._job.target, wires.pumps
+            process = start_rank(target, rank, env, stdin=wires.stdin, out=wires.out, err=wires.err, pumps=pumps)
+        except OSError:
+            for pump in wires.pumps:
+                pump.close()
+            raise
+        finally:
+            wires.close_ours()
+        return process, wires
+
+    @property
+    def num_started(self) -> int:
+        """How many ranks could be started."""
+        return len(self._ranks)
 
     def _alive(self) -> list[RankProcess]:
         return [process for process in self._ranks if process.status is None]
@@ -185,14 +199,22 @@ class Attempt:
             self._kill()
             return
         self.interrupted = number
-        patience = self._shutdown_s(SHUTDOWN_FROM_OUTSIDE_S)
+        patience = self._grace_s()
         name = signal.Signals(number).name
         if self._alive():
             self._console.say(f"{name}: asking the ranks to end, {patience:g} s to save (again to kill them at once)")
         self._stop(number if number in {signal.SIGINT, signal.SIGTERM} else signal.SIGTERM, patience)
 
+    def _grace_s(self) -> float:
+        return self._shutdown_s(SHUTDOWN_FROM_OUTSIDE_S) if self._job.grace_s is None else self._job.grace_s
+
     def _shutdown_s(self, default: float) -> float:
         return default if self._job.shutdown_timeout_s is None else self._job.shutdown_timeout_s
+
+    def _stop_the_others(self) -> None:
+        """End what a failure has left: nothing can be saved together any more."""
+        vitals.mark_failed(self._folder)
+        self._stop(signal.SIGTERM, self._shutdown_s(SHUTDOWN_AFTER_FAILURE_S))
 
     def _stop(self, number: int, patience: float) -> None:
         now = time.monotonic()
@@ -225,11 +247,15 @@ class Attempt:
             self._kill()
         if self._stop_s is not None or not self._alive():
             return
+        if any(process.status == Interrupted.EXIT_CODE for process in self._ranks):
+            # all have agreed to end, and saved: the others are on their way out
+            self._stop_s, self._kill_s = now, now + self._grace_s()
+            return
         settled = self._settled_s()
         if settled is not None:
             if now >= settled:
                 self._blame_the_quiet()
-                self._stop(signal.SIGTERM, self._shutdown_s(SHUTDOWN_AFTER_FAILURE_S))
+                self._stop_the_others()
         elif now >= self._next_check_s:
             self._next_check_s = now + CHECK_INTERVAL_S
             self._check_hang(now)
@@ -250,7 +276,7 @@ class Attempt:
             reason = f"not done after {self._job.timeout_s:g} s (timeout)"
         if reason is not None:
             self._hung = self._blame(alive, reason)
-            self._stop(signal.SIGTERM, self._shutdown_s(SHUTDOWN_AFTER_FAILURE_S))
+            self._stop_the_others()
 
     def _ends(self) -> list[RankEnd]:
         return [

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import cast, get_args
 
 from rankwise import vitals
+from rankwise.errors import Interrupted
 from rankwise.launch.invoking import invoke
 from rankwise.launch.pact import die_with_parent, keep_guard
 from rankwise.launch.report import FINISHED, make_report
@@ -42,7 +43,10 @@ def main(argv: list[str]) -> None:
         if os.getpid() != pid:
             raise  # a child that the program forked: its failure is its parent's business
         code = _exit_code(error)
-        if code != 0:
+        if code == Interrupted.EXIT_CODE:
+            _say_finished(report_fd)
+            _leave_jax_at_once(code)
+        elif code != 0:
             _send(report_fd, make_report(error, rank, code).to_json())
             _leave_jax_at_once(code)
         else:

@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection, wait
 from typing import IO, Any
 
 from rankwise import errors
-from rankwise.errors import LaunchError, RankFailure
+from rankwise.errors import Interrupted, LaunchError, RankFailure
 
 __all__ = ["call_ranks"]
 
@@ -129,6 +129,8 @@ def _raise_failure(answer: Mapping[str, Any]) -> bool:
         raise KeyboardInterrupt
     if answer["interrupted"] is not None:
         raise LaunchError(f"the ranks were stopped by {signal.Signals(answer['interrupted']).name}")
+    if answer["again"]:
+        raise Interrupted("the ranks have saved and ended as they were asked to")
     failure = answer["failure"]
     if failure is not None:
         raise RankFailure(answer["text"], rank=failure["rank"], exitcode=failure["status"], traceback=failure["detail"])

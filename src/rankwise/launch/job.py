@@ -31,6 +31,10 @@ class Job:
         timeout_s: stop when the whole attempt takes longer; None: never.
         shutdown_timeout_s: how long ranks may take to end when asked, before they are killed. None: 5 seconds after a
             failure, 30 when the stop came from outside (time to save).
+        grace_s: how long they may take when the stop came from outside; None: `shutdown_timeout_s`, else 30.
+        min_ranks: go on with fewer ranks, down to so many, where no restart is left at a number of ranks (with one
+            fewer, and all restarts again), or only some can be started, or GPUs are gone (with as many as there are);
+            None: never.
         show: what reaches the console.
         log_dir: folder for `attempt-<n>/rank-<r>.out` and `.err`.
         master_addr: where rank 0 listens, for MASTER_ADDR.
@@ -51,6 +55,8 @@ class Job:
     hang_timeout_s: float | None = None
     timeout_s: float | None = None
     shutdown_timeout_s: float | None = None
+    grace_s: float | None = None
+    min_ranks: int | None = None
     show: Show = field(default_factory=Show)
     log_dir: Path | None = None
     master_addr: str = "127.0.0.1"
@@ -59,11 +65,9 @@ class Job:
     num_threads: int | None = None
 
     def __post_init__(self) -> None:
-        if self.num_ranks < 1:
-            raise ConfigError(f"num_ranks must be at least 1, got {self.num_ranks}")
         if self.max_restarts < 0:
             raise ConfigError(f"max_restarts must be at least 0, got {self.max_restarts}")
-        for name in ("hang_timeout_s", "timeout_s", "shutdown_timeout_s"):
+        for name in ("hang_timeout_s", "timeout_s", "shutdown_timeout_s", "grace_s"):
             value = getattr(self, name)
             if value is not None and not value >= 0:
                 raise ConfigError(f"{name} must be at least 0 seconds, got {value}")
@@ -76,7 +80,14 @@ class Job:
         for name in self.env:
             if not re.fullmatch(r"[A-Za-z_]\w*", name):
                 raise ConfigError(f"env: {name!r} is no name of an environment variable")
-        self.show.check(self.num_ranks)
+        self._check_ranks()
+
+    def _check_ranks(self) -> None:
+        if self.num_ranks < 1:
+            raise ConfigError(f"num_ranks must be at least 1, got {self.num_ranks}")
+        if self.min_ranks is not None and not 1 <= self.min_ranks <= self.num_ranks:
+            raise ConfigError(f"min_ranks must be between 1 and the {self.num_ranks} ranks, got {self.min_ranks}")
+        self.show.check(self.num_ranks if self.min_ranks is None else self.min_ranks)
 
     @property
     def logs(self) -> Path | None:

@@ -6,6 +6,7 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rankwise.errors import Interrupted
 from rankwise.launch.verdict import Failure, RankEnd, is_collateral, signal_name
 
 __all__ = ["Outcome", "describe_failure", "describe_others"]
@@ -20,18 +21,23 @@ class Outcome:
     Attributes:
         failure: the root cause; None if every rank ended well, or if the launch was stopped from outside.
         interrupted: the signal that stopped it from outside, None if none did.
+        again: the ranks have saved and ended because they were asked to, by a signal or their time limit: the same
+            command goes on.
         num_attempts: how often the ranks were started.
         text: the failure as it was told, "" without one.
     """
 
     failure: Failure | None = None
     interrupted: int | None = None
+    again: bool = False
     num_attempts: int = 1
     text: str = ""
 
     @property
     def exitcode(self) -> int:
         """What the command exits with."""
+        if self.again:
+            return Interrupted.EXIT_CODE
         if self.interrupted is not None:
             return 128 + self.interrupted
         return self.failure.exitcode if self.failure is not None else 0
@@ -67,6 +73,8 @@ def _fate(end: RankEnd, root: RankEnd | None) -> str:
         if root is not None and root.failed and _short(end) == _short(root):
             return f"failed in the same way{later}"
         return f"failed as well{later}: {_short(end)}"
+    if end.interrupted:
+        return f"had saved and ended (exit {end.status})"
     if end.sent is not None:
         how = f"exit {end.status}" if (end.status or 0) >= 0 else signal_name(-(end.status or 0))
         return f"stopped by rankwise ({how})"

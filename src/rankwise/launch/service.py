@@ -69,7 +69,12 @@ def _job(options: dict[str, Any], folder: Path) -> Job:
 
 def _answer(link: Connection[Any, Any], outcome: Outcome, folder: Path, num_ranks: int) -> None:
     failure = outcome.failure
-    answer: dict[str, Any] = {"interrupted": outcome.interrupted, "text": outcome.text, "failure": None}
+    answer: dict[str, Any] = {
+        "interrupted": outcome.interrupted,
+        "text": outcome.text,
+        "failure": None,
+        "again": outcome.again,
+    }
     if failure is not None:
         answer["failure"] = {"rank": failure.rank, "status": failure.status, "detail": failure.detail}
     missing = [rank for rank in range(num_ranks) if not value_path(folder, rank).exists()]

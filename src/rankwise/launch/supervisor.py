@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import secrets
+import time
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 from rankwise.errors import LaunchError
 from rankwise.launch.attempt import Attempt
 from rankwise.launch.console import Console
+from rankwise.launch.cores import num_visible_gpus
 from rankwise.launch.job import Job
 from rankwise.launch.loop import Loop
 from rankwise.launch.outcome import Outcome, describe_failure, describe_others
 from rankwise.launch.verdict import Failure, RankEnd
 
 __all__ = ["supervise"]
+
+_MAX_SECONDS = "RANKWISE_MAX_SECONDS"
 
 
 def supervise(
@@ -51,20 +57,68 @@ def supervise(
 
 def _attempts(job: Job, loop: Loop, console: Console) -> Outcome:
     run_id = f"rankwise-{os.getpid()}-{secrets.token_hex(4)}"
-    number = 0
+    begun_s, gpus = time.monotonic(), num_visible_gpus()
+    number = failures = 0  # of the whole launch; at this number of ranks
     while True:
         logs = _next_logs(job.logs, job.run_dir)
-        attempt = Attempt(job, number, run_id, loop=loop, console=console, logs=logs)
-        failure, ends = attempt.run()
+        attempt = Attempt(_with_time_left(job, begun_s), number, run_id, loop=loop, console=console, logs=logs)
+        failure: Failure | None = None
+        try:
+            failure, ends = attempt.run()
+            text = _describe(failure, ends, logs) if failure is not None else ""
+            why = "" if failure is None else f"rank {failure.rank} failed"
+        except LaunchError as error:
+            if not attempt.num_started or _with_ranks(job, attempt.num_started) is None:
+                raise
+            ends, text, why = [], str(error), "no more could be started"
         _tell_hidden(console, attempt.hidden_lines, logs)
-        text = _describe(failure, ends, logs) if failure is not None else ""
-        if failure is None or attempt.interrupted is not None or number >= job.max_restarts:
-            return Outcome(failure=failure, interrupted=attempt.interrupted, num_attempts=number + 1, text=text)
-        number += 1
+        number, failures = number + 1, failures + 1
+        following = _following(job, failures, had_gpus=gpus, started=attempt.num_started) if why else None
+        if following is None or attempt.interrupted is not None:
+            again = failure is None and any(end.interrupted for end in ends)
+            if again:
+                console.say("the ranks have saved and ended as they were asked to: the same command goes on")
+            return Outcome(
+                failure=failure, interrupted=attempt.interrupted, again=again, num_attempts=number, text=text
+            )
         _tell(console, text)
-        console.say(
-            f"starting all ranks again, restart {number} of {job.max_restarts}, because rank {failure.rank} failed"
-        )
+        if following is job:
+            what = f"starting all ranks again, restart {failures} of {job.max_restarts}"
+        else:
+            what, failures = f"going on with {following.num_ranks} of {job.num_ranks} ranks", 0
+        console.say(f"{what}, because {why}")
+        job = following
+
+
+def _following(job: Job, failures: int, *, had_gpus: int, started: int) -> Job | None:
+    """Return what to start after a failure: the same launch, one with fewer ranks, or None for nothing.
+
+    Args:
+        job: what has failed.
+        failures: how often, at this number of ranks.
+        had_gpus: GPUs that were visible when the launch began; the ranks have one each if there were enough.
+        started: how many ranks could be started.
+    """
+    if started < job.num_ranks:
+        return _with_ranks(job, started)
+    gpus = num_visible_gpus() if had_gpus >= job.num_ranks else job.num_ranks
+    if gpus < job.num_ranks and (fewer := _with_ranks(job, gpus)) is not None:
+        return fewer
+    return job if failures <= job.max_restarts else _with_ranks(job, job.num_ranks - 1)
+
+
+def _with_ranks(job: Job, num_ranks: int) -> Job | None:
+    allowed = job.min_ranks is not None and num_ranks >= job.min_ranks
+    return replace(job, num_ranks=num_ranks) if allowed else None
+
+
+def _with_time_left(job: Job, begun_s: float) -> Job:
+    """Let the time limit of the ranks, where the environment holds one, count from the begin of the launch."""
+    text = job.env.get(_MAX_SECONDS, os.environ.get(_MAX_SECONDS, ""))
+    with contextlib.suppress(ValueError):
+        left_s = max(1.0, float(text) - (time.monotonic() - begun_s))
+        return replace(job, env={**job.env, _MAX_SECONDS: f"{left_s:g}"})
+    return job
 
 
 def _describe(failure: Failure, ends: list[RankEnd], logs: Path | None) -> str:

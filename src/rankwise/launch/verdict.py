@@ -7,6 +7,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from rankwise.errors import Interrupted
 from rankwise.launch.report import Report
 
 __all__ = ["Failure", "RankEnd", "decide", "is_collateral", "is_timeout", "signal_name"]
@@ -63,6 +64,11 @@ class RankEnd:
         return by_itself if self.finished_s is None else self.finished_s
 
     @property
+    def interrupted(self) -> bool:
+        """Whether it has saved and ended because it was asked to, together with all others."""
+        return self.status == Interrupted.EXIT_CODE
+
+    @property
     def failed_s(self) -> float:
         """When the failure happened, as near as is known."""
         return self.report.time_s if self.report is not None else self.ended_s
@@ -70,7 +76,7 @@ class RankEnd:
     @property
     def failed(self) -> bool:
         """Whether it failed by itself, before we asked it to end."""
-        if self.report is None and self.status == 0:
+        if self.report is None and self.status in (0, Interrupted.EXIT_CODE):
             return False
         return self.sent_s is None or self.failed_s < self.sent_s
 
@@ -137,7 +143,7 @@ def decide(ends: Sequence[RankEnd]) -> Failure | None:
         until_s = min(end.failed_s for end in failed) + _LEAVING_S
         gone = {end.rank: end.left_s for end in ends if end.left_s is not None and end.left_s < until_s}
         if gone:
-            return _left_early(min(gone, key=gone.__getitem__), first)
+            return _left_early(next(end for end in ends if end.rank == min(gone, key=gone.__getitem__)), first)
     return Failure(
         rank=first.rank,
         headline=_headline(first),
@@ -148,15 +154,16 @@ def decide(ends: Sequence[RankEnd]) -> Failure | None:
     )
 
 
-def _left_early(gone: int, waiting: RankEnd) -> Failure:
+def _left_early(gone: RankEnd, waiting: RankEnd) -> Failure:
     assert waiting.report is not None
+    status = Interrupted.EXIT_CODE if gone.interrupted else 0  # what it was stopped with does not matter
     return Failure(
-        rank=gone,
-        headline=f"had finished (exit 0) while rank {waiting.rank} still waited for it in a collective; "
+        rank=gone.rank,
+        headline=f"had finished (exit {status}) while rank {waiting.rank} still waited for it in a collective; "
         f"the ranks do not call the same collectives, here is rank {waiting.rank}",
         detail=waiting.report.traceback,
         witness=waiting.rank,
-        status=0,
+        status=status,
         exitcode=_exitcode(waiting),
     )
 

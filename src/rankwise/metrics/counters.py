@@ -33,7 +33,10 @@ class Counters:
             ConfigError: a value is not made of numbers.
         """
         for name, amount in amounts.items():
-            self._sums.setdefault(name, Sum()).update(amount)
+            held = self._sums.get(name)
+            if held is None:
+                held = self._sums[name] = Sum()
+            held.update(amount)
 
     def reset(self) -> None:
         """Forget all names and sums."""

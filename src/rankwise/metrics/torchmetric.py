@@ -26,7 +26,7 @@ class TorchMetricAdapter:
 
     Args:
         name: its name, for messages.
-        metric: the metric; each state must reduce by sum, min, max or cat.
+        metric: the metric; each state must reduce by sum, min, max or cat, or be a list that is only gathered.
 
     Raises:
         ConfigError: it wraps other metrics, or has a state that cannot be merged exactly.
@@ -47,8 +47,8 @@ class TorchMetricAdapter:
         return {state: getattr(self.metric, state) for state in self._ops}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states on the CPU; lists concatenated."""
-        return {state: _on_cpu(value) for state, value in self.partial().items()}
+        """Return the states on the CPU; lists concatenated, where their metric would do that."""
+        return {state: _on_cpu(value, self._ops[state]) for state, value in self.partial().items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over states."""
@@ -56,7 +56,7 @@ class TorchMetricAdapter:
 
     def merge_states(self, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Return the states of several ranks together, in rank order."""
-        defaults = {name: _on_cpu(value) for name, value in self.metric._defaults.items()}  # noqa: SLF001
+        defaults = {name: _on_cpu(value, "list") for name, value in self.metric._defaults.items()}  # noqa: SLF001
         if not states:
             return defaults
         return {name: _merged(op, [state[name] for state in states]) for name, op in self._ops.items()}
@@ -81,11 +81,14 @@ def _merge_ops(name: str, metric: Any) -> dict[str, str]:
     ops = {}
     for state, function in metric._reductions.items():  # noqa: SLF001
         op = _KNOWN.get(getattr(function, "__name__", ""))
+        if function is None and isinstance(metric._defaults[state], list):  # noqa: SLF001
+            op = "list"  # items may be of several shapes: they are put together, not joined
         if op is None:
             how = getattr(function, "__name__", str(function)).removeprefix("dim_zero_")
             raise ConfigError(
                 f"{name}: the state {state!r} of {kind} reduces by {how}, which is not exact over ragged ranks; "
-                "supported are sum, min, max and cat. Gather its inputs with gather_rows and compute on the main rank"
+                "supported are sum, min, max, cat and lists. Gather its inputs with gather_rows and compute on the "
+                "main rank"
             )
         ops[state] = op
     if not ops:
@@ -93,9 +96,11 @@ def _merge_ops(name: str, metric: Any) -> dict[str, str]:
     return ops
 
 
-def _on_cpu(value: Any) -> Any:
+def _on_cpu(value: Any, op: str) -> Any:
     if not isinstance(value, list):
         return value.detach().cpu()
+    if op == "list":
+        return [item.detach().cpu() for item in value]
     import torch
 
     rows = [_rows(item.detach().cpu()) for item in value]
@@ -109,6 +114,8 @@ def _rows(value: Any) -> Any:
 def _merged(op: str, values: list[Any]) -> Any:
     import torch
 
+    if op == "list":
+        return [item for value in values for item in value]
     if op == "cat":
         rows = [_rows(row) for value in values for row in (value if isinstance(value, list) else [value])]
         return [torch.cat(rows)] if rows else []

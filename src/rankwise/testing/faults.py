@@ -13,6 +13,7 @@ from rankwise.errors import ConfigError
 __all__ = ["Fault", "end_at"]
 
 _VARIABLE = "RANKWISE_TEST_FAULT"
+_SIGNALS = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "usr1": signal.SIGUSR1}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,13 +23,13 @@ class Fault:
     ``kill:1@7#2`` strikes in the second attempt of a run.
 
     Attributes:
-        what: "kill" (SIGKILL), "raise" (a RuntimeError) or "hang" (sleeps for ever).
-        who: a rank, "all" ranks, or the "supervisor" (the parent process, for "kill" only).
+        what: "kill" (SIGKILL), "term" (SIGTERM), "usr1" (SIGUSR1), "raise" (a RuntimeError) or "hang" (sleeps on).
+        who: a rank, "all" ranks, or the "supervisor" (the parent process, for signals only).
         step: optimizer steps completed when it strikes.
         attempt: the attempt of the run in which it strikes.
     """
 
-    what: Literal["kill", "raise", "hang"]
+    what: Literal["kill", "term", "usr1", "raise", "hang"]
     who: str
     step: int
     attempt: int = 1
@@ -44,8 +45,10 @@ class Fault:
         who, _, when = rest.partition("@")
         step, several, attempt = when.partition("#")
         attempt = attempt if several else "1"
-        if what not in ("kill", "raise", "hang") or not (who and step.isdigit() and attempt.isdigit()):
-            raise ConfigError(f"a fault is written as kill|raise|hang:RANK|all|supervisor@STEP[#ATTEMPT], got {text!r}")
+        if what not in (*_SIGNALS, "raise", "hang") or not (who and step.isdigit() and attempt.isdigit()):
+            raise ConfigError(
+                f"a fault is written as kill|term|usr1|raise|hang:RANK|all|supervisor@STEP[#ATTEMPT], got {text!r}"
+            )
         return cls(what=what, who=who, step=int(step), attempt=int(attempt))  # type: ignore[arg-type]
 
     @classmethod
@@ -60,10 +63,10 @@ class Fault:
             return
         if self.what == "raise":
             raise RuntimeError(f"a fault on demand in rank {rank} after step {step}")
-        if self.what == "kill":
-            # only one rank kills the supervisor; the others train on until its death reaches them
+        if self.what in _SIGNALS:
+            # only one rank strikes the supervisor; the others train on until its death reaches them
             if self.who != "supervisor" or rank == 0:
-                os.kill(os.getppid() if self.who == "supervisor" else os.getpid(), signal.SIGKILL)
+                os.kill(os.getppid() if self.who == "supervisor" else os.getpid(), _SIGNALS[self.what])
             return
         while True:
             time.sleep(3600)

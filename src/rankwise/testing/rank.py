@@ -25,7 +25,7 @@ def _join(rank: int, num_ranks: int, root: Path) -> None:
 
 def main() -> None:
     """Serve calls until the socket closes; then leave at once, without waiting for peers."""
-    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    faulthandler.register(signal.SIGUSR2, all_threads=True)
     rank, num_ranks, folder = os.environ["RANKWISE_TEST_RANK"].split(":", 2)
     link = connection.Client(str(Path(folder) / "socket"), family="AF_UNIX")
     link.send(int(rank))

@@ -173,7 +173,7 @@ def _obituary(pool: _Pool, rank: int) -> str:
 
 def _failure(pool: _Pool, failures: dict[int, str], late: list[int], timeout: float) -> RanksFailedError:
     for rank in late:
-        pool.processes[rank].send_signal(signal.SIGUSR1)  # faulthandler writes the stacks into the log
+        pool.processes[rank].send_signal(signal.SIGUSR2)  # faulthandler writes the stacks into the log
     if late:
         time.sleep(0.3)
     for rank in late:

@@ -89,14 +89,14 @@ class ArrayLoader:
     ) -> None:
         self.arrays = arrays
         self.order = order
-        self._rank, self._world_size, self._micro_batch = rank, world_size, micro_batch
+        self._rank, self._world_size, self.micro_batch = rank, world_size, micro_batch
         self._state = OrderState(seed=seed, epoch=0, position=0, recipe=order.recipe)
 
     def __iter__(self) -> Iterator[tuple[ArrayBatch, ...]]:
         state, epoch = self._state, self._state.epoch
         while state.epoch == epoch:
             step = self.order.step(state)
-            num_micro = num_micro_batches(len(step.ids), world_size=self._world_size, micro_batch=self._micro_batch)
+            num_micro = num_micro_batches(len(step.ids), world_size=self._world_size, micro_batch=self.micro_batch)
             parts = shares(step, rank=self._rank, world_size=self._world_size, num_micro=num_micro)
             yield tuple(self._batch(share) for share in parts)
             state = step.resume

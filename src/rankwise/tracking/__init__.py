@@ -1,10 +1,26 @@
-"""The run directory, and numbers to somewhere: JSON lines always, a live line on the terminal, TensorBoard."""
+"""The run directory, and numbers to somewhere: JSON lines always, a live line, TensorBoard, MLflow, W&B."""
 
 from rankwise.tracking.default_dir import default_run_dir
 from rankwise.tracking.metrics_file import read_metrics
+from rankwise.tracking.mlflow import MlflowSink
+from rankwise.tracking.outbox import Line, Refused, RunFacts, Service
 from rankwise.tracking.progress import Progress
 from rankwise.tracking.run_dir import RunDir
 from rankwise.tracking.sink import Sink
 from rankwise.tracking.tracker import Tracker
+from rankwise.tracking.wandb import WandbSink
 
-__all__ = ["Progress", "RunDir", "Sink", "Tracker", "default_run_dir", "read_metrics"]
+__all__ = [
+    "Line",
+    "MlflowSink",
+    "Progress",
+    "Refused",
+    "RunDir",
+    "RunFacts",
+    "Service",
+    "Sink",
+    "Tracker",
+    "WandbSink",
+    "default_run_dir",
+    "read_metrics",
+]

@@ -190,6 +190,22 @@ class RunDir:
                 write_json(self.path / "attempt.json", {**record, "saved": True})
             self.saved = True
 
+    def mark_interrupted(self, reason: str, step: int) -> None:
+        """Record, with this attempt, that it saved and stopped because it was asked to. Like `finish`.
+
+        Args:
+            reason: who asked.
+            step: optimizer steps done.
+
+        Raises:
+            FencedError: a newer attempt owns the run.
+        """
+        with self.fence():
+            record = read_json(self.path / "config.json") or {}
+            told = {"reason": reason, "step": step, "time": time.time()}
+            record["environment"][str(self.attempt)]["interrupted"] = told
+            write_json(self.path / "config.json", record)
+
     def close(self) -> None:
         """Let go of the run, so that another process may open it. Calling it twice is fine."""
         if self._release is not None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
-__all__ = ["Sink"]
+from rankwise.tracking.outbox import Table
+
+__all__ = ["Sink", "TableSink"]
 
 
 @runtime_checkable
@@ -22,4 +24,13 @@ class Sink(Protocol):
 
     def close(self) -> None:
         """Write out what is buffered. Called once."""
+        ...
+
+
+@runtime_checkable
+class TableSink(Sink, Protocol):
+    """A sink that takes tables, too."""
+
+    def table(self, table: Table) -> None:
+        """Take a table."""
         ...

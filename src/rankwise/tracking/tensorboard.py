@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rankwise.errors import MissingExtraError
+from rankwise.tracking.outbox import Table
 
 __all__ = ["TensorBoardSink"]
 
@@ -44,6 +45,13 @@ class TensorBoardSink:
         prefix = "".join(f"{tag}/" for tag in tags.values() if isinstance(tag, str))
         for name, value in values.items():
             self._writer.add_scalar(prefix + name, value, step)
+        self._writer.flush()
+
+    def table(self, table: Table) -> None:
+        """Write the table as text, in Markdown."""
+        rows = [list(table.columns), ["---"] * len(table.columns), *zip(*table.columns.values(), strict=True)]
+        text = "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |" for row in rows)
+        self._writer.add_text(table.name, text, table.step)
         self._writer.flush()
 
     def close(self) -> None:

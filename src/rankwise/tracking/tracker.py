@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from rankwise.errors import ConfigError
+from rankwise.errors import ConfigError, RunDirError
+from rankwise.tracking.config import as_json
+from rankwise.tracking.files import read_json, write_json
 from rankwise.tracking.jsonl import JsonlSink
 from rankwise.tracking.metrics_file import RESERVED
+from rankwise.tracking.mlflow import MlflowSink
+from rankwise.tracking.outbox import Outbox, RunFacts, Service, Table
 from rankwise.tracking.run_dir import RunDir
-from rankwise.tracking.sink import Sink
+from rankwise.tracking.sink import Sink, TableSink
 from rankwise.tracking.verdict import on_main, world_or_current
+from rankwise.tracking.wandb import WandbSink
 
 if TYPE_CHECKING:
     from rankwise.world import World
 
-__all__ = ["Tracker"]
+__all__ = ["SinkName", "Tracker"]
+
+SinkName = Literal["jsonl", "tensorboard", "mlflow", "wandb"]
+_NAMES: tuple[SinkName, ...] = ("jsonl", "tensorboard", "mlflow", "wandb")
 
 
 class Tracker:
@@ -30,12 +40,14 @@ class Tracker:
     Args:
         run_dir: the run, or a folder for a tracker without one (then nothing fences it).
         world: default ``World.current()``. Every rank must construct the tracker.
-        sinks: "jsonl", or any object with the methods of `Sink`. The JSON lines are always written.
-        tensorboard: also write event files into ``<run>/tensorboard``.
+        sinks: "jsonl", "tensorboard", "mlflow", "wandb", a `MlflowSink` or `WandbSink` with settings of your own, any
+            other `Service`, or any object with the methods of `Sink`; several at once. The JSON lines are always
+            written. Services get theirs from an `Outbox`.
+        tensorboard: also write event files into ``<run>/tensorboard``; the same as the sink of this name.
 
     Raises:
         ConfigError: an unknown sink.
-        MissingExtraError: `tensorboard` without the packages. Raised on every rank.
+        MissingExtraError: a sink without its packages. Raised on every rank.
     """
 
     def __init__(
@@ -43,27 +55,43 @@ class Tracker:
         run_dir: RunDir | str | Path,
         *,
         world: World | None = None,
-        sinks: Sequence[Literal["jsonl"] | Sink] = ("jsonl",),
+        sinks: Sequence[SinkName | Sink | Service] = ("jsonl",),
         tensorboard: bool = False,
     ) -> None:
         for sink in sinks:
-            if sink != "jsonl" and not isinstance(sink, Sink):
-                raise ConfigError(f"a sink is 'jsonl' or an object with start, log and close; got {sink!r}")
+            if sink not in _NAMES and not isinstance(sink, (Sink, Service)):
+                names = ", ".join(map(repr, _NAMES))
+                raise ConfigError(f"a sink is {names}, a service, or an object with start, log and close; got {sink!r}")
         world = world_or_current(world)
         self._sinks: list[Sink] = []
+        self._outboxes: list[Outbox] = []
+        self._run: RunDir | Path = run_dir if isinstance(run_dir, RunDir) else Path(run_dir)
         self._attempt = 1
         self._started = False
-        on_main(world, lambda: self._open(run_dir, sinks, tensorboard=tensorboard))
+        self._ids: dict[str, str] = {}
+        self._known: dict[str, Any] = {}
+        wanted = [*sinks, "tensorboard"] if tensorboard and "tensorboard" not in sinks else list(sinks)
+        on_main(world, lambda: self._open(wanted))
 
-    def start_attempt(self, restored_step: int | None) -> None:
+    @property
+    def ids(self) -> dict[str, str]:
+        """The id of the run's curves at each service that has answered, by its title; empty on other ranks."""
+        return {**self._ids, **{box.service.title: box.id for box in self._outboxes if box.id is not None}}
+
+    def start_attempt(self, restored_step: int | None, *, ids: Mapping[str, str] | None = None) -> None:
         """Say where this attempt goes on: lines of earlier attempts past `restored_step` are superseded.
 
         Call it once, before the first `log`; a tracker that was not told logs as if it began at nothing.
 
         Args:
             restored_step: step of the restored checkpoint; None when the training starts from nothing.
+            ids: what `ids` was when that checkpoint was written; where a service is not in it, what the run directory
+                knows counts.
         """
         self._started = True
+        self._ids |= ids or {}
+        for box in self._outboxes:
+            box.known_id = self._ids.get(box.service.title)
         for sink in self._sinks:
             sink.start(self._attempt, restored_step)
 
@@ -89,11 +117,48 @@ class Tracker:
             self.start_attempt(None)
         for sink in self._sinks:
             sink.log(int(step), numbers, tags)
+        self._note_ids()
+
+    def table(self, step: int, name: str, columns: Mapping[str, Any]) -> None:
+        """Write a small table to ``<run>/tables/<name>/``, and give it to the sinks that take tables. Not a collective.
+
+        Main rank only, a no-op elsewhere.
+
+        Args:
+            step: optimizer steps done.
+            name: of the table.
+            columns: a value for each row, by column: lists, arrays or tensors of one dimension, of numbers or texts.
+
+        Raises:
+            ConfigError: the columns are not of one length, or hold what JSON does not.
+            FencedError: a newer attempt owns the run.
+        """
+        if not self._sinks:
+            return
+        listed = {
+            key: [as_json(value, what=f"the column {key!r}") for value in _listed(values)]
+            for key, values in columns.items()
+        }
+        lengths = {key: len(values) for key, values in listed.items()}
+        if len(set(lengths.values())) != 1 or not name or "/" in name or name.startswith("."):
+            raise ConfigError(f"a table has a name and columns of one length, got {name!r} with {lengths}")
+        made = Table(name=name, step=int(step), columns=listed)
+        folder = self._folder / "tables" / name
+        with self._run.fence() if isinstance(self._run, RunDir) else contextlib.nullcontext():
+            folder.mkdir(parents=True, exist_ok=True)
+            write_json(folder / f"step-{made.step:08}.json", {"step": made.step, "columns": made.columns})
+        for sink in self._sinks:
+            if isinstance(sink, TableSink):
+                sink.table(made)
 
     def close(self) -> None:
-        """Close the sinks. Calling it twice is fine."""
+        """Close the sinks; waits for services, for seconds. Calling it twice is fine."""
         while self._sinks:
             self._sinks.pop().close()
+        # a run that is finished, or another attempt's by now, is not written again
+        with contextlib.suppress(RunDirError):
+            self._note_ids()
+        self._outboxes = []
 
     def __enter__(self) -> Self:
         return self
@@ -103,21 +168,62 @@ class Tracker:
     ) -> None:
         self.close()
 
-    def _open(self, run_dir: RunDir | str | Path, sinks: Sequence[Any], *, tensorboard: bool) -> None:
-        if isinstance(run_dir, RunDir):
-            folder = run_dir.path
-            lines = JsonlSink(run_dir.metrics, attempt=run_dir.attempt, fence=run_dir.fence)
+    def _open(self, sinks: Sequence[Any]) -> None:
+        run, folder = self._run, self._folder
+        if isinstance(run, RunDir):
+            lines = JsonlSink(run.metrics, attempt=run.attempt, fence=run.fence)
         else:
-            folder = Path(run_dir)
             folder.mkdir(parents=True, exist_ok=True)
             lines = JsonlSink(folder / "metrics.jsonl")
         self._attempt = lines.attempt
-        opened: list[Sink] = [lines, *(sink for sink in sinks if sink != "jsonl")]
-        if tensorboard:
-            from rankwise.tracking.tensorboard import TensorBoardSink
+        self._known = read_json(folder / "trackers.json") or {}
+        self._ids = dict(self._known.get("ids", {}))
+        opened: list[Sink] = [lines]
+        for sink in sinks:
+            if sink == "tensorboard":
+                from rankwise.tracking.tensorboard import TensorBoardSink
 
-            opened.append(TensorBoardSink(folder / "tensorboard"))
-        self._sinks = opened
+                opened.append(TensorBoardSink(folder / "tensorboard"))
+            elif sink in ("mlflow", "wandb") or isinstance(sink, Service):
+                service: Service = MlflowSink() if sink == "mlflow" else WandbSink() if sink == "wandb" else sink
+                self._outboxes.append(Outbox(service, self._facts, self._is_done))
+            elif sink != "jsonl":
+                opened.append(sink)
+        self._sinks = [*opened, *self._outboxes]
+
+    @property
+    def _folder(self) -> Path:
+        return self._run.path if isinstance(self._run, RunDir) else self._run
+
+    def _is_done(self) -> bool:
+        """Whether the run has ended well; a folder without a run ends with its tracker."""
+        return self._run.finished is not None if isinstance(self._run, RunDir) else True
+
+    def _facts(self, restored_step: int | None) -> RunFacts:
+        """Return what the services are told: what the run directory records."""
+        record = (read_json(self._folder / "config.json") or {}) if isinstance(self._run, RunDir) else {}
+        run_id = record.get("run") or self._known.setdefault("run", uuid.uuid4().hex)
+        return RunFacts(
+            run_id=run_id,
+            folder=self._folder.absolute(),
+            attempt=self._attempt,
+            restored_step=restored_step,
+            config=record.get("config", {}),
+            environment=record.get("environment", {}).get(str(self._attempt), {}),
+        )
+
+    def _note_ids(self) -> None:
+        """Write down the services' ids once they are known: they may answer long after the start."""
+        known = {**self._known, "ids": self.ids}
+        if self._outboxes and known != self._known:
+            fence = self._run.fence() if isinstance(self._run, RunDir) else contextlib.nullcontext()
+            with fence:
+                write_json(self._folder / "trackers.json", known)
+            self._known = known
+
+
+def _listed(values: Any) -> list[Any]:
+    return list(values.tolist() if hasattr(values, "tolist") else values)
 
 
 def _number(name: str, value: Any) -> float | int:

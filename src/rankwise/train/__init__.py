@@ -1,25 +1,47 @@
 """The step and the loop; nothing else owns the optimizer."""
 
+from rankwise.train.ema import EMA
 from rankwise.train.exact import ExactStep, StepReport
 from rankwise.train.hooks import Hooks
+from rankwise.train.monitors import EarlyStopping, GradientStats, LearningRates, Predictions, SystemMetrics, Throughput
 from rankwise.train.options import TrainOptions
 from rankwise.train.output import StepOutput, read_output
+from rankwise.train.schedules import BySamples
+from rankwise.train.sharding import is_sharded, prepare_optimizer, shards_state
+from rankwise.train.strategy import Evidence, prepare
+from rankwise.train.stream_windows import StreamWindow, windows
+from rankwise.train.streams import StreamLoader
 from rankwise.train.trainer import FitResult, Trainer
 from rankwise.train.validation import evaluate
 from rankwise.train.window import Window
-from rankwise.train.wrapping import prepare, unwrapped
+from rankwise.train.wrapping import unwrapped
 
 __all__ = [
+    "EMA",
+    "BySamples",
+    "EarlyStopping",
+    "Evidence",
     "ExactStep",
     "FitResult",
+    "GradientStats",
     "Hooks",
+    "LearningRates",
+    "Predictions",
     "StepOutput",
     "StepReport",
+    "StreamLoader",
+    "StreamWindow",
+    "SystemMetrics",
+    "Throughput",
     "TrainOptions",
     "Trainer",
     "Window",
     "evaluate",
+    "is_sharded",
     "prepare",
+    "prepare_optimizer",
     "read_output",
+    "shards_state",
     "unwrapped",
+    "windows",
 ]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import hashlib
 import random
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,14 +14,16 @@ import numpy as np
 
 from rankwise.data.contract import Batch, OrderState, Step, shares
 from rankwise.data.feed import HostBuffer
+from rankwise.data.samples.dataset_batch import DatasetBatch
 from rankwise.errors import DesyncError
 from rankwise.train.warmup import kept_random_state
 
 if TYPE_CHECKING:
     from rankwise.world import World
 
-__all__ = ["agree", "data_facts", "step_facts"]
+__all__ = ["agree", "data_facts", "digest", "step_facts"]
 
+_compared: weakref.WeakSet[Any] = weakref.WeakSet()  # loaders whose content the ranks know of each other
 _MEND = (
     "Every rank makes its loaders from the same data, with the same order, seeds and settings, after the world: "
     "rankwise.bind(seed=), Order(seed=, batch_size=), micro_batch="
@@ -62,6 +66,7 @@ def step_facts(batches: Sequence[Batch], world: World) -> dict[str, Any]:
         "micro-batches of the step": len(batches),
         "ids of the step": hashlib.sha256(np.sort(share.step.ids).tobytes()).hexdigest()[:12],
         "seed of the world": world.seed,
+        "content of sample 0": _content_behind(batches[0]) if world.world_size > 1 else None,
         # equal where every loader was made for its rank; a wrong one differs from all others
         "loader": "its own" if mine else f"one of rank {share.rank} of {share.world_size} is used by rank {world.rank}",
     }
@@ -75,6 +80,8 @@ def data_facts(name: str, loader: Any) -> dict[str, Any]:
         loader: a `BatchLoader`; what it does not have is not told.
     """
     state = loader.state_dict() if hasattr(loader, "state_dict") else {}
+    with contextlib.suppress(TypeError):  # of a class without weak references
+        _compared.add(loader)
     order = getattr(loader, "order", None)
     return {
         f"{name}: recipe of the order": state.get("recipe"),
@@ -87,11 +94,20 @@ def data_facts(name: str, loader: Any) -> dict[str, Any]:
     }
 
 
+def _content_behind(batch: Any) -> str | None:
+    """Return a hash of sample 0 of the dataset behind a batch, where the recipe has no content and nobody compared."""
+    loader = batch.loader() if isinstance(batch, DatasetBatch) and batch.loader is not None else None
+    if loader is None or loader in _compared:
+        return None
+    _compared.add(loader)
+    return _content(loader, loader.state_dict())
+
+
 def _content(loader: Any, state: Mapping[str, Any]) -> str | None:
     """Return a hash of sample 0; None where it cannot be read here, or differs from one reading to the next."""
     try:
         with kept_random_state():
-            first, second = (_digest(_sample(loader, state)) for _ in range(2))
+            first, second = (digest(_sample(loader, state)) for _ in range(2))
     except Exception:  # noqa: BLE001  (damaged, or a loader of another kind: the steps will tell, or need not)
         return None
     return first if first == second else None
@@ -127,16 +143,16 @@ def _copied(dataset: Any) -> Any:
     return made
 
 
-def _digest(value: Any) -> str:
-    """Return a hash of arrays, tensors, numbers and text, nested at will.
+def digest(value: Any) -> str:
+    """Return a hash of arrays, tensors, numbers and text, nested at will: the same in every process.
 
     Raises:
         TypeError: something else, whose text may hold an address.
     """
     if isinstance(value, Mapping):
-        text = repr([(repr(key), _digest(item)) for key, item in value.items()]).encode()
+        text = repr([(repr(key), digest(item)) for key, item in value.items()]).encode()
     elif isinstance(value, list | tuple):
-        text = repr([_digest(item) for item in value]).encode()
+        text = repr([digest(item) for item in value]).encode()
     elif isinstance(value, str | bytes | int | float | bool | None):
         text = repr(value).encode()
     else:

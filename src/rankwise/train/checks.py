@@ -8,8 +8,9 @@ import weakref
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from rankwise.data.contract import BatchLoader
+from rankwise.data.contract import BatchLoader, num_micro_batches
 from rankwise.errors import ConfigError
+from rankwise.train.sharding import check_sharded, is_sharded, prepared_as, shards_state
 from rankwise.train.wrapping import refuse_strategies, replicas_of, unwrapped
 from rankwise.world import World
 
@@ -24,7 +25,7 @@ _WANTED = ("__iter__", "__len__", "set_epoch", "mark_done", "state_dict", "load_
 _MOST_NAMES = 8
 # judged once: a Window is made at every step
 _checked: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
-_said: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+_said: weakref.WeakKeyDictionary[torch.optim.Optimizer, set[str]] = weakref.WeakKeyDictionary()
 
 
 def check_loader(loader: object) -> None:
@@ -58,13 +59,12 @@ def check_val(loader: object) -> None:
 
 
 def _other_way(loader: object) -> str:
-    data = getattr(loader, "dataset", None)
-    if data is not None and hasattr(data, "__getitem__"):
+    if hasattr(loader, "__getitem__"):
         return (
-            "give its dataset to DatasetLoader(dataset, order=Order(len(dataset), batch_size=...), num_workers=...), "
-            "whose batch_size is that of all ranks together; or keep it in a loop of your own with Window"
+            "give it to DatasetLoader(dataset, order=Order(len(dataset), batch_size=...), num_workers=...), "
+            "whose batch_size is that of all ranks together, or to a torch DataLoader"
         )
-    return "for a map-style Dataset take DatasetLoader; anything else trains in a loop of your own with Window"
+    return "for a map-style Dataset take DatasetLoader; put any other iterable of batches into a StreamLoader"
 
 
 def lone_sample(train: BatchLoader, world: World, limit_steps: int | None) -> str:
@@ -76,12 +76,15 @@ def lone_sample(train: BatchLoader, world: World, limit_steps: int | None) -> st
     total = int(order.num_samples(int(str(train.state_dict()["epoch"]))))
     last = batch_size if getattr(order, "remainder", "split") == "pad" else total % batch_size
     reached = limit_steps is None or limit_steps >= -(-total // batch_size)
-    # micro-batches make shares smaller still; the whole share is what every loader tells
-    sizes = {last // world.world_size, -(-last // world.world_size)}
+    micro_batch = getattr(train, "micro_batch", None)
+    parts = num_micro_batches(last, world_size=world.world_size, micro_batch=micro_batch)
+    whole = {last // world.world_size, -(-last // world.world_size)}
+    sizes = {size for share in whole for size in (share // parts, -(-share // parts))}
     if not reached or 1 not in sizes:
         return ""
     ranks = "" if world.world_size == 1 else f", shared by {world.world_size} ranks"
-    return f"the last step of an epoch has {last} of {total} samples{ranks}: a rank has one alone"
+    cut = "" if parts == 1 else f", cut into {parts} micro-batches of at most {micro_batch}"
+    return f"the last step of an epoch has {last} of {total} samples{ranks}{cut}: a rank has one alone"
 
 
 def check_model(model: nn.Module, world: World) -> None:
@@ -92,9 +95,11 @@ def check_model(model: nn.Module, world: World) -> None:
     """
     if _checked.get(model) == world.world_size:
         return
-    refuse_strategies(model, world)
+    refuse_strategies(model)
     replicas = replicas_of(model)
-    if replicas is not None:
+    if is_sharded(model):
+        check_sharded(model, world)
+    elif replicas is not None:
         size = replicas.process_group.size()
         if size != world.world_size:
             raise ConfigError(
@@ -140,8 +145,18 @@ def check_optimizer(model: nn.Module, optimizer: Any, world: World) -> None:
             "which an exact step over micro-batches and ranks does once. Take SGD, AdamW or another optimizer whose "
             "step() needs nothing"
         )
+    _check_parameters(model, optimizer, world)
+
+
+def _check_parameters(model: nn.Module, optimizer: Any, world: World) -> None:
+    """Compare what the optimizer holds with the model's parameters; see `check_optimizer`."""
     held = {id(p): index for index, group in enumerate(optimizer.param_groups) for p in group["params"]}
     named = {id(p): name for name, p in unwrapped(model).named_parameters()}
+    if held.keys() - named.keys() and held.keys() & prepared_as(model).before.keys():
+        raise ConfigError(
+            f"the {type(optimizer).__name__} holds the parameters that the model had before strategy='fsdp' replaced "
+            "them by shards: optimizer = rankwise.train.prepare_optimizer(optimizer, model)"
+        )
     if strange := [f"group {index}" for key, index in held.items() if key not in named]:
         raise ConfigError(
             f"{len(strange)} of the {len(held)} tensors of the optimizer are no parameters of the model "
@@ -149,16 +164,30 @@ def check_optimizer(model: nn.Module, optimizer: Any, world: World) -> None:
             "another instance and the model would not train. Make the optimizer from this model's parameters(); put "
             "the loss module, where that is what learns, into the model"
         )
+    if prepared_as(model).strategy == "zero1" and not shards_state(optimizer) and world.is_main:
+        _warn_once(
+            optimizer,
+            "the model was prepared with strategy='zero1', but every rank holds the whole state of this %s: the steps "
+            "are right and no memory is saved. optimizer = rankwise.train.prepare_optimizer(optimizer, model)",
+            type(optimizer).__name__,
+        )
     trained = {id(p) for p in unwrapped(model).parameters() if p.requires_grad}
     left = [named[key] for key in named if key in trained - held.keys()]
-    if left and world.is_main and optimizer not in _said:
-        _said.add(optimizer)
-        _LOG.warning(
+    if left and world.is_main:
+        _warn_once(
+            optimizer,
             "%d trainable parameters are in no group of the optimizer and will not change: %s. Add them, or freeze "
             "them with requires_grad_(False)",
             len(left),
             _some(name.replace("_orig_mod.", "") for name in left),
         )
+
+
+def _warn_once(optimizer: torch.optim.Optimizer, text: str, *values: Any) -> None:
+    said = _said.setdefault(optimizer, set())
+    if text not in said:
+        said.add(text)
+        _LOG.warning(text, *values)
 
 
 def check_scheduler(scheduler: Any) -> None:

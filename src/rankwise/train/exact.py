@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -17,9 +16,13 @@ from rankwise.train.agreement import agree, step_facts
 from rankwise.train.checks import check_model, check_optimizer, check_scheduler
 from rankwise.train.health import Health, describe_trouble
 from rankwise.train.output import StepOutput, read_output
-from rankwise.train.warmup import FirstPass, explained, held_sample, kept_buffers, unused_text, warm_up
+from rankwise.train.precision import LossScale, Precision, autocasting, make_scaler
+from rankwise.train.schedules import step_schedule
+from rankwise.train.sharding import watch_gradients
+from rankwise.train.streams import after_step, counted_samples
+from rankwise.train.warmup import FirstPass, explained, held_pass, held_sample, unused_text, warm_up
 from rankwise.train.window import Window, note_synchronised
-from rankwise.train.wrapping import replicas_of
+from rankwise.train.wrapping import finds_unused
 from rankwise.world import World
 from rankwise.world.adopt import joined_world
 
@@ -45,6 +48,8 @@ class StepReport:
         grad_norm: norm of the exact gradient before clipping, None if it was not asked for. Equal on all ranks.
         resume: the order's state after this step; what `BatchLoader.mark_done` wants.
         num_lost: real samples of the global batch that were damaged and left out, over all ranks.
+        overflowed: the scaled gradient was not finite on some rank: all of them skipped the step, and the next one is
+            scaled less.
     """
 
     num_samples: int
@@ -54,6 +59,7 @@ class StepReport:
     grad_norm: float | None
     resume: OrderState
     num_lost: int = 0
+    overflowed: bool = False
 
 
 class ExactStep:
@@ -78,15 +84,19 @@ class ExactStep:
         scheduler: anything with a `step()`, called once after each optimizer step.
         max_grad_norm: clip the exact gradient to this norm; None leaves it alone.
         counted: False forces the all-reduce; None decides as above.
+        precision: run the step function under autocast to "bf16" or "fp16"; losses add up in float32.
+        scaler: the `torch.amp.GradScaler` of the loss; None makes one for "fp16". Unscale, clip, step come in this
+            order, and an overflow on one rank skips the step on all.
 
     Attributes:
         lone_sample: which later step leaves a rank a single sample, if one does: said instead of the first step when
             the model cannot take it.
+        scaler: the scaler in use, None without one: for checkpoints, ``{"scaler": Replicated(step.scaler)}``.
 
     Raises:
         ConfigError: the model does not add up its gradients over the ranks of the world (pass it through `prepare`) or
-            is sharded; the optimizer holds tensors that are not the model's, is a list, or wants a closure; the
-            scheduler's step wants a value.
+            is sharded in a way that it does not know; the optimizer holds tensors that are not the model's, is a list,
+            or wants a closure; the scheduler's step wants a value.
     """
 
     def __init__(
@@ -99,19 +109,23 @@ class ExactStep:
         scheduler: Any = None,
         max_grad_norm: float | None = None,
         counted: bool | None = None,
+        precision: Precision | None = None,
+        scaler: torch.amp.GradScaler | None = None,
     ) -> None:
         if max_grad_norm is not None and not max_grad_norm > 0:
             raise StepError(f"max_grad_norm is a positive number or None, got {max_grad_norm}")
         self._model = model
         self._optimizer = optimizer
-        self._step_fn = step_fn
         self._world = joined_world(world, "an ExactStep")
+        self._step_fn = autocasting(step_fn, precision, self._world)
         check_model(model, self._world)
         check_optimizer(model, optimizer, self._world)
         check_scheduler(scheduler)
         self._scheduler = scheduler
         self._max_grad_norm = max_grad_norm
         self._counted = counted
+        self.scaler = make_scaler(precision, self._world, scaler)
+        self._scale = None if self.scaler is None else LossScale(self.scaler, optimizer, self._world)
         self._held: Batch | None = None
         self._may_skip = False
         self.lone_sample = ""
@@ -130,26 +144,43 @@ class ExactStep:
         known = float(step.count) if self._counted else None
         window = Window(self._model, self._world, num_micro=len(batches), total_weight=known)
         if self._may_skip:
-            window.add_samples(sum(batch.count for batch in batches))
-        with self._used_parameters(batches) as used:
+            window.add_samples(counted_samples(batches))
+        used = self._watch_used(batches)
+        try:
             outputs = [self._micro_batch(window, batch, used) for batch in batches]
             weight = window.finish()
-        arrived = step.count if window.num_samples is None else window.num_samples
+        finally:
+            if used is not None:
+                used.close()
+        if used is not None:
+            used.settle(self._world)
+        arrived, resume = step.count, batches[0].resume
+        if window.num_samples is not None:
+            arrived, resume = after_step(batches[0], window.num_samples)
         loss, metrics = _totals([o for o in outputs if o is not None])
-        grad_norm = self._clip(batches, loss[0])
+        finite = not weight or self._scale is None or self._scale.unscale()
+        grad_norm = self._clip(batches, loss[0]) if finite else None
         if weight:
-            self._optimizer.step()
-        if weight and self._scheduler is not None:
-            self._scheduler.step()
+            (self._optimizer if self._scale is None else self._scale).step()
+        if not finite:
+            self._check_scale(batches, loss[0])
+        elif weight and self._scheduler is not None:
+            step_schedule(self._scheduler, arrived)
         return StepReport(
             num_samples=arrived,
             weight=weight,
             loss=loss,
             metrics=metrics,
             grad_norm=grad_norm,
-            resume=batches[0].resume,
-            num_lost=step.count - arrived,
+            resume=resume,
+            num_lost=max(0, step.count - arrived),  # of a stream nobody knows the count
+            overflowed=not finite,
         )
+
+    @property
+    def loss_scale(self) -> float | None:
+        """What the loss is multiplied by, None without a scaler; waits for the device."""
+        return None if self._scale is None else self._scale.value
 
     def _prepare_first(self, batches: tuple[Batch, ...]) -> None:
         _check_batches(batches)
@@ -166,7 +197,7 @@ class ExactStep:
         if self._counted and self._may_skip:
             raise StepError(
                 "counted=True takes the number of samples from the order, but this loader may leave out damaged ones "
-                "(on_bad_sample=): leave counted= out"
+                "(on_bad_sample=), or is a stream, which no order knows: leave counted= out"
             )
         if self._counted is None:
             self._counted = counted_by_all and not self._may_skip
@@ -174,6 +205,12 @@ class ExactStep:
 
     def _refuse_first(self, seen: list[FirstPass]) -> None:
         """Raise on every rank what the first pass showed on any."""
+        if len({first.units for first in seen}) > 1:
+            ways = "; ".join(f"rank {rank}: {', '.join(first.units)}" for rank, first in enumerate(seen))
+            raise StepError(
+                f"the ranks went through the sharded units of the model in different ways ({ways}), and units are "
+                "gathered by all ranks together: give find_unused=True, which makes one unit of them, or strategy='ddp'"
+            )
         unused = {rank: first.unused for rank, first in enumerate(seen) if first.unused}
         if unused:
             names = list(dict.fromkeys(name for found in unused.values() for name in found))
@@ -185,24 +222,15 @@ class ExactStep:
                 'batch_size or micro_batch, Order(remainder="drop"), or a norm without batch statistics (GroupNorm)'
             )
 
-    @contextmanager
-    def _used_parameters(self, batches: tuple[Batch, ...]) -> Iterator[_Used | None]:
-        """Leave parameters that no sample used without a gradient, where a stand-in may have given them a zero.
+    def _watch_used(self, batches: tuple[Batch, ...]) -> _Used | None:
+        """Watch which parameters samples use, where a stand-in may give the others a zero for a gradient.
 
         A zero is no gradient to momentum and weight decay: they would move parameters that one rank leaves alone.
         """
         share, size = batches[0].share, self._world.world_size
-        some_empty = len(share.step.ids) // size < len(batches) or self._may_skip
-        replicas = replicas_of(self._model)
-        if not some_empty or (size > 1 and not (replicas is not None and replicas.find_unused_parameters)):
-            yield None
-            return
-        used = _Used([p for p in self._model.parameters() if p.requires_grad])
-        try:
-            yield used
-        finally:
-            used.close()
-        used.settle(self._world)
+        if len(share.step.ids) // size >= len(batches) and not self._may_skip:
+            return None
+        return _Used(self._model) if size == 1 or finds_unused(self._model) else None
 
     def _micro_batch(self, window: Window, batch: Batch, used: _Used | None) -> StepOutput | None:
         """Run one micro-batch; a rank without samples runs its held sample with weight zero and reports nothing."""
@@ -212,7 +240,7 @@ class ExactStep:
             batch = self._held
         if used is not None:
             used.counting = not empty
-        with window.micro_batch(), kept_buffers(self._model) if empty else nullcontext():
+        with window.micro_batch(), held_pass(self._model) if empty else nullcontext():
             try:
                 answer = self._step_fn(self._model, batch)
             except RuntimeError as error:
@@ -222,7 +250,7 @@ class ExactStep:
                 window.backward(output.total * 0, 0.0)
                 return None
             self._check_count(output, batch)
-            window.backward(output.total, output.weight)
+            window.backward(output.total if self._scale is None else self._scale.scaled(output.total), output.weight)
         return output
 
     def _check_count(self, output: StepOutput, batch: Batch) -> None:
@@ -241,32 +269,43 @@ class ExactStep:
             )
 
     def _clip(self, batches: tuple[Batch, ...], loss: Any) -> float | None:
+        if self._max_grad_norm is None:
+            return None
+        parameters = [p for p in self._model.parameters() if p.grad is not None]
+        if not parameters:
+            return None
         import torch
 
-        parameters = [p for p in self._model.parameters() if p.grad is not None]
-        if self._max_grad_norm is None or not parameters:
-            return None
-        norm = float(torch.nn.utils.clip_grad_norm_(parameters, self._max_grad_norm))
-        if math.isfinite(norm):
-            return norm
-        # the gradient, and so the norm, is equal on all ranks: all of them are here, and may talk
+        norm_ = torch.nn.utils.clip_grad_norm_(parameters, self._max_grad_norm)
+        # of sharded gradients it is the ranks' parts: float() of them would be this rank's alone
+        norm = float(norm_.full_tensor() if hasattr(norm_, "full_tensor") else norm_)
+        if not math.isfinite(norm):
+            self._refuse(batches, loss, norm, "Nothing was changed by this step")
+        return norm
+
+    def _check_scale(self, batches: tuple[Batch, ...], loss: Any) -> None:
+        assert self._scale is not None
+        if self._scale.is_lost:
+            self._refuse(batches, loss, math.nan, "No loss scale makes it finite: step after step was skipped")
+
+    def _refuse(self, batches: tuple[Batch, ...], loss: Any, gradient: float, after: str) -> NoReturn:
+        """Raise on every rank; the gradient, or the verdict on it, is equal on all, so all of them are here."""
         step, ids = batches[0].share.step, [batch.ids for batch in batches]
         health = Health(self._model)
-        health.note(epoch=step.epoch, step=step.index, ids=ids, loss=loss, gradient=norm)
-        troubles = self._world.all_gather_object(health.look())
-        raise StepError(describe_trouble(troubles, "Nothing was changed by this step"))
+        health.note(epoch=step.epoch, step=step.index, ids=ids, loss=loss, gradient=gradient)
+        raise StepError(describe_trouble(self._world.all_gather_object(health.look()), after))
 
 
 class _Used:
     """Which parameters get a gradient from real samples, as backward passes go."""
 
-    def __init__(self, parameters: list[nn.Parameter]) -> None:
+    def __init__(self, model: nn.Module) -> None:
         self.counting = False
-        self._parameters = parameters
-        self._used = [0] * len(parameters)
-        self._handles = [p.register_hook(functools.partial(self._note, index)) for index, p in enumerate(parameters)]  # type: ignore[no-untyped-call]
+        self._parameters = [p for p in model.parameters() if p.requires_grad]
+        self._used = [0] * len(self._parameters)
+        self._handles = watch_gradients(model, self._note)
 
-    def _note(self, index: int, _: torch.Tensor) -> None:
+    def _note(self, index: int) -> None:
         if self.counting:
             self._used[index] = 1
 
@@ -289,7 +328,7 @@ def _check_batches(batches: Any) -> None:
         return
     raise StepError(
         f"ExactStep takes the tuple of micro-batches that a loader of rankwise yields, got a {type(batches).__name__}: "
-        "with a torch DataLoader over other data take Window, and write forward and backward yourself"
+        "put a torch DataLoader over other data into a StreamLoader, or give its dataset to a DatasetLoader"
     )
 
 
@@ -297,6 +336,8 @@ def _totals(outputs: list[StepOutput]) -> tuple[tuple[Any, Any], dict[str, tuple
     """Add up the micro-batches of this rank."""
     loss: tuple[Any, Any] = (0.0, 0.0)
     metrics: dict[str, tuple[Any, Any]] = {}
+    if len(outputs) == 1:  # 0 + x costs a tensor operation each
+        return (outputs[0].total.detach(), outputs[0].weight), dict(outputs[0].metrics)
     for output in outputs:
         loss = (loss[0] + output.total.detach(), loss[1] + output.weight)
         for name, (total, weight) in output.metrics.items():

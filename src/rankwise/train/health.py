@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rankwise.data.contract import IntArray
+from rankwise.train.sharding import local_part
 
 if TYPE_CHECKING:
     import torch
@@ -28,6 +29,7 @@ class Trouble:
         epoch: epoch of the step.
         step: number of the step, in the epoch from 0.
         ids: this rank's samples of the step.
+        module: where it began on this rank, in words; "" if nobody has looked.
     """
 
     what: str
@@ -35,6 +37,7 @@ class Trouble:
     epoch: int
     step: int
     ids: tuple[int, ...]
+    module: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +47,7 @@ class _Note:
     ids: Sequence[IntArray]
     loss: Any
     gradient: Any
+    module: str
 
 
 class Health:
@@ -62,7 +66,9 @@ class Health:
         """Whether steps were taken since the last look; equal on all ranks."""
         return bool(self._notes)
 
-    def note(self, *, epoch: int, step: int, ids: Sequence[IntArray], loss: Any, gradient: float | None) -> None:
+    def note(
+        self, *, epoch: int, step: int, ids: Sequence[IntArray], loss: Any, gradient: float | None, module: str = ""
+    ) -> None:
         """Note a step that was taken; never waits for the device.
 
         Args:
@@ -70,11 +76,12 @@ class Health:
             step: its number in the epoch.
             ids: this rank's samples, an array for each micro-batch.
             loss: this rank's sum of losses.
-            gradient: the gradient's norm where it is known; None measures it.
+            gradient: the gradient's norm where it is known; None looks at the gradient.
+            module: which module made what is not finite, where somebody has looked.
         """
         if gradient is None:
-            gradient = _norm(p.grad for _, p in self._named if p.grad is not None)
-        self._notes.append(_Note(epoch=epoch, step=step, ids=ids, loss=loss, gradient=gradient))
+            gradient = _finite_or_norm([p.grad for _, p in self._named if p.grad is not None])
+        self._notes.append(_Note(epoch=epoch, step=step, ids=ids, loss=loss, gradient=gradient, module=module))
 
     def look(self) -> Trouble | None:
         """Return this rank's first trouble since the last look; waits for the device, does not communicate."""
@@ -96,13 +103,27 @@ class Health:
 
 def _trouble(what: str, value: float, note: _Note) -> Trouble:
     ids = tuple(int(i) for part in note.ids for i in part)
-    return Trouble(what=what, value=value, epoch=note.epoch, step=note.step, ids=ids)
+    return Trouble(what=what, value=value, epoch=note.epoch, step=note.step, ids=ids, module=note.module)
+
+
+def _finite_or_norm(grads: list[torch.Tensor]) -> Any:
+    """Return 0 for finite gradients in host memory, where looking is faster than measuring; else their norm."""
+    import torch
+
+    if grads and all(g.layout == torch.strided and g.device.type == "cpu" and type(g) is torch.Tensor for g in grads):
+        found = torch.zeros(())
+        # what GradScaler uses: one pass; times 1 leaves every bit as it was
+        torch._amp_foreach_non_finite_check_and_unscale_(grads, found, torch.ones(()))
+        if not found.item():
+            return 0.0
+    return _norm(grads)
 
 
 def _norm(tensors: Iterable[torch.Tensor]) -> Any:
     """Return a norm that is finite exactly if all elements are (below 1e19), on the device."""
     import torch
 
+    tensors = map(local_part, tensors)  # of sharded ones this rank's part: all ranks look, and none may wait here
     dense = [t._values() if t.is_sparse else t for t in tensors]  # noqa: SLF001  (no public name takes uncoalesced ones)
     # the 2-norm is the fastest; half precision, whose squares overflow, takes the largest magnitude
     order = math.inf if any(t.dtype == torch.float16 for t in dense) else 2.0
@@ -134,7 +155,8 @@ def describe_trouble(troubles: Sequence[Trouble | None], after: str) -> str | No
     else:
         cause = f"the parameter {first.what!r} is {first.value} after the update {where}; loss and gradient were finite"
         mend = "lower the learning rate, or look at the optimizer's settings"
-    return f"{cause}; {ranks}: {mend}. {after}"
+    began = "; ".join(f"on rank {rank} {t.module}" for rank, t in same.items() if t.module)
+    return f"{cause}; {ranks}{'; ' * bool(began)}{began}: {mend}. {after}"
 
 
 def _listed(ids: tuple[int, ...]) -> str:

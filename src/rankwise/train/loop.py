@@ -6,15 +6,17 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 from rankwise import vitals
 from rankwise.data.contract import Batch, BatchLoader
-from rankwise.errors import StepError
+from rankwise.errors import Interrupted, StepError
+from rankwise.guard import Guard
 from rankwise.tracking import Progress
 from rankwise.train.ahead import expect_last_epoch
 from rankwise.train.exact import ExactStep, StepReport
 from rankwise.train.health import Health, Trouble, describe_trouble
+from rankwise.train.hooks import HookChain, Told
 from rankwise.train.options import TrainOptions
 from rankwise.train.parts import RunningMeans
 from rankwise.train.session import Session
@@ -63,39 +65,43 @@ class Loop:
         world: this rank's world.
         step: takes one optimizer step.
         health: whether what the step does stays finite.
+        guard: looks at steps after their update; tells which module was not finite.
         session: where numbers and checkpoints go, and how far the run is.
         options: how often to log and to save, and when to stop.
         recent: means since the last log line.
         whole: means since the start of the epoch.
         progress: the line on the main rank.
         learning_rate: returns the current one, for the log.
-        validate: returns an epoch's validation values, told whether it is the last; called on every rank.
+        validate: returns an epoch's validation values, told whether it is the last and what to call between batches;
+            called on every rank.
         before_validation: called when an epoch has a few steps left.
-        on_step: called after each step, on every rank.
-        on_log: called with each line of reduced values, on every rank.
-        on_epoch: called after each epoch, on every rank.
+        hooks: called along the way, on every rank.
     """
 
     world: World
     step: ExactStep
     health: Health
+    guard: Guard
     session: Session
     options: TrainOptions
     recent: RunningMeans
     whole: RunningMeans
     progress: Progress
     learning_rate: Callable[[], float]
-    validate: Callable[[bool], Mapping[str, float]]
+    validate: Callable[[bool, Callable[[], None]], Mapping[str, float]]
     before_validation: Callable[[], None]
-    on_step: Callable[[StepReport], None]
-    on_log: Callable[[int, Mapping[str, float]], None]
-    on_epoch: Callable[[int, Mapping[str, float]], None]
+    hooks: HookChain
     _pace: _Pace = field(init=False, default_factory=_Pace)
     _loss: float = field(init=False, default=math.nan)
+    _saved_step: int = field(init=False, default=-1)
 
     def run(self, train: BatchLoader, *, first_epoch: int, epochs: int) -> Mapping[str, float]:
         """Run the epochs from `first_epoch` on and return the last epoch's values."""
         values = self.session.last_values
+        if self.session.unvalidated is not None:  # all its steps were done when the run was interrupted
+            values = self._end_epoch(
+                self.session.unvalidated, values, is_last=first_epoch >= epochs or self._limit_reached()
+            )
         for epoch in range(first_epoch, epochs):
             if self._limit_reached():
                 break
@@ -104,15 +110,41 @@ class Loop:
             if is_last:
                 expect_last_epoch(train)
             self._epoch(train, epoch)
-            vitals.beat(epoch=epoch, phase="validate")
             # an epoch that was left in its middle is gone on with by a run of more steps
             ended = int(str(train.state_dict()["epoch"])) > epoch
             trained, _ = self._reduce(self.whole, reset=ended)
-            values = {**trained, **self.validate(is_last)}
-            self.session.log({f"epoch_{name}": value for name, value in values.items()}, epoch=epoch)
-            self._save(values)
-            self.on_epoch(epoch, values)
+            values = self._end_epoch(epoch, trained, is_last=is_last)
         return values
+
+    def _end_epoch(self, epoch: int, trained: Mapping[str, float], *, is_last: bool) -> Mapping[str, float]:
+        vitals.beat(epoch=epoch, phase="validate")
+        try:
+            values = {**trained, **self.validate(is_last, self._between_batches)}
+        except Interrupted:
+            self._leave(trained, unvalidated=epoch)
+        self.hooks.call_together("validation_end", epoch, values)
+        self.session.log({f"epoch_{name}": value for name, value in values.items()}, epoch=epoch)
+        self._save(values)
+        self.hooks.call_together("epoch_end", epoch, values)
+        if self.hooks.stop != self.session.progressed.stopped:  # asked for after the epoch was saved
+            self._save(values)
+        if not is_last and not self._limit_reached() and self._should_stop():
+            self._leave(values)
+        return values
+
+    def _between_batches(self) -> None:
+        if self._should_stop(where="validate"):
+            raise Interrupted
+
+    def _should_stop(self, where: str = "train") -> bool:
+        interruption = self.session.interruption
+        return interruption is not None and interruption.should_stop(self.session.progressed.num_steps, where=where)
+
+    def _leave(self, values: Mapping[str, float], *, unvalidated: int | None = None) -> NoReturn:
+        """Save, unless that is done, and end this process, as all ranks have agreed."""
+        if unvalidated is not None or self._saved_step != self.session.progressed.num_steps:
+            self._save(values, unvalidated=unvalidated)
+        self.session.leave()
 
     def _epoch(self, train: BatchLoader, epoch: int) -> None:
         few_left = max(0, self._steps_left(train) - _FEW_STEPS)
@@ -124,9 +156,12 @@ class Loop:
             train.mark_done(report.resume)
             self._record(report, batches, epoch)
             ended = report.resume.epoch > epoch
-            self.on_step(report)
+            self.hooks.call("step_end", report)
+            self.session.poll()
             if self._limit_reached():
                 break
+            if not ended and self._should_stop():
+                self._leave(self.session.last_values)
             # the last step of an epoch is saved after its validation, so that a restart does not skip it
             every = self.options.save_every
             if every is not None and not ended and self.session.progressed.num_steps % every == 0:
@@ -139,15 +174,11 @@ class Loop:
         progressed.num_samples += report.num_samples
         progressed.num_lost += report.num_lost
         self._pace.num_samples += report.num_samples
-        self.health.note(
-            epoch=epoch,
-            step=batches[0].share.step.index,
-            ids=[batch.ids for batch in batches],
-            loss=report.loss[0],
-            gradient=report.grad_norm,
-        )
-        self.recent.add_step(report)
-        self.whole.add_step(report)
+        if report.overflowed:  # it was skipped: its numbers are no part of the training
+            for means in (self.recent, self.whole):
+                means.add("loss", 0.0, 0.0)
+        else:
+            self._note(report, batches, epoch)
         if progressed.num_steps % self.options.log_every == 0:
             self._log(report, epoch)
         self.progress.update(
@@ -158,34 +189,56 @@ class Loop:
             wait_s=self._pace.last_wait_s,
         )
 
+    def _note(self, report: StepReport, batches: tuple[Batch, ...], epoch: int) -> None:
+        self.health.note(
+            epoch=epoch,
+            step=batches[0].share.step.index,
+            ids=[batch.ids for batch in batches],
+            loss=report.loss[0],
+            gradient=report.grad_norm,
+            module=self.guard.not_finite,
+        )
+        self.recent.add_step(report)
+        self.whole.add_step(report)
+
     def _log(self, report: StepReport, epoch: int) -> None:
-        pace = self._pace.measure()
+        pace, further = self._pace.measure(), self.hooks.numbers()
         values, waits = self._reduce(self.recent, note=pace["wait_share"])
         self._loss = values["loss"]
         extra = {} if report.grad_norm is None else {"grad_norm": report.grad_norm}
+        if (scale := self.step.loss_scale) is not None:
+            extra["loss_scale"] = scale
         # the slowest reader decides: the others wait for it in the step
-        line = _joined(values, {"lr": self.learning_rate(), **extra, **pace, "wait_share": max(waits)})
+        ours = {"lr": self.learning_rate(), **extra, **pace, "wait_share": max(waits)}
+        line = _joined(_joined(values, ours), {**further, **self.hooks.spread})
         self.session.log(line, epoch=epoch)
-        self.on_log(self.session.progressed.num_steps, line)
+        self.hooks.call("log", self.session.progressed.num_steps, line)
 
     def _reduce(
         self, means: RunningMeans, *, reset: bool = True, note: Any = None
     ) -> tuple[dict[str, float], list[Any]]:
         """Reduce, and look at the steps since the last look on the same way: a collective of its own would cost."""
-        values, noted = means.reduce_noted(self.world, (self.health.look(), note), reset=reset)
-        self._refuse([trouble for trouble, _ in noted])
-        return values, [note for _, note in noted]
+        told = self.hooks.told(numbers=note is not None)
+        values, noted = means.reduce_noted(self.world, (self.health.look(), told, note), reset=reset)
+        self._settle([(trouble, told) for trouble, told, _ in noted])
+        return values, [note for *_, note in noted]
 
-    def _refuse(self, troubles: list[Trouble | None]) -> None:
-        said = describe_trouble(troubles, self.session.newest_text)
+    def _settle(self, heard: list[tuple[Trouble | None, Told]]) -> None:
+        said = describe_trouble([trouble for trouble, _ in heard], self.session.newest_text)
         if said is not None:
             raise StepError(said)
+        self.hooks.settle([told for _, told in heard])
 
-    def _save(self, values: Mapping[str, float]) -> None:
+    def _save(self, values: Mapping[str, float], *, unvalidated: int | None = None) -> None:
         vitals.beat(phase="checkpoint")
         if self.health.pending:  # between two log lines: saving talks anyway
-            self._refuse(self.world.all_gather_object(self.health.look()))
-        self.session.save(values)
+            self._settle(self.world.all_gather_object((self.health.look(), self.hooks.told())))
+        step = self.session.progressed.num_steps
+        self.hooks.call_together("checkpoint_begin", step)
+        self.session.progressed.stopped = self.hooks.stop
+        self.session.save(values, unvalidated=unvalidated)
+        self._saved_step = step
+        self.hooks.call_together("checkpoint_end", step)
 
     def _steps_left(self, train: BatchLoader) -> int:
         """Steps until the epoch ends, or the run."""
@@ -198,14 +251,14 @@ class Loop:
 
     def _limit_reached(self) -> bool:
         limit = self.options.limit_steps
-        return limit is not None and self.session.progressed.num_steps >= limit
+        return bool(self.hooks.stop) or (limit is not None and self.session.progressed.num_steps >= limit)
 
 
 def _joined(metrics: Mapping[str, float], ours: Mapping[str, float]) -> dict[str, float]:
     taken = sorted(metrics.keys() & ours.keys())
     if taken:
         raise StepError(
-            f"the step function returned metrics named {', '.join(taken)}, under which the loop logs its own numbers: "
-            "give them other names"
+            f"the step function, or a hook, returned metrics named {', '.join(taken)}, under which the loop logs other "
+            "numbers: give them other names"
         )
     return {**metrics, **ours}

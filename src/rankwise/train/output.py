@@ -30,6 +30,7 @@ _FORMS = (
     "its samples, each optionally followed by a dictionary of metrics"
 )
 _TAKEN = ("loss",)
+_FLOAT_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +122,7 @@ def _read_tensor(answer: Any, batch: Batch) -> tuple[torch.Tensor, float, Litera
                 "samples are padding or missing, so the mean cannot be turned into a sum: return per-sample losses "
                 "(reduction='none'), or (sum of losses, sum of weights)"
             )
+        answer = answer.float() if answer.itemsize < _FLOAT_BYTES else answer
         return answer * num_samples, float(num_samples), "mean"
     if answer.shape != (num_samples,):
         raise StepError(
@@ -131,7 +133,8 @@ def _read_tensor(answer: Any, batch: Batch) -> tuple[torch.Tensor, float, Litera
 
 
 def _weighted_sum(values: torch.Tensor, batch: Batch) -> torch.Tensor:
-    """Sum over samples, weight 0 on padding. Selected, not multiplied: NaN x 0 would be NaN."""
+    """Sum over samples, weight 0 on padding. Selected, not multiplied: NaN x 0 is NaN. Halves add up as floats."""
+    values = values.float() if values.is_floating_point() and values.itemsize < _FLOAT_BYTES else values
     weights = batch.share.weights
     if weights is None or len(weights) != len(values):
         return values.sum()

@@ -6,17 +6,24 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from rankwise.checkpoint.parts import as_part
+from rankwise.data.contract import Stateful
+from rankwise.errors import ConfigError
 from rankwise.metrics import Counters
 from rankwise.world import World
 
 if TYPE_CHECKING:
     from rankwise.train.exact import StepReport
 
-__all__ = ["Progressed", "RunningMeans"]
+__all__ = ["Progressed", "RunningMeans", "checked_parts"]
+
+_OWN_PARTS = {"model", "optimizer", "order", "stream", "random", "scheduler", "scaler"} | {
+    "progress", "recent_means", "epoch_means"
+}  # fmt: skip
 
 
 class Progressed:
-    """How far the run is: optimizer steps and samples since its very first start, and samples that were left out."""
+    """How far the run is: steps and samples since its very first start, samples left out, and why a hook ended it."""
 
     scope: Literal["replicated"] = "replicated"
 
@@ -24,16 +31,19 @@ class Progressed:
         self.num_steps = 0
         self.num_samples = 0
         self.num_lost = 0
+        self.stopped = ""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the counts."""
-        return {"num_steps": self.num_steps, "num_samples": self.num_samples, "num_lost": self.num_lost}
+        counts = {"num_steps": self.num_steps, "num_samples": self.num_samples, "num_lost": self.num_lost}
+        return {**counts, "stopped": self.stopped}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over the counts; checkpoints of versions that left no samples out do not say how many."""
+        """Take over the counts; checkpoints of earlier versions lack the last two."""
         self.num_steps = int(state["num_steps"])
         self.num_samples = int(state["num_samples"])
         self.num_lost = int(state.get("num_lost", 0))
+        self.stopped = str(state.get("stopped", ""))
 
 
 class RunningMeans:
@@ -49,7 +59,7 @@ class RunningMeans:
 
     def add(self, name: str, total: Any, weight: Any) -> None:
         """Add a weighted sum and its weight. No synchronisation."""
-        self._sums.update({f"sum {name}": total, f"weight {name}": weight})
+        self._sums.update({f"sum {name}": _number(total), f"weight {name}": _number(weight)})
 
     def add_all(self, loss: tuple[Any, Any], metrics: Mapping[str, tuple[Any, Any]]) -> None:
         """Add the losses and metrics of a step or a batch, each as (sum, weight)."""
@@ -92,3 +102,20 @@ class RunningMeans:
     def merge_states(self, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Return the sums of several ranks together."""
         return self._sums.merge_states(states)
+
+
+def _number(value: Any) -> Any:
+    """Return a scalar in host memory as a number, which adds up much faster; anything else as it is."""
+    on_host = getattr(value, "ndim", None) == 0 and getattr(getattr(value, "device", None), "type", None) == "cpu"
+    return value.item() if on_host else value
+
+
+def checked_parts(parts: Mapping[str, Any] | None) -> dict[str, Stateful]:
+    """Return the user's parts as a checkpoint takes them.
+
+    Raises:
+        ConfigError: a name is the trainer's own, or a part does not say how it survives another world size.
+    """
+    if taken := sorted(_OWN_PARTS & (parts or {}).keys()):
+        raise ConfigError(f"parts= names {', '.join(taken)}, which the trainer keeps itself: give another name")
+    return {name: as_part(name, part) for name, part in (parts or {}).items()}

@@ -6,14 +6,18 @@ import functools
 import hashlib
 import inspect
 import json
+import os
 import platform
+import subprocess
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from rankwise._version import __version__
 from rankwise.data.contract import JSON, BatchLoader
+from rankwise.train.sharding import is_sharded, shards_state
 from rankwise.world import World
 
 if TYPE_CHECKING:
@@ -26,6 +30,7 @@ __all__ = ["MAY_CHANGE", "environment_record", "run_record"]
 MAY_CHANGE = (
     "step_fn_code",
     *(f"train.{name}" for name in ("epochs", "limit_steps", "log_every", "save_every", "keep")),
+    *(f"train.{name}" for name in ("keep_best", "best_metric", "best_mode", "asynchronous")),
 )
 
 
@@ -61,7 +66,8 @@ def run_record(
             "batch_size": getattr(order, "batch_size", None),
             "remainder": getattr(order, "remainder", None),
         },
-        "train": dict(options),
+        # runs of before know no precision
+        "train": {k: v for k, v in options.items() if k != "may_change" and (k != "precision" or v is not None)},
         "user": dict(user),
     }
 
@@ -83,7 +89,28 @@ def environment_record(world: World) -> dict[str, JSON]:
         "torch": torch.__version__,
         "numpy": np.__version__,
         "rankwise": __version__,
+        "code": _code_version() if world.is_main else None,
     }
+
+
+def _code_version() -> dict[str, JSON] | None:
+    """Return the git commit of the script's folder, and whether tracked files differ from it; None without git."""
+    script = getattr(sys.modules.get("__main__"), "__file__", None)
+    folder = Path(script).parent if script else Path.cwd()
+    said = []
+    for command in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"]):
+        try:
+            done = subprocess.run(  # noqa: S603
+                ["git", "-C", os.fspath(folder), *command],  # noqa: S607
+                capture_output=True,
+                text=True,
+                timeout=10,
+                check=True,
+            )
+        except (OSError, subprocess.SubprocessError):
+            return None
+        said.append(done.stdout.strip())
+    return {"commit": said[0], "dirty": bool(said[1])}
 
 
 def _code_record(step_fn: Any) -> str:
@@ -116,15 +143,26 @@ def _model_record(model: nn.Module) -> dict[str, JSON]:
     shapes = {name.replace("_orig_mod.", ""): [*p.shape, str(p.dtype)] for name, p in state.items()}
     digest = hashlib.sha256(json.dumps(shapes).encode()).hexdigest()[:16]
     return {
-        "class": type(model).__name__,
+        "class": _plain_name(model),
         "num_parameters": sum(p.numel() for p in model.parameters()),
         "shapes": digest,
     }
 
 
-def _optimizer_record(optimizer: torch.optim.Optimizer) -> dict[str, JSON]:
+def _plain_name(model: nn.Module) -> str:
+    """Return the name of the module's class before `fully_shard` made another of it: a sharded run is the same run."""
+    kinds = [kind for kind in type(model).__mro__ if kind.__name__ != "FSDPModule"]
+    return (
+        kinds[1].__name__
+        if is_sharded(model) and kinds[0].__name__ == f"FSDP{kinds[1].__name__}"
+        else kinds[0].__name__
+    )
+
+
+def _optimizer_record(optimizer: Any) -> dict[str, JSON]:
     groups = {f"group {index}": _plain_group(group) for index, group in enumerate(optimizer.param_groups)}
-    return {"class": type(optimizer).__name__, **groups}
+    kind = type(getattr(optimizer, "optim", optimizer) if shards_state(optimizer) else optimizer)
+    return {"class": kind.__name__, **groups}
 
 
 def _plain_group(group: Mapping[str, Any]) -> dict[str, JSON]:

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast
 
-from rankwise.checkpoint import Checkpointer, RandomState, Replicated, RestoreReport
-from rankwise.checkpoint.parts import as_part
+from rankwise.checkpoint import (
+    Checkpointer,
+    Interruption,
+    ModelState,
+    OptimizerState,
+    RandomState,
+    Replicated,
+    RestoreReport,
+)
 from rankwise.data.contract import JSON, BatchLoader, Stateful
 from rankwise.errors import CheckpointError, ConfigError, RunDirError
 from rankwise.tracking import RunDir, Tracker, default_run_dir
+from rankwise.train.options import RELEASED, TrainOptions
 from rankwise.train.parts import Progressed
 from rankwise.train.record import MAY_CHANGE, environment_record
 from rankwise.train.wrapping import seed_training, unwrapped
@@ -24,11 +32,10 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from rankwise.tracking import Sink
+    from rankwise.tracking import Service, Sink
+    from rankwise.tracking.tracker import SinkName
 
 __all__ = ["Resume", "RunChoice", "Session"]
-
-_OWN_PARTS = {"model", "optimizer", "order", "random", "scheduler", "progress", "recent_means", "epoch_means"}
 
 Resume = Literal["auto", "must", "never"]
 _LOG = logging.getLogger("rankwise.train")
@@ -44,18 +51,20 @@ class RunChoice:
         path: run directory; None = RANKWISE_RUN_DIR, else ``runs/<script>``; False writes nothing.
         resume: None = RANKWISE_RESUME, else "auto".
         tensorboard: also write TensorBoard event files.
-        sinks: objects with the methods of `rankwise.tracking.Sink` that get the numbers, too.
-        keep: how many checkpoints stay.
+        sinks: see `rankwise.tracking.Tracker`.
+        options: which checkpoints stay, and who writes them.
         fresh: move what is there aside and start anew; None = RANKWISE_FRESH=1. A restart of this start goes on.
+        may_change: see `TrainOptions`.
         init_from: run directory, or folder of checkpoints, of whose newest one a new run takes the weights.
     """
 
     path: str | os.PathLike[str] | Literal[False] | None = None
     resume: Resume | None = None
     tensorboard: bool = False
-    sinks: Sequence[Sink] = ()
-    keep: int = 3
+    sinks: Sequence[SinkName | Sink | Service] = ()
+    options: TrainOptions = field(default_factory=TrainOptions)
     fresh: bool | None = None
+    may_change: Collection[str] = ()
     init_from: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
@@ -95,6 +104,8 @@ class Session:
     saved_by: int = 0
     last_values: Mapping[str, float] = field(default_factory=dict)
     newest: Path | None = None
+    unvalidated: int | None = None
+    interruption: Interruption | None = None
     _said: bool = False
 
     @classmethod
@@ -131,7 +142,7 @@ class Session:
             config=self.record,
             environment=environment_record(self.world),
             world=self.world,
-            may_change=MAY_CHANGE,
+            may_change=(*MAY_CHANGE, *(RELEASED[name] for name in self.choice.may_change)),
             resume=self.choice.chosen_resume,
             fresh=self.choice.chosen_fresh and not reopen,
             reopen=reopen,
@@ -140,14 +151,25 @@ class Session:
             self.tracker = Tracker(
                 run_dir, world=self.world, sinks=self.choice.sinks, tensorboard=self.choice.tensorboard
             )
+        options = self.choice.options
         self.checkpointer = Checkpointer(
-            run_dir.checkpoints, world=self.world, keep=self.choice.keep, fence=run_dir.fence, attempt=run_dir.attempt
+            run_dir.checkpoints,
+            world=self.world,
+            keep=options.keep,
+            keep_best=options.keep_best,
+            metric=options.best_metric,
+            mode=options.best_mode,
+            asynchronous=options.asynchronous,
+            fence=run_dir.fence,
+            attempt=run_dir.attempt,
         )
         if not self._said:
             self._say_changes(run_dir)
             self._said = True
 
     def _close(self) -> None:
+        if self.checkpointer is not None:
+            self.checkpointer.close(publish=False)  # after an error: the others may not come to publish it
         if self.tracker is not None:
             self.tracker.close()
             self.tracker = None
@@ -189,7 +211,8 @@ class Session:
             RunDirError: the run has published checkpoints, and none is there.
         """
         seed_training(self.world, 0)
-        report = None if self.checkpointer is None else self.checkpointer.restore(self.parts)
+        hooks = [name for name in self.parts if name.startswith("hook_")]  # a hook may be new
+        report = None if self.checkpointer is None else self.checkpointer.restore(self.parts, allow_missing=hooks)
         if report is None:
             self._begin()
         else:
@@ -197,11 +220,13 @@ class Session:
             self.resumed_step, self.saved_by = self.progressed.num_steps, report.world_size
             self.newest = report.path
             self.last_values = dict(cast("Mapping[str, float]", report.meta.get("values", {})))
+            self.unvalidated = cast("int | None", report.meta.get("unvalidated"))
             self.resumed_text = self._continued(report)
             if report.rederived:
                 seed_training(self.world, self.resumed_step)
         if self.tracker is not None:
-            self.tracker.start_attempt(self.resumed_step)
+            ids = {} if report is None else cast("Mapping[str, str]", report.meta.get("trackers", {}))
+            self.tracker.start_attempt(self.resumed_step, ids=ids)
 
     def _begin(self) -> None:
         """Start at step 0, unless something was there before."""
@@ -251,16 +276,68 @@ class Session:
         if self.tracker is not None:
             self.tracker.log(self.progressed.num_steps, values, epoch=epoch)
 
-    def save(self, values: Mapping[str, float]) -> None:
-        """Publish a checkpoint of the completed step. Every rank calls it."""
+    def save(self, values: Mapping[str, float], *, unvalidated: int | None = None) -> None:
+        """Save a checkpoint of the completed step; one that a thread writes is published later. Every rank calls it.
+
+        Args:
+            values: of the last epoch; by new ones the checkpoint is compared with others.
+            unvalidated: an epoch whose steps are done, and whose validation is not.
+        """
+        same = values is self.last_values or unvalidated is not None
+        new = {} if same else {name: float(value) for name, value in values.items()}
         self.last_values = values
         if self.checkpointer is None or self.run_dir is None:
             return
         meta: dict[str, JSON] = {"values": dict(values)}
-        self.newest = self.checkpointer.save(self.progressed.num_steps, self.parts, meta=meta)
+        if self.tracker is not None and self.tracker.ids:
+            meta["trackers"] = dict(self.tracker.ids)
+        if unvalidated is not None:
+            meta["unvalidated"] = unvalidated
+        self.checkpointer.save(self.progressed.num_steps, self.parts, meta=meta, metrics=new)
+        self._note_published()
+
+    def poll(self) -> None:
+        """Publish what a thread has written meanwhile. Every rank calls it after each step."""
+        if self.checkpointer is not None and self.checkpointer.poll() is not None:
+            self._note_published()
+
+    def wait(self) -> None:
+        """Wait for the thread that writes, and publish. Every rank calls it before a run ends or stops."""
+        if self.checkpointer is not None and self.checkpointer.wait() is not None:
+            self._note_published()
+
+    def _note_published(self) -> None:
+        assert self.checkpointer is not None
+        assert self.run_dir is not None
+        if self.checkpointer.published is None:
+            return
+        self.newest = self.checkpointer.published
         if not self.run_dir.saved:
             self._record(self.run_dir.mark_saved)
             self.run_dir.saved = True
+
+    @contextmanager
+    def listen(self) -> Iterator[None]:
+        """Note signals, where something can be saved, and the time limit."""
+        saves, limit_s = self.choice.path is not False, self.choice.options.max_seconds
+        if not saves and limit_s is None:
+            yield  # nothing ends the run early: nobody asks
+            return
+        with Interruption(self.world, max_seconds=limit_s, signals=saves) as self.interruption:
+            yield
+
+    def leave(self) -> NoReturn:
+        """Record that this attempt ends here because it was asked to, and end it. Every rank calls it.
+
+        Raises:
+            Interrupted: always.
+        """
+        self.wait()
+        run, interruption = self.run_dir, self.interruption
+        assert interruption is not None
+        if run is not None:
+            self._record(lambda: run.mark_interrupted(interruption.reason, self.progressed.num_steps))
+        interruption.leave()
 
     @property
     def newest_text(self) -> str:
@@ -272,6 +349,7 @@ class Session:
     def finish(self, values: Mapping[str, float]) -> None:
         """Record the final values: from now on the run is never written again. Every rank calls it."""
         run = self.run_dir
+        self.wait()
         if run is not None:
             final = {"num_steps": self.progressed.num_steps, **_finite(values)}
             self._record(lambda: run.finish(final))
@@ -293,28 +371,23 @@ def training_parts(
     scheduler: Any,
     train: BatchLoader,
     more: Mapping[str, Stateful],
+    *,
+    scaler: Any = None,
 ) -> dict[str, Stateful]:
     """Return what a checkpoint of a training run holds, beside the trainer's own numbers."""
     parts: dict[str, Stateful] = {
-        "model": Replicated(unwrapped(model)),
-        "optimizer": Replicated(optimizer),
+        "model": ModelState(unwrapped(model)),
+        "optimizer": OptimizerState(optimizer, unwrapped(model)),
         "order": Replicated(train),
         "random": RandomState(),
     }
+    if hasattr(train, "rank_state"):
+        parts["stream"] = train.rank_state
     if scheduler is not None:
         parts["scheduler"] = Replicated(scheduler)
+    if scaler is not None:
+        parts["scaler"] = Replicated(scaler)
     return {**parts, **more}
-
-
-def checked_parts(parts: Mapping[str, Any] | None) -> dict[str, Stateful]:
-    """Return the user's parts as a checkpoint takes them.
-
-    Raises:
-        ConfigError: a name is the trainer's own, or a part does not say how it survives another world size.
-    """
-    if taken := sorted(_OWN_PARTS & (parts or {}).keys()):
-        raise ConfigError(f"parts= names {', '.join(taken)}, which the trainer keeps itself: give another name")
-    return {name: as_part(name, part) for name, part in (parts or {}).items()}
 
 
 def _finite(values: Mapping[str, float]) -> dict[str, float | None]:

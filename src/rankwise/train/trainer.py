@@ -5,28 +5,32 @@ from __future__ import annotations
 import io
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from rankwise.data.contract import JSON, BatchLoader
 from rankwise.errors import ConfigError, RunDirError
+from rankwise.guard import Guard, GuardOptions, guard_wish, trainer_guard
 from rankwise.tracking import Progress
 from rankwise.train.agreement import agree, data_facts
-from rankwise.train.ahead import expect_last_epoch, start_prefetch
-from rankwise.train.checks import check_loader, check_model, check_optimizer, check_scheduler, check_val, lone_sample
-from rankwise.train.exact import ExactStep, StepFn, StepReport
+from rankwise.train.ahead import expect_last_epoch, start_prefetch, steps_left
+from rankwise.train.checks import check_loader, check_val, lone_sample
+from rankwise.train.exact import ExactStep, StepFn
 from rankwise.train.health import Health
-from rankwise.train.hooks import Hooks
+from rankwise.train.hooks import HookChain
 from rankwise.train.loop import Loop
-from rankwise.train.options import TrainOptions
-from rankwise.train.parts import RunningMeans
+from rankwise.train.options import read_options
+from rankwise.train.parts import RunningMeans, checked_parts
+from rankwise.train.precision import autocasting, make_scaler
 from rankwise.train.record import run_record
-from rankwise.train.session import Resume, RunChoice, Session, checked_parts, training_parts
+from rankwise.train.session import Resume, RunChoice, Session, training_parts
+from rankwise.train.strategy import Evidence, prepare_training, wrap_options
+from rankwise.train.streams import as_held_out, as_steps
 from rankwise.train.validation import evaluate
-from rankwise.train.wrapping import prepare, unwrapped
+from rankwise.train.wrapping import Strategy, unwrapped
 from rankwise.world import World
 from rankwise.world.adopt import joined_world
 
@@ -34,7 +38,8 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from rankwise.tracking import Sink
+    from rankwise.tracking import Service, Sink
+    from rankwise.tracking.tracker import SinkName
 
 __all__ = ["FitResult", "Trainer"]
 
@@ -50,6 +55,7 @@ class FitResult:
         metrics: the last epoch's reduced values: "loss", the step function's metrics, and "val_..." of each.
         run_dir: where everything is written, None if nothing is.
         resumed_step: the step that this process resumed after, 0 when it started fresh.
+        stopped: why a hook ended the run before its last epoch; "" if none did.
         already_finished: True when the run was found finished: its model was restored, nothing was trained.
     """
 
@@ -58,6 +64,7 @@ class FitResult:
     run_dir: Path | None
     resumed_step: int = 0
     already_finished: bool = False
+    stopped: str = ""
 
 
 class Trainer:
@@ -65,7 +72,7 @@ class Trainer:
 
     Args:
         model: a plain module (it is passed through `prepare`) or what `prepare` returned.
-        optimizer: torch optimizer over the model's parameters.
+        optimizer: torch optimizer over the model's parameters, or a function of them; see `prepare_optimizer`.
         step_fn: ``step_fn(model, batch)`` returns per-sample losses [B], or (sum, weight); see `rankwise.train.output`.
         world: this rank's world; `World.current()` if None.
         run: run directory; None = RANKWISE_RUN_DIR, else ``runs/<script>``; False writes nothing.
@@ -75,27 +82,34 @@ class Trainer:
             start by its launcher goes on all the same.
         init_from: another run's directory, or a folder of checkpoints: a new run begins with the weights of its newest
             one, at step 0, with a new optimizer; a run that continues has its own.
-        scheduler: stepped once after each optimizer step; replicated, never scaled by the world size.
+        scheduler: stepped once after each optimizer step, at any world size; or a function of the optimizer.
         val_fn: like `step_fn`, for validation; `step_fn` if None.
-        hooks: functions called along the way.
+        hooks: a `Hooks` of functions called along the way, or several objects with methods of its names.
+        system_metrics: log CPU, memory and GPU of every rank: True as min, mean and max, "per_rank" each.
         config: JSON values that made this run (your hyperparameters): recorded, and compared on resume; secrets masked.
         progress: show a progress line on the main rank.
         tensorboard: also write TensorBoard event files into the run directory.
-        sinks: objects with the methods of `rankwise.tracking.Sink`, which get every line of numbers on the main rank.
+        trackers: where the numbers go beside ``metrics.jsonl``, several at once: "tensorboard", "mlflow", "wandb",
+            `MlflowSink(...)`, `WandbSink(...)`, or objects with the methods of `rankwise.tracking.Sink`.
+        sinks: the same, by its older name.
         parts: further parts of the checkpoints, restored on resume: ``{"ema": Replicated(ema)}``, or a dict.
-        ddp: options for DistributedDataParallel, when `model` is a plain module.
-        counted: see `ExactStep`.
+        strategy: "ddp" (the default), "zero1", "fsdp", or "auto", decided when `fit` begins; see `prepare`.
+        ddp: further options of `prepare`, when `model` is a plain module.
+        guard: watch for what goes wrong silently on several ranks: True looks at the first steps and then at few, and
+            raises what is certain; "warn" logs it, False does not look, `rankwise.guard.GuardOptions` says more.
+        counted, scaler: see `ExactStep`; the scaler is a part of the checkpoints.
         **options: the fields of `TrainOptions`.
 
     Attributes:
-        world, model, optimizer, scheduler, options, hooks: as given; `model` is the prepared one.
+        world, model, optimizer, scheduler, options: as given; `model` is the prepared one.
+        hooks: the hooks, as one `HookChain`.
         session: the open run during and after `fit`: its directory, attempt, and how far it is. For hooks.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer,
+        optimizer: torch.optim.Optimizer | Callable[[Any], torch.optim.Optimizer],
         step_fn: StepFn,
         *,
         world: World | None = None,
@@ -105,44 +119,41 @@ class Trainer:
         init_from: str | os.PathLike[str] | None = None,
         scheduler: Any = None,
         val_fn: StepFn | None = None,
-        hooks: Hooks | None = None,
+        hooks: Any = None,
+        system_metrics: bool | Literal["per_rank"] = False,
         config: Mapping[str, JSON] | None = None,
         progress: bool = True,
         tensorboard: bool = False,
-        sinks: Sequence[Sink] = (),
+        trackers: Sequence[SinkName | Sink | Service] = (),
+        sinks: Sequence[SinkName | Sink | Service] = (),
         parts: Mapping[str, Any] | None = None,
+        strategy: Strategy | None = None,
         ddp: Mapping[str, Any] | None = None,
+        guard: bool | Literal["warn"] | GuardOptions = True,
         counted: bool | None = None,
+        scaler: torch.amp.GradScaler | None = None,
         **options: Any,
     ) -> None:
+        self._guard = guard_wish(guard)
         self.world = joined_world(world, "a Trainer")
-        self.options = _options(options)
-        plain = unwrapped(model) is model
-        if ddp and not plain:
-            raise ConfigError("ddp= holds options for wrapping a plain module, but this model is wrapped already")
-        self.model = prepare(model, self.world, **(ddp or {})) if plain else model
-        self.optimizer = optimizer
-        check_model(self.model, self.world)
-        check_optimizer(self.model, optimizer, self.world)
-        check_scheduler(scheduler)
-        self.scheduler = scheduler
-        self.hooks = Hooks() if hooks is None else hooks
+        self.options = read_options(options)
+        self.model, self.optimizer, self.scheduler = model, cast("torch.optim.Optimizer", optimizer), scheduler
+        self._wrapping = wrap_options(model, strategy, ddp)
+        if strategy != "auto":
+            self._wrap()
+        self.hooks = HookChain(self, hooks, system_metrics)
         self._step_fn = step_fn
-        self._val_fn = step_fn if val_fn is None else val_fn
+        self._val_fn = autocasting(step_fn if val_fn is None else val_fn, self.options.precision, self.world)
+        self._scaler = make_scaler(self.options.precision, self.world, scaler)
         self._config = dict(config or {})
-        if run is not False and hasattr(optimizer, "consolidate_state_dict"):
-            raise ConfigError(
-                f"{type(optimizer).__name__} keeps a part of its state on each rank, a run's checkpoints hold whole "
-                "ones: take the plain optimizer, or run=False, or an own loop with ExactStep, in which you call "
-                "consolidate_state_dict() before saving"
-            )
         self._parts = checked_parts(parts)
         self._choice = RunChoice(
             path=run,
             resume=resume,
             tensorboard=tensorboard,
-            sinks=tuple(sinks),
-            keep=self.options.keep,
+            sinks=(*trackers, *sinks),
+            options=self.options,
+            may_change=self.options.may_change,
             fresh=fresh,
             init_from=init_from,
         )
@@ -151,38 +162,44 @@ class Trainer:
         self._fitted_epochs: int | None = None
         self._counted = counted
 
-    def fit(self, train: BatchLoader, *, val: BatchLoader | None = None, epochs: int = 1) -> FitResult:
+    def fit(self, train: Any, *, val: Any = None, epochs: int = 1) -> FitResult:
         """Train for `epochs` epochs in all, continuing after the run directory's newest good checkpoint.
 
         Collective: every rank calls it with loaders over the same orders. A run that is finished already is restored:
         model, optimizer and loader are as they were at its end. With more epochs than it had, it goes on.
 
         Args:
-            train: steps of the training data.
-            val: an unpadded order over held-out data; validated after each epoch.
+            train: steps of the training data, a `BatchLoader`; or a torch DataLoader or another iterable of batches,
+                which is put into a `StreamLoader`: that says what it cannot promise.
+            val: an unpadded order over held-out data, validated after each epoch; or a DataLoader, in the same way.
             epochs: epochs of the whole run, those before a restart included.
 
         Raises:
-            ConfigError: `train` or `val` is no `BatchLoader`, such as a torch DataLoader.
+            ConfigError: `train` or `val` cannot be iterated in steps, or the ranks would not share its samples out.
             RunDirError: the run directory belongs to another configuration, is in use, must (not) exist, is further
                 than `epochs`, or was finished by this very process (by this trainer, with more epochs, is fine).
             DesyncError: the ranks come with different data, orders, positions or seeds.
             StepError: the step function broke its contract, or the loss is no longer finite.
+            GuardError: the ranks no longer train one model; names parameters and cause.
             CheckpointError: a checkpoint could not be written; the previous one is intact.
+            Interrupted: a signal came, or the time is up: everything is saved, and the same command goes on.
         """
         if epochs < 1:
             raise ConfigError(f"epochs is at least 1, got {epochs}")
+        train, val = as_steps(train, self.world), as_held_out(val, self.world)
         check_loader(train)
         check_val(val)
+        if self._wrapping is not None:
+            self._wrap(train)
         recent, whole = RunningMeans(), RunningMeans()
-        parts = training_parts(self.model, self.optimizer, self.scheduler, train, self._parts)
+        parts = training_parts(self.model, self.optimizer, self.scheduler, train, self._parts, scaler=self._scaler)
         with ExitStack() as stack:
             session = stack.enter_context(
                 Session.open(
                     self._choice,
                     world=self.world,
                     record=self._record(train, epochs),
-                    parts={**parts, "recent_means": recent, "epoch_means": whole},
+                    parts={**parts, **self.hooks.parts, "recent_means": recent, "epoch_means": whole},
                     by_length=getattr(getattr(train, "order", None), "fingerprint", "") is None,
                     reopen=self._fitted_epochs is not None and epochs > self._fitted_epochs,
                 )
@@ -194,6 +211,7 @@ class Trainer:
                     return self._found_finished(session, epochs)
                 session.reopen()
             session.restore()
+            self.hooks.begin(session.progressed.stopped)
             agree(self.world, self._facts(train, val, epochs))
             self._is_done(session, train, epochs)
             if int(str(train.state_dict()["epoch"])) < epochs:
@@ -201,14 +219,27 @@ class Trainer:
             progress = stack.enter_context(self._progress(session, train, epochs))
             if session.resumed_text:
                 progress.say(session.resumed_text)
-            return self._fit(session, train, val, epochs, recent=recent, whole=whole, progress=progress)
+            guard = stack.enter_context(trainer_guard(self._guard, self.model, self.optimizer, self.world))
+            stack.enter_context(session.listen())
+            return self._fit(session, train, val, epochs, recent=recent, whole=whole, progress=progress, guard=guard)
 
-    def overfit(self, train: BatchLoader, *, steps: int = 100) -> list[float]:
+    def stop(self, reason: str) -> None:
+        """Ask, from a hook, that the run ends: all ranks do at the next log step or validation, and it is finished.
+
+        Args:
+            reason: why, for `FitResult.stopped`. One rank that asks is enough.
+        """
+        self.hooks.wanted_stop = reason or "asked by a hook"
+
+    def overfit(self, train: Any, *, steps: int = 100) -> list[float]:
         """Train on the first global batch of `train` again and again, and return the loss of each step.
 
         The quickest test of a model and its step function: the loss should go towards zero. Nothing is written, and
         the loader's state does not move. Every rank calls it.
         """
+        train = as_steps(train, self.world)
+        if self._wrapping is not None:
+            self._wrap(train)
         step, means = self._new_step(), RunningMeans()
         losses = []
         for batches in train:
@@ -217,6 +248,13 @@ class Trainer:
                 losses.append(means.reduce(self.world)["loss"])
             break
         return losses
+
+    def _wrap(self, train: BatchLoader | None = None) -> None:
+        seen = None if train is None else Evidence.of_data(self._step_fn, train, self.optimizer, self.world)
+        self.model, self.optimizer, self.scheduler = prepare_training(
+            self.model, self.optimizer, self.scheduler, world=self.world, options=self._wrapping, evidence=seen
+        )
+        self._wrapping = None
 
     def _fit(
         self,
@@ -228,6 +266,7 @@ class Trainer:
         recent: RunningMeans,
         whole: RunningMeans,
         progress: Progress,
+        guard: Guard,
     ) -> FitResult:
         step = self._new_step()
         step.lone_sample = lone_sample(train, self.world, self.options.limit_steps)
@@ -235,34 +274,35 @@ class Trainer:
             world=self.world,
             step=step,
             health=Health(unwrapped(self.model)),
+            guard=guard,
             session=session,
             options=self.options,
             recent=recent,
             whole=whole,
             progress=progress,
             learning_rate=lambda: float(self.optimizer.param_groups[0]["lr"]),
-            validate=lambda is_last: self._validate(val, is_last=is_last),
+            validate=lambda is_last, between: self._validate(val, is_last=is_last, between=between),
             before_validation=lambda: None if val is None else start_prefetch(val),
-            on_step=self._on_step,
-            on_log=self._on_log,
-            on_epoch=self._on_epoch,
+            hooks=self.hooks,
         )
-        if self.hooks.fit_start is not None:
-            self.hooks.fit_start(self)
-        self.model.train()
         try:
+            self.hooks.call_together("fit_start")
+            self.model.train()
             values = loop.run(train, first_epoch=int(str(train.state_dict()["epoch"])), epochs=epochs)
+        except Exception as error:
+            self.hooks.fail(error)
+            raise
         finally:
             self._say_lost(session)
         session.finish(values)
         self._fitted_epochs = epochs
-        if self.hooks.fit_end is not None:
-            self.hooks.fit_end(self)
+        self.hooks.call_together("fit_end")
         return FitResult(
             num_steps=session.progressed.num_steps,
             metrics=values,
             run_dir=session.path,
             resumed_step=session.resumed_step,
+            stopped=session.progressed.stopped,
         )
 
     def _say_lost(self, session: Session) -> None:
@@ -280,6 +320,8 @@ class Trainer:
             scheduler=self.scheduler,
             max_grad_norm=self.options.max_grad_norm,
             counted=self._counted,
+            precision=self.options.precision,
+            scaler=self._scaler,
         )
 
     def _facts(self, train: BatchLoader, val: BatchLoader | None, epochs: int) -> dict[str, Any]:
@@ -297,13 +339,13 @@ class Trainer:
             step_fn=self._step_fn,
             train=train,
             world=self.world,
-            options={"epochs": epochs, **asdict(self.options)},
+            options={"epochs": epochs, **{k: v for k, v in asdict(self.options).items() if k != "max_seconds"}},
             user=self._config,
             init_from=None if self._choice.init_from is None else os.fspath(self._choice.init_from),
         )
 
     def _progress(self, session: Session, train: BatchLoader, epochs: int) -> Progress:
-        left, limit = _steps_left(train, epochs), self.options.limit_steps
+        left, limit = steps_left(train, epochs), self.options.limit_steps
         total = None if left is None else session.progressed.num_steps + left
         return Progress(
             self.world,
@@ -312,12 +354,12 @@ class Trainer:
             file=None if self._show_progress else io.StringIO(),
         )
 
-    def _validate(self, val: BatchLoader | None, *, is_last: bool) -> dict[str, float]:
+    def _validate(self, val: BatchLoader | None, *, is_last: bool, between: Callable[[], None]) -> dict[str, float]:
         if val is None:
             return {}
         if is_last:
             expect_last_epoch(val)
-        values = evaluate(self.model, val, self._val_fn, world=self.world)
+        values = evaluate(self.model, val, self._val_fn, world=self.world, between=between)
         return {f"val_{name}": value for name, value in values.items()}
 
     def _is_done(self, session: Session, train: BatchLoader, epochs: int) -> bool:
@@ -334,7 +376,7 @@ class Trainer:
                 f"{session.path} is further than was asked for: it has done {num_steps} steps ({epoch} whole epochs "
                 f"and {position} samples), and {wanted} are wanted; ask for at least as much, or take another run="
             )
-        return epoch >= epochs or num_steps == limit
+        return epoch >= epochs or num_steps == limit or bool(session.progressed.stopped)
 
     def _found_finished(self, session: Session, epochs: int) -> FitResult:
         assert session.finished is not None
@@ -349,37 +391,10 @@ class Trainer:
                 flush=True,
             )
         return FitResult(
-            num_steps=num_steps, metrics=values, run_dir=session.path, resumed_step=num_steps, already_finished=True
+            num_steps=num_steps,
+            metrics=values,
+            run_dir=session.path,
+            resumed_step=num_steps,
+            already_finished=True,
+            stopped=session.progressed.stopped,
         )
-
-    def _on_step(self, report: StepReport) -> None:
-        if self.hooks.step_end is not None:
-            self.hooks.step_end(self, report)
-
-    def _on_log(self, num_steps: int, values: Mapping[str, float]) -> None:
-        if self.hooks.log is not None:
-            self.hooks.log(self, num_steps, values)
-
-    def _on_epoch(self, epoch: int, values: Mapping[str, float]) -> None:
-        if self.hooks.epoch_end is not None:
-            self.hooks.epoch_end(self, epoch, values)
-
-
-def _options(given: Mapping[str, Any]) -> TrainOptions:
-    known = [f.name for f in fields(TrainOptions)]
-    unknown = sorted(set(given) - set(known))
-    if unknown:
-        raise ConfigError(f"Trainer has no option {', '.join(unknown)}; its numbers are {', '.join(known)}")
-    return TrainOptions(**given)
-
-
-def _steps_left(train: BatchLoader, epochs: int) -> int | None:
-    """Return the optimizer steps that the run still takes, for the progress line; None if the loader does not tell."""
-    order: Any = getattr(train, "order", None)
-    state, now = train.state_dict(), len(train)
-    epoch = int(str(state["epoch"]))
-    startable = hasattr(order, "start")
-    if not startable and state["position"]:
-        return None
-    whole = int(order.num_steps(order.start(epoch))) if startable else now
-    return now + whole * (epochs - epoch - 1) if epoch < epochs else 0

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from rankwise import vitals
-from rankwise.data.contract import BatchLoader
+from rankwise.data.contract import Batch
 from rankwise.train.output import read_output
 from rankwise.train.parts import RunningMeans
+from rankwise.train.precision import Precision, autocasting
+from rankwise.train.sharding import is_sharded
+from rankwise.train.streams import StreamLoader, as_held_out
+from rankwise.train.warmup import held_sample
 from rankwise.train.wrapping import unwrapped
 from rankwise.world import World
 from rankwise.world.adopt import joined_world
@@ -18,18 +23,29 @@ if TYPE_CHECKING:
 __all__ = ["evaluate"]
 
 
-def evaluate(model: nn.Module, loader: BatchLoader, step_fn: Any, *, world: World | None = None) -> dict[str, float]:
+def evaluate(
+    model: nn.Module,
+    loader: Any,
+    step_fn: Any,
+    *,
+    world: World | None = None,
+    precision: Precision | None = None,
+    between: Callable[[], None] | None = None,
+) -> dict[str, float]:
     """Return the mean loss and metrics over everything that `loader` yields, equal on all ranks.
 
     Every rank calls it. The unwrapped module is called in eval mode without gradients, so ranks may have different
-    numbers of samples, or none. Buffers (running statistics) are first made equal to the main rank's, as the next
-    training step would do.
+    numbers of samples, or none (a rank without samples runs a stand-in where the model is sharded). Buffers (running
+    statistics) are first made equal to the main rank's, as the next training step would do.
 
     Args:
         model: what `prepare` returned, or any module.
-        loader: an unpadded order, for example ``Order(source, batch_size=..., kind="sequential")``.
+        loader: an unpadded order, for example ``Order(source, batch_size=..., kind="sequential")``; or a DataLoader or
+            another iterable of batches, see `StreamLoader` with ``lockstep=False``, which is made of it.
         step_fn: see `rankwise.train.output`.
         world: this rank's world; `World.current()` if None.
+        precision: run the step function under autocast to "bf16" or "fp16".
+        between: called before each global batch of an order, on every rank; may end the evaluation by raising.
 
     Returns:
         "loss" and the metrics by name.
@@ -37,9 +53,15 @@ def evaluate(model: nn.Module, loader: BatchLoader, step_fn: Any, *, world: Worl
     import torch
 
     world = joined_world(world, "evaluate")
+    step_fn = autocasting(step_fn, precision, world)
     module = unwrapped(model)
+    loader = as_held_out(loader, world, together=is_sharded(module))
+    if isinstance(loader, StreamLoader):
+        between = None  # ranks go through streams of different lengths, each alone
     _share_buffers(module, world)
     means = RunningMeans()
+    sharded = is_sharded(module)
+    held: Batch | None = None
     was_training = module.training
     module.eval()
     try:
@@ -47,7 +69,13 @@ def evaluate(model: nn.Module, loader: BatchLoader, step_fn: Any, *, world: Worl
         with torch.no_grad():
             for batches in loader:
                 vitals.beat(phase="validate")
+                if between is not None:
+                    between()
+                if sharded and held is None:
+                    held = held_sample(batches, world)
                 for batch in batches:
+                    if held is not None and not len(batch.ids):
+                        step_fn(module, held)  # all ranks gather the parameters together
                     if len(batch.ids):
                         output = read_output(step_fn(module, batch), batch)
                         means.add_all((output.total.detach(), output.weight), output.metrics)

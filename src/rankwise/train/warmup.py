@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,8 @@ from rankwise.checkpoint import RandomState
 from rankwise.data.contract import Batch
 from rankwise.errors import StepError
 from rankwise.train.output import read_output
-from rankwise.train.wrapping import replicas_of, unwrapped
+from rankwise.train.sharding import watched_units
+from rankwise.train.wrapping import finds_unused, replicas_of, unwrapped
 from rankwise.world import World
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = [
     "FirstPass",
     "explained",
+    "held_pass",
     "held_sample",
     "kept_buffers",
     "kept_random_state",
@@ -32,11 +34,28 @@ _MOST_NAMES = 8
 
 
 @contextmanager
-def kept_buffers(model: nn.Module) -> Iterator[None]:
-    """Restore the model's buffers at the end (running statistics, counters)."""
+def held_pass(model: nn.Module) -> Iterator[None]:
+    """Run the stand-in of a rank without samples: it is not counted, and leaves no trace in this rank's buffers.
+
+    Statistics over all ranks go on here, too, with the samples of the others.
+    """
+    joined: list[Any] = [module for module in model.modules() if hasattr(module, "joins_ranks")]
+    with kept_buffers(model, but={id(b) for module in joined for b in module.buffers()}):
+        for module in joined:
+            module.counts = False
+        try:
+            yield
+        finally:
+            for module in joined:
+                module.counts = True
+
+
+@contextmanager
+def kept_buffers(model: nn.Module, but: Collection[int] = ()) -> Iterator[None]:
+    """Restore the model's buffers at the end (running statistics, counters), but for some, by id."""
     import torch
 
-    buffers = list(unwrapped(model).buffers())
+    buffers = [b for b in unwrapped(model).buffers() if id(b) not in but]
     saved = [b.detach().clone() for b in buffers]
     try:
         yield
@@ -80,12 +99,14 @@ class FirstPass:
         unused: trainable parameters that got no gradient, where DistributedDataParallel waits for all of them.
         needs_two: layers with batch statistics that a single sample has too few values for.
         may_skip: whether the loader may leave out damaged samples.
+        units: the units of a sharded model, in the order in which they were gathered.
     """
 
     counted: bool
     unused: tuple[str, ...]
     needs_two: tuple[str, ...]
     may_skip: bool = False
+    units: tuple[str, ...] = ()
 
 
 def warm_up(model: nn.Module, step_fn: Any, batch: Batch, world: World) -> FirstPass:
@@ -97,13 +118,18 @@ def warm_up(model: nn.Module, step_fn: Any, batch: Batch, world: World) -> First
     its first step, fresh or resumed.
     """
     needs_two: list[str] = []
-    with kept_buffers(model), kept_random_state(), _watched_norms(model, needs_two, len(batch.ids)):
+    with (
+        kept_buffers(model),
+        kept_random_state(),
+        _watched_norms(model, needs_two, len(batch.ids)),
+        watched_units(model) as (left, entered),
+    ):
         output = read_output(step_fn(model, batch), batch)
         if world.world_size > 1:
             (output.total * 0).backward()  # type: ignore[no-untyped-call]
-    unused = _without_gradient(model)
+    unused = _without_gradient(model) if not entered else () if finds_unused(model) else tuple(left)
     model.zero_grad(set_to_none=True)
-    return FirstPass(counted=output.counted, unused=unused, needs_two=tuple(needs_two))
+    return FirstPass(counted=output.counted, unused=unused, needs_two=tuple(needs_two), units=tuple(entered))
 
 
 @contextmanager
@@ -120,7 +146,7 @@ def _watched_norms(model: nn.Module, found: list[str], num_samples: int) -> Iter
         module.register_forward_pre_hook(lambda _, values, name=name: look(name, values))
         for name, module in unwrapped(model).named_modules()
         if isinstance(module, nn.modules.batchnorm._BatchNorm)  # noqa: SLF001  (the only common base)
-        and not isinstance(module, nn.SyncBatchNorm)
+        and not (isinstance(module, nn.SyncBatchNorm) or hasattr(module, "joins_ranks"))
         and module.training
     ]
     try:
@@ -143,9 +169,9 @@ def unused_text(names: Sequence[str], where: str) -> str:
     """Say which parameters got no gradient, and what to do about it."""
     listed = ", ".join(names[:_MOST_NAMES]) + (f", ... ({len(names)} in all)" if len(names) > _MOST_NAMES else "")
     return (
-        f"the loss does not depend on these trainable parameters {where}: {listed}. DistributedDataParallel waits for "
-        'all of them: give Trainer(ddp={"find_unused_parameters": True}), or prepare(model, world, '
-        "find_unused_parameters=True), if the step function uses them now and then; else freeze them with "
+        f"the loss does not depend on these trainable parameters {where}: {listed}. The ranks wait for the gradients "
+        'of all of them: give Trainer(ddp={"find_unused_parameters": True}), or prepare(model, world, '
+        "find_unused=True), if the step function uses them now and then; else freeze them with "
         "requires_grad_(False), or leave them out"
     )
 

@@ -1,24 +1,31 @@
 """One optimizer step over several micro-batches and ranks: the gradient is the exact mean over the global batch.
 
 DistributedDataParallel divides the sum of the ranks' gradients by the number of ranks W. Each micro-batch
-backpropagates the *sum* S of its weighted losses times W / N, where N is the sum of all weights over ranks and
-micro-batches: (1/W) * sum(grad S * W / N) = grad(sum S / sum w), however unequal the shares are. Where N is known
-beforehand the factor goes in as the seed of each backward pass; otherwise ranks add up their weights before the last
-one, the only one that synchronises, and one multi-tensor multiply scales what the earlier ones left. So what travels
-between ranks has the magnitude of a mean: a communication hook may round it to half precision.
+backpropagates the *sum* S of its weighted losses, so that the gradient times W / N, where N is the sum of all weights
+over ranks and micro-batches, is the mean: W / N * (1/W) * sum(grad S) = grad(sum S / sum w), however unequal the shares
+are. Where N is known beforehand the factor goes in as the seed of each backward pass. Otherwise ranks add up their
+weights while the last backward runs: the seed is then 1 / c, with a power of two c near the last step's N / W, and one
+multi-tensor multiply by W c / N completes the gradients. So what travels between ranks has about the magnitude of a
+mean (a communication hook may round it to half precision), and as powers of two only move the exponent, the result
+does not depend on c, to the bit.
 """
 
 from __future__ import annotations
 
+import math
 import weakref
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rankwise.errors import ConfigError, StepError
 from rankwise.train.checks import check_model
+from rankwise.train.sharding import is_sharded, local_part, unsynchronised
 from rankwise.train.wrapping import replicas_of
 from rankwise.world import World
+from rankwise.world.reductions import start_sum
 
 if TYPE_CHECKING:
     import torch
@@ -32,12 +39,20 @@ class _Past:
     """What the windows of one model leave for the next.
 
     Attributes:
+        is_sharded: whether `fully_shard` was applied to parts of the model, which a walk over it tells.
         unfinished: all backward passes of a window ran, and `finish` was not called.
         synchronised: a backward pass has synchronised: a static graph needs that before its first `no_sync`.
+        divisor: power of two near one rank's part of a step's weights; 0 before the first that was added up.
+        seed: what the last backward pass began with; making a tensor of it costs as much as a small layer.
+        parameters: of a wrapped model.
     """
 
+    is_sharded: bool
     unfinished: bool = False
     synchronised: bool = False
+    divisor: float = 0.0
+    seed: tuple[float, torch.Tensor] | None = None
+    parameters: tuple[nn.Parameter, ...] = ()
 
 
 _past: weakref.WeakKeyDictionary[nn.Module, _Past] = weakref.WeakKeyDictionary()
@@ -45,7 +60,7 @@ _past: weakref.WeakKeyDictionary[nn.Module, _Past] = weakref.WeakKeyDictionary()
 
 def note_synchronised(model: nn.Module) -> None:
     """Note that a backward pass over the model has synchronised outside a window."""
-    _past.setdefault(model, _Past()).synchronised = True
+    _past.setdefault(model, _Past(is_sharded=is_sharded(model))).synchronised = True
 
 
 class Window:
@@ -79,14 +94,16 @@ class Window:
         self._model = model
         self._world = world
         self._num_micro = num_micro
-        self._no_sync = getattr(model, "no_sync", None)
+        self._past = _past.get(model) or _past.setdefault(model, _Past(is_sharded=is_sharded(model)))
+        self._no_sync = partial(unsynchronised, model) if self._past.is_sharded else getattr(model, "no_sync", None)
         self._total_weight = None if total_weight is None else _positive(total_weight)
-        self._past = _past.setdefault(model, _Past())
         self._check_past()
         self._opened = 0
         self._backwards = 0
         self._weight: float | torch.Tensor = 0.0
         self._num_samples: int | None = None
+        self._divisor = 0.0 if self._total_weight is not None else self._past.divisor or 1.0
+        self._counted: Callable[[], list[float]] | None = None
 
     def micro_batch(self) -> AbstractContextManager[Any]:
         """Return the context of the next micro-batch; forward *and* backward belong inside it.
@@ -118,31 +135,29 @@ class Window:
     def backward(self, total: torch.Tensor, weight: float | torch.Tensor) -> None:
         """Backpropagate the sum of this micro-batch's weighted losses and remember its weight.
 
-        The last one of the step is a collective: it adds up the weights, where they were not known, and the gradients.
+        The last one of the step is a collective: it adds up the gradients, and meanwhile the weights, where they were
+        not known.
 
         Args:
             total: scalar tensor with a graph.
             weight: sum of the weights, a number or a scalar tensor.
 
         Raises:
-            StepError: one more than announced, or the sum of weights is negative or NaN (raised on every rank).
+            StepError: one more than announced.
         """
         if self._backwards == self._num_micro:
             raise StepError(f"this window was opened for {self._num_micro} backward passes, got one more")
         self._weight = self._weight + weight
         is_last = self._backwards + 1 == self._num_micro
         if is_last and self._total_weight is None:
-            self._total_weight = self._sum_over_ranks(float(self._weight))
-            self._rescale(self._factor(self._total_weight))
-        if self._total_weight is None:
-            total.backward()  # type: ignore[no-untyped-call]
-        else:
-            total.backward(total.new_tensor(self._factor(self._total_weight)))  # type: ignore[no-untyped-call]
+            self._count()
+        seed = 1.0 / self._divisor if self._divisor else self._factor(self._total_weight or 0.0)
+        total.backward(self._seed_of(total, seed))  # type: ignore[no-untyped-call]
         self._backwards += 1
         self._past.unfinished = is_last
 
     def add_samples(self, num_samples: int) -> None:
-        """Count samples that arrived: `num_samples` is their sum over the ranks after the last backward.
+        """Count samples that arrived: `num_samples` is their sum over the ranks after `finish`.
 
         Every rank does so at least once in a step, or none does; before the last backward, which adds them up.
         """
@@ -152,7 +167,7 @@ class Window:
 
     @property
     def num_samples(self) -> int | None:
-        """Samples that were counted, after the last backward those of all ranks; None if nobody counted."""
+        """Samples that were counted, after `finish` those of all ranks; None if nobody counted."""
         return self._num_samples
 
     def finish(self) -> float:
@@ -162,24 +177,60 @@ class Window:
         changes nothing.
 
         Raises:
-            StepError: micro-batches are missing.
+            StepError: micro-batches are missing, or the sum of weights is negative or NaN (raised on every rank).
         """
         if self._backwards != self._num_micro:
             raise StepError(f"the window wants {self._num_micro} micro-batches, got {self._backwards} backward passes")
         self._past.unfinished, self._past.synchronised = False, True
+        if self._counted is not None:
+            self._total_weight = self._checked(self._counted())
         assert self._total_weight is not None
         if not self._total_weight:
             self._model.zero_grad(set_to_none=True)
+        elif self._divisor:
+            self._multiply(self._divisor * self._factor(self._total_weight))
+        if self._counted is not None:
+            self._past.divisor = self._near(self._past.divisor, self._total_weight)
         return self._total_weight
 
-    def _sum_over_ranks(self, weight: float) -> float:
-        if self._world.world_size > 1 and self._num_samples is None:
-            weight = float(self._world.all_reduce(weight))
-        elif self._world.world_size > 1:
-            weight, self._num_samples = self._world.all_reduce((weight, self._num_samples))
-        if not weight >= 0:
-            raise StepError(f"the weights of this step sum to {weight} over all ranks: weights are 0 or more")
-        return float(weight)
+    def _seed_of(self, total: torch.Tensor, seed: float) -> torch.Tensor:
+        held = self._past.seed
+        if held is None or held[0] != seed or held[1].dtype != total.dtype or held[1].device != total.device:
+            held = self._past.seed = (seed, total.new_tensor(seed))
+        return held[1]
+
+    def _count(self) -> None:
+        """Begin to add up what the ranks have counted; wait for it only where no earlier step tells the magnitude."""
+        mine = float(self._weight)
+        if self._world.world_size == 1:
+            if self._num_micro > 1:
+                self._counted = lambda: [mine]
+            else:
+                self._total_weight, self._divisor = self._checked([mine]), 0.0
+            return
+        counts = (mine,) if self._num_samples is None else (mine, float(self._num_samples))
+        self._counted = start_sum(self._world, counts)
+        # what passes that did not synchronise left in a sharded model is out of reach before the last one
+        if not self._past.divisor and not self._past.is_sharded:
+            sums = self._counted()
+            self._counted = lambda: sums
+            self._divisor = self._near(0.0, self._checked(sums)) or 1.0
+            if self._num_micro > 1:
+                self._multiply(1.0 / self._divisor)
+
+    def _near(self, divisor: float, total_weight: float) -> float:
+        """Return a power of two near a rank's part of the weight: the one there is, if it is within a factor of 8."""
+        part = total_weight / self._world.world_size
+        if not part or divisor / 8 <= part <= divisor * 8:
+            return divisor
+        return float(2.0 ** round(math.log2(part)))
+
+    def _checked(self, sums: list[float]) -> float:
+        if len(sums) > 1:
+            self._num_samples = int(sums[1])
+        if not 0 <= sums[0] < math.inf:
+            raise StepError(f"the weights of this step sum to {sums[0]} over all ranks: weights are 0 or more")
+        return sums[0]
 
     def _factor(self, total_weight: float) -> float:
         """Undo the wrapper's division by the number of ranks, and divide by the sum of weights."""
@@ -187,10 +238,14 @@ class Window:
             return 0.0
         return (1.0 if self._no_sync is None else self._world.world_size) / total_weight
 
-    def _rescale(self, factor: float) -> None:
+    def _multiply(self, factor: float) -> None:
         import torch
 
-        grads = [p.grad for p in self._model.parameters() if p.grad is not None]
+        # those of a wrapped model are fixed, and walking a model costs as much as the multiply
+        known = self._past.parameters or tuple(self._model.parameters())
+        if self._no_sync is not None:
+            self._past.parameters = known
+        grads = [local_part(p.grad) for p in known if p.grad is not None]
         if grads:
             torch._foreach_mul_(grads, factor)  # the one multi-tensor multiply that torch offers
 

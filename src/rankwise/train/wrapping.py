@@ -1,79 +1,93 @@
-"""`prepare`: a model on its rank's device, its replicas joined. The one place where the wrapping order is decided."""
+"""Wrapped models: made by DistributedDataParallel, looked into, and refused where the exact step does not know them."""
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from rankwise.errors import ConfigError
+from rankwise.train.sharding import prepared_as
 from rankwise.world import World
-from rankwise.world.adopt import joined_world
 
 if TYPE_CHECKING:
     from torch import nn
     from torch.nn.parallel import DistributedDataParallel
 
-__all__ = ["prepare", "refuse_strategies", "replicas_of", "seed_training", "unwrapped"]
+Strategy = Literal["ddp", "zero1", "fsdp", "auto"]
+CommHook = Literal["fp16", "bf16", "powersgd"] | Callable[..., Any] | tuple[Any, Callable[..., Any]]
+
+__all__ = [
+    "CommHook",
+    "Strategy",
+    "finds_unused",
+    "group_of",
+    "reduced_options",
+    "refuse_strategies",
+    "replicas_of",
+    "replicate",
+    "seed_training",
+    "unwrapped",
+]
 
 
-def prepare(model: nn.Module, world: World | None = None, **ddp_options: Any) -> nn.Module:
-    """Return the model on its rank's device, wrapped in DistributedDataParallel when there are several ranks.
+def reduced_options(comm_hook: CommHook | None, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of `fully_shard` with which gradients travel in half precision."""
+    import torch
+    from torch.distributed.fsdp import MixedPrecisionPolicy
 
-    Device first, then the wrap: a model that is moved after the wrap loses its gradient hooks without a word.
-    On one rank nothing is wrapped: the model itself comes back. Every rank of the world must call it (the wrap
-    compares shapes and sends rank 0's weights to all).
+    if comm_hook is None:
+        return {}
+    dtype = torch.float16 if comm_hook == "fp16" else torch.bfloat16
+    return {"mp_policy": dataclasses.replace(options.get("mp_policy", MixedPrecisionPolicy()), reduce_dtype=dtype)}
 
-    From then on the global generators of `random`, NumPy and torch differ between ranks, each seeded by (the world's
-    seed, rank): otherwise all ranks would drop the same units and add the same noise. What must be equal on all ranks
-    is drawn before, or from ``world.generator("what")``. A random state that is restored afterwards holds.
 
-    Args:
-        model: the module, not wrapped yet.
-        world: this rank's world; `World.current()` if None.
-        **ddp_options: passed on to DistributedDataParallel (``find_unused_parameters=``, ``bucket_cap_mb=``, ...).
-            `device_ids` and `output_device` are decided here.
-
-    Raises:
-        ConfigError: the model is wrapped already, or an option is decided here, or unknown to DistributedDataParallel.
-    """
-    import inspect
-
+def replicate(
+    model: nn.Module, world: World, options: Mapping[str, Any], comm_hook: CommHook | None
+) -> DistributedDataParallel:
+    """Return a module on its rank's device as a replica."""
     from torch.nn.parallel import DistributedDataParallel
 
-    world = joined_world(world, "prepare")
-    if world.backend == "jax":
-        raise ConfigError(
-            "prepare wraps a module of torch, and this world, of a JAX program (World.init_jax), has no group of "
-            "torch's: enter rankwise.bind() first and call world.init_jax() inside it, to have both"
-        )
-    refuse_strategies(model, world)
-    if unwrapped(model) is not model:
-        raise ConfigError(f"prepare wants a plain module, got a {type(model).__name__}: pass the module inside it")
-    decided = sorted({"device_ids", "output_device", "process_group", "module"} & set(ddp_options))
-    if decided:
-        raise ConfigError(f"prepare decides {', '.join(decided)} from the world; leave them out")
-    known = inspect.signature(DistributedDataParallel.__init__).parameters
-    unknown = sorted(set(ddp_options) - set(known))
-    if unknown:
-        raise ConfigError(f"DistributedDataParallel has no option {', '.join(unknown)}; it has {', '.join(known)}")
-    model = model.to(world.device)
-    if world.world_size == 1:
-        return model
-    if not any(p.requires_grad for p in model.parameters()):
-        seed_training(world, "prepare")
-        return model
     device_ids = [world.device.index] if world.device.type == "cuda" else None
-    wrapped: nn.Module = DistributedDataParallel(
-        model, device_ids=device_ids, process_group=_group(world), **ddp_options
-    )
-    seed_training(world, "prepare")
+    wrapped = DistributedDataParallel(model, device_ids=device_ids, process_group=group_of(world), **options)
+    if comm_hook is not None:
+        state, hook = _hook(comm_hook, world)
+        wrapped.register_comm_hook(state, hook)
     return wrapped
 
 
-def _group(world: World) -> Any:
+def _hook(comm_hook: CommHook, world: World) -> tuple[Any, Any]:
+    """Return the state and the function of a communication hook."""
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+
+    group = group_of(world)
+    if comm_hook == "fp16":
+        return group, default_hooks.fp16_compress_hook
+    if comm_hook == "bf16":
+        if world.device.type == "cuda":
+            return group, default_hooks.bf16_compress_hook
+        return group, lambda group, bucket: _reduce_in_bf16(group, bucket)  # noqa: PLW0108  (torch wants no annotations)
+    if comm_hook == "powersgd":
+        return powerSGD_hook.PowerSGDState(group), powerSGD_hook.powerSGD_hook
+    return comm_hook if isinstance(comm_hook, tuple) else (None, comm_hook)
+
+
+def _reduce_in_bf16(group: Any, bucket: Any) -> Any:
+    """Do what torch's own hook does, which asks for NCCL."""
+    import torch
+    import torch.distributed as dist
+
+    buffer = bucket.buffer()
+    halved = buffer.to(torch.bfloat16).div_(dist.get_world_size(group))
+    future = dist.all_reduce(halved, group=group, async_op=True).get_future()
+    return future.then(lambda done: buffer.copy_(done.value()[0]))
+
+
+def group_of(world: World) -> Any:
     """Return the world's process group, None for the default one."""
     return getattr(world.channel, "group", None)
 
@@ -104,37 +118,36 @@ def replicas_of(model: nn.Module) -> DistributedDataParallel | None:
     return next((module for module in model.modules() if isinstance(module, DistributedDataParallel)), None)
 
 
-def refuse_strategies(model: nn.Module, world: World) -> None:
+def finds_unused(model: nn.Module) -> bool:
+    """Whether ranks may leave different parameters of a replicated or sharded model without a gradient."""
+    replicas = replicas_of(model)
+    if replicas is not None:
+        return bool(replicas.find_unused_parameters)
+    return prepared_as(model).find_unused
+
+
+def refuse_strategies(model: nn.Module) -> None:
     """Refuse modules that spread their work in ways which the exact step does not know.
 
     Raises:
-        ConfigError: the model holds nn.DataParallel, or on several ranks a sharded module.
+        ConfigError: the model holds nn.DataParallel, or a module of the first FSDP.
     """
     from torch import nn
 
     if not isinstance(model, nn.Module):
         raise ConfigError(f"the model is a module of torch, got a {type(model).__name__}")
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # none is a module of it where that is not imported
     for module in model.modules():
         if isinstance(module, nn.DataParallel):
             raise ConfigError(
                 "nn.DataParallel computes on several devices inside one process, and rankwise runs one process for "
                 "each device: pass the module inside it (model.module) and start one rank per device (rankwise run)"
             )
-        if world.world_size > 1 and _is_sharded(module):
+        if fsdp is not None and isinstance(module, fsdp.FullyShardedDataParallel):
             raise ConfigError(
-                f"a part of the model is sharded ({type(module).__name__}, by FSDP or fully_shard), and the exact step "
-                "does not scale such gradients yet: pass the plain module, which is then replicated by "
-                "DistributedDataParallel; a sharded one trains in a loop of your own, with torch alone"
+                "a part of the model is a FullyShardedDataParallel, the first FSDP of torch, whose gradients the exact "
+                "step does not know: take the second, rankwise.prepare(model, world, strategy='fsdp')"
             )
-
-
-def _is_sharded(module: nn.Module) -> bool:
-    """Whether it is a module of FSDP, of the first or second kind: none is where that is not imported."""
-    fsdp = sys.modules.get("torch.distributed.fsdp")
-    if fsdp is None:
-        return False
-    kinds = tuple(getattr(fsdp, name) for name in ("FullyShardedDataParallel", "FSDPModule") if hasattr(fsdp, name))
-    return isinstance(module, kinds)
 
 
 def seed_training(world: World, *key: int | str) -> None:

@@ -1,7 +1,18 @@
 """Signs of life: heartbeat, step and phase of a rank in shared memory, its stacks on request. No torch, no NumPy."""
 
-from rankwise.vitals.folders import make_folder, remove_folder
+from rankwise.vitals.folders import has_failed, make_folder, mark_failed, remove_folder
 from rankwise.vitals.reader import Vital, read, request_stacks
 from rankwise.vitals.recorder import beat, start, stop
 
-__all__ = ["Vital", "beat", "make_folder", "read", "remove_folder", "request_stacks", "start", "stop"]
+__all__ = [
+    "Vital",
+    "beat",
+    "has_failed",
+    "make_folder",
+    "mark_failed",
+    "read",
+    "remove_folder",
+    "request_stacks",
+    "start",
+    "stop",
+]

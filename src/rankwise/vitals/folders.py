@@ -9,11 +9,12 @@ import shutil
 import stat
 from pathlib import Path
 
-__all__ = ["make_folder", "remove_folder"]
+__all__ = ["has_failed", "make_folder", "mark_failed", "remove_folder"]
 
 _MEMORY = Path("/dev/shm")  # noqa: S108  (tmpfs of Linux; each folder in it is our own, mode 700)
 _PREFIX = "rankwise-"
 _OWNER = "owner"  # a file whose lock the owner holds; the kernel lets go of it with the process
+_FAILED = "failed"
 _locks: dict[Path, int] = {}
 
 
@@ -46,6 +47,17 @@ def remove_folder(folder: Path) -> None:
     lock = _locks.pop(folder, None)
     if lock is not None:
         os.close(lock)
+
+
+def mark_failed(folder: Path) -> None:
+    """Let the ranks of a launch see that one of them has failed."""
+    (folder / _FAILED).touch()
+
+
+def has_failed() -> bool:
+    """Whether a rank of the launch that this process belongs to has failed."""
+    folder = os.environ.get("RANKWISE_VITALS")
+    return bool(folder) and Path(str(folder), _FAILED).exists()
 
 
 def _sweep(root: Path) -> None:

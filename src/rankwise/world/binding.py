@@ -13,7 +13,7 @@ from datetime import timedelta
 from typing import Any
 
 from rankwise._version import __version__
-from rankwise.errors import ConfigError, WorldError
+from rankwise.errors import ConfigError, Interrupted, WorldError
 from rankwise.world import adopt, group
 from rankwise.world.arrival import SECRET_VARIABLE, Card, Company, meet
 from rankwise.world.channel import keep_for_ever
@@ -137,7 +137,9 @@ def bind(
     try:
         yield world
     except BaseException as error:
-        _leave(world, process, in_peace=isinstance(error, SystemExit) and error.code in (None, 0))
+        _leave(
+            world, process, in_peace=isinstance(error, SystemExit) and error.code in (None, 0, Interrupted.EXIT_CODE)
+        )
         raise
     _leave(world, process, in_peace=True)
 

@@ -72,7 +72,7 @@ def subgroup(world: World, ranks: Sequence[int]) -> World | None:
 
     def prepare() -> _Standing:
         _check_members(world, members)
-        return _Standing(f"ranks {members}", _num_groups(world))
+        return _Standing(f"ranks {members}", max(_num_groups(world), _first_unused))
 
     call = Call("subgroup", call_place())
     _, frames = exchange(world, call, prepare)
@@ -96,6 +96,9 @@ def _check_members(world: World, members: list[int]) -> None:
             f"a subgroup is made of at least one rank of this world (0 to {world.world_size - 1}), each once; "
             f"got {members}"
         )
+
+
+_first_unused = 0  # number of groups that no name of ours has had yet, see _open_group
 
 
 def _num_groups(world: World) -> int:
@@ -131,13 +134,17 @@ def _open_group(ranks: list[int], timeout: timedelta, *, alone: bool, fill: int)
 
     Members that synchronise alone meet under a name that torch makes from their ranks and from the number of groups
     that each of them is in. Where these differ they would wait for each other under different names until the timeout:
-    who is in fewer groups opens some of its own for as long as it takes.
+    who is in fewer groups opens some of its own for as long as it takes. So do all where a group of this name was left
+    again: a rank that is early would find the addresses of that one, at which nobody answers any more.
     """
+    global _first_unused  # noqa: PLW0603  (what names this process has used is of the process)
     import torch.distributed as dist
 
     own = [dist.get_rank()]
     fillers = [dist.new_group(own, timeout=timeout, use_local_synchronization=True) for _ in range(fill)]
     group = dist.new_group(ranks, timeout=timeout, use_local_synchronization=alone)
+    if alone:
+        _first_unused = len(dist.distributed_c10d._world.pg_names)  # noqa: SLF001  (one more than the name has)
     for filler in fillers:
         dist.destroy_process_group(filler)
     return group

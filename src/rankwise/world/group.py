@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import threading
 from datetime import timedelta
 from typing import Any
 
@@ -17,6 +18,7 @@ __all__ = ["leave", "local_store", "open_group", "open_store", "prefixed"]
 
 
 _INTERFACE = "GLOO_SOCKET_IFNAME"
+_LEAVE_S = 1.0
 _chosen: list[str] = []  # by us, for as long as the group lives: groups that are made later need it, too
 
 
@@ -120,3 +122,8 @@ def leave(*, in_peace: bool) -> None:
     # we are here because of an exception: a second one from the ruins of the group must not hide it
     with contextlib.suppress(Exception):
         abort()
+    # gloo closes its connections, which tells the others, with the last reference only. That waits for its threads, and
+    # one of them may be in a collective that a backward pass began: whoever has failed does not wait for it.
+    letting_go = threading.Thread(target=close_all, name="rankwise-leave", daemon=True)
+    letting_go.start()
+    letting_go.join(_LEAVE_S)

@@ -61,3 +61,10 @@ def test_first_twice_keeps_the_whole_where_samples_cannot_be_told_apart():
     """A scalar has no batch axis: the batch stands in as it is."""
     batch = {"x": torch.zeros(3), "total": 4.0}
     assert first_twice(batch) is batch
+
+
+@pytest.mark.parametrize("beside", [torch.tensor([3, 5]), np.array([3, 5]), ["abc", "defgh"]])
+def test_first_twice_keeps_the_whole_where_samples_lie_end_to_end(beside):
+    """Eight tokens of two documents, beside something of each document: the first row of each is no document."""
+    packed = {"token": torch.arange(8), "none": None, "of_each": [beside]}
+    assert first_twice(packed) is packed

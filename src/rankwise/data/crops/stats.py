@@ -6,7 +6,8 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 from rankwise.data.crops.stream.opening import OpeningStats
 
@@ -211,13 +212,14 @@ class Meters:
 
     def __init__(self, **at_first: int) -> None:
         self._lock = threading.Lock()
-        self._stats = Stats(**at_first)  # type: ignore[arg-type]
+        # counted many times for each batch and read now and then: a `Stats` is made of it when somebody asks
+        self._now: dict[str, Any] = _fields_of(Stats(**at_first))  # type: ignore[arg-type]
 
     @property
     def stats(self) -> Stats:
         """What was counted so far."""
         with self._lock:
-            return self._stats
+            return Stats(**self._now)
 
     @contextmanager
     def time(self, stage: str, *, input_bytes: int = 0, output_bytes: int = 0) -> Iterator[None]:
@@ -228,20 +230,20 @@ class Meters:
         finally:
             ms = (time.perf_counter() - began) * 1e3
             with self._lock:
-                old: Metric = getattr(self._stats, stage)
-                new = old.and_one_more(ms, input_bytes, output_bytes)
-                self._stats = replace(self._stats, **{stage: new})  # type: ignore[arg-type]
+                self._now[stage] = self._now[stage].and_one_more(ms, input_bytes, output_bytes)
 
     def add(self, **amounts: int) -> None:
         """Add to counts."""
         with self._lock:
-            new = {name: getattr(self._stats, name) + amount for name, amount in amounts.items()}
-            self._stats = replace(self._stats, **new)
+            for name, amount in amounts.items():
+                self._now[name] += amount
 
     def reset(self) -> None:
         """Set the stages and the counts to 0; what memory is committed stays."""
         with self._lock:
-            self._stats = Stats(
-                gpu_bytes_committed=self._stats.gpu_bytes_committed,
-                host_bytes_committed=self._stats.host_bytes_committed,
-            )
+            kept = {name: self._now[name] for name in ("gpu_bytes_committed", "host_bytes_committed")}
+            self._now = _fields_of(Stats(**kept))
+
+
+def _fields_of(stats: Stats) -> dict[str, Any]:
+    return {each.name: getattr(stats, each.name) for each in fields(stats)}

@@ -193,6 +193,11 @@ class CursorLoader(ABC):
         """The order, as resumed."""
         return self._cursor.order
 
+    @property
+    def micro_batch(self) -> int | None:
+        """Most samples of this rank in one batch; None = its whole share at once."""
+        return self._cursor.micro_batch
+
     @abstractmethod
     def __iter__(self) -> Iterator[Any]:
         """Yield the micro-batches of each step, to the end of the epoch."""

@@ -28,38 +28,43 @@ _SLACK = 1.125  # the rows of the next request hold a few elements more or less
 _LOG = logging.getLogger("rankwise.data")
 
 
+class _Memory(np.ndarray):
+    """An array that NumPy does not look through: of a view of a view it keeps the first base of another class."""
+
+
 class _Piece:
     """Memory, and what must have happened before it is written again."""
 
-    __slots__ = ("address", "busy", "memory")
+    __slots__ = ("busy", "memory", "num_bytes", "turn")
 
     def __init__(self, memory: NDArray) -> None:
-        self.memory, self.address = memory, memory.ctypes.data
+        self.memory, self.num_bytes = memory.view(_Memory), len(memory)
         self.busy: Done | None = None
+        self.turn = 0
 
 
-class _Owner:
+class _Owner(np.ndarray):
     """The base of every view of a piece of memory that is out: a new one each time that the piece is handed out.
 
     NumPy keeps it as the ``base`` of its arrays, and whatever shares the memory keeps such an array: slices and
     transposes, tensors and the parts of sparse ones, DLPack capsules, matrices of SciPy, arrays of JAX. So it ends
-    exactly when nobody can see the memory any more.
+    exactly when nobody can see the memory any more. A slice of itself (``x.base[2:]``) is of its class, too: it has no
+    piece to give back, and keeps the owner as its base.
     """
 
-    __slots__ = ("__array_interface__", "_give_back", "_lease", "_piece")
-
-    def __init__(
-        self, piece: _Piece, num_bytes: int, lease: Lease | None, give_back: Callable[[_Piece, Done | None], None]
-    ) -> None:
-        self._piece, self._lease, self._give_back = piece, lease, give_back
-        self.__array_interface__ = {
-            "data": (piece.address, False), "shape": (num_bytes,), "typestr": "|u1", "version": 3,
-        }  # fmt: skip
+    __slots__ = ("give_back", "lease", "piece")
+    give_back: Callable[[_Piece, Done | None], None]
+    lease: Lease | None
+    piece: _Piece
 
     def __del__(self) -> None:
         # Any thread may be here, in the middle of anything: a garbage collection, or `MemoryPool.take` itself. So it
         # waits for no lock. A forked process gets here with its own copy of the pool, which is no matter of its parent.
-        self._give_back(self._piece, None if self._lease is None else self._lease.busy)
+        try:
+            piece, lease = self.piece, self.lease
+        except AttributeError:
+            return
+        self.give_back(piece, None if lease is None else lease.busy)
 
 
 class MemoryPool:
@@ -90,7 +95,8 @@ class MemoryPool:
         speaks: bool = False,
     ) -> None:
         self.capacity, self._pinned, self._cap_bytes, self._over_cap = capacity, pinned, cap_bytes, over_cap
-        self._free: list[_Piece] = []
+        self._free: dict[int, deque[_Piece]] = {}  # by size, each in the order in which they came back
+        self._num_free = self._num_free_bytes = self._turn = 0
         # what finalizers write to: appending and popping are single steps for every thread
         self._returned: deque[_Piece] = deque()
         self._forgotten: deque[int] = deque()
@@ -131,15 +137,15 @@ class MemoryPool:
             is_new = piece is None
             if piece is None:
                 piece = self._made(needed, needed if exact else int(needed * _SLACK))
-        owner = _Owner(piece, needed, lease, self._give_back)
+        owner = _Owner((needed,), np.uint8, buffer=piece.memory)
+        owner.give_back, owner.lease, owner.piece = self._give_back, lease, piece
         if piece.busy is not None:
             piece.busy.synchronize()
             piece.busy = None
-        taken: NDArray = np.asarray(owner)
         if is_new:
             # Whoever writes here and there only would else meet fresh pages for many requests to come
-            taken[::_PAGE_BYTES] = 0
-        return taken.view(dtype)
+            owner[::_PAGE_BYTES] = 0
+        return np.ndarray((count,), dtype, buffer=owner)
 
     def has_room(self) -> bool:
         """Return whether one more batch, as large as the largest so far, may be made beside what is out."""
@@ -147,8 +153,7 @@ class MemoryPool:
             return True
         with self._lock:
             self._tidy()
-            out = self._num_bytes - sum(len(piece.memory) for piece in self._free)
-            return out + self._batch_bytes <= self._cap_bytes
+            return self._num_bytes - self._num_free_bytes + self._batch_bytes <= self._cap_bytes
 
     def no_room(self) -> Exception:
         """Return the error of who needs a batch more than there may be."""
@@ -180,17 +185,28 @@ class MemoryPool:
 
     def _found(self, needed: int) -> _Piece | None:
         """Take the smallest piece that suits; of these one that waits for nothing, and the one that was used last."""
-        best, least, most = -1, (True, needed), _WASTE * needed + _LITTLE
-        for place in range(len(self._free) - 1, -1, -1):
-            piece = self._free[place]
-            size = len(piece.memory)
-            if needed <= size <= most and (best < 0 or (piece.busy is not None, size) < least):
-                best, least = place, (piece.busy is not None, size)
-        return None if best < 0 else self._free.pop(best)
+        most = _WASTE * needed + _LITTLE
+        sizes = sorted([size for size in self._free if needed <= size <= most])
+        for size in sizes:
+            if self._free[size][-1].busy is None:
+                return self._off_the_list(self._free[size].pop())
+        for size in sizes:
+            piece = next((piece for piece in reversed(self._free[size]) if piece.busy is None), None)
+            if piece is not None:
+                self._free[size].remove(piece)
+                return self._off_the_list(piece)
+        return self._off_the_list(self._free[sizes[0]].pop()) if sizes else None
+
+    def _off_the_list(self, piece: _Piece) -> _Piece:
+        if not self._free[piece.num_bytes]:
+            del self._free[piece.num_bytes]
+        self._num_free -= 1
+        self._num_free_bytes -= piece.num_bytes
+        return piece
 
     def _made(self, needed: int, num_bytes: int) -> _Piece:
         if self._cap_bytes is not None and self._num_bytes + num_bytes > self._cap_bytes:
-            self._forget(len(self._free))
+            self._forget(self._num_free)
             num_bytes = max(needed, min(num_bytes, self._cap_bytes - self._num_bytes))
             if self._num_bytes + num_bytes > self._cap_bytes:
                 raise self.no_room()
@@ -204,19 +220,26 @@ class MemoryPool:
         if busy is not None or len(self._returned) < self.capacity:  # what a copy still reads is not freed here
             self._returned.append(piece)
         else:
-            self._forgotten.append(len(piece.memory))
+            self._forgotten.append(piece.num_bytes)
 
     def _tidy(self) -> None:
         while self._returned:
-            self._free.append(self._returned.popleft())
-        self._forget(len(self._free) - self.capacity)
+            piece = self._returned.popleft()
+            self._turn += 1
+            piece.turn = self._turn
+            self._free.setdefault(piece.num_bytes, deque()).append(piece)
+            self._num_free += 1
+            self._num_free_bytes += piece.num_bytes
+        if self._num_free > self.capacity:
+            self._forget(self._num_free - self.capacity)
         while self._forgotten:
             self._num_bytes -= self._forgotten.popleft()
 
     def _forget(self, count: int) -> None:
         """Forget so many pieces, those that were used longest ago first."""
-        for piece in self._free[: max(0, count)]:
-            if piece.busy is not None:
-                piece.busy.synchronize()
-            self._num_bytes -= len(piece.memory)
-        del self._free[: max(0, count)]
+        for _ in range(count):
+            alike = min(self._free.values(), key=lambda pieces: pieces[0].turn)
+            oldest = self._off_the_list(alike.popleft())
+            if oldest.busy is not None:
+                oldest.busy.synchronize()
+            self._num_bytes -= oldest.num_bytes

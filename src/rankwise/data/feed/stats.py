@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -42,15 +42,20 @@ class LoaderStats:
             step: what was read.
             waited_s: seconds that the consumer waited for it.
         """
-        reports = [batch.report for batch in step.batches]
-        return replace(
-            self,
+        samples, skipped, fast, slow, fill = self.samples, self.skipped, 0, self.slow_chunks, self.fill_chunks
+        for batch in step.batches:  # at each step of every loader: one loop, and no `replace`
+            samples += batch.share.num_samples
+            skipped += batch.num_lost
+            fast += batch.report.fast_chunks
+            slow += batch.report.slow_chunks
+            fill += batch.report.fill_chunks
+        return LoaderStats(
             steps=self.steps + 1,
-            samples=self.samples + sum(batch.share.num_samples for batch in step.batches),
-            skipped=self.skipped + sum(batch.num_lost for batch in step.batches),
-            chunks_decoded=self.chunks_decoded + sum(r.fast_chunks + r.slow_chunks for r in reports),
-            slow_chunks=self.slow_chunks + sum(r.slow_chunks for r in reports),
-            fill_chunks=self.fill_chunks + sum(r.fill_chunks for r in reports),
+            samples=samples,
+            skipped=skipped,
+            chunks_decoded=self.chunks_decoded + fast + slow - self.slow_chunks,
+            slow_chunks=slow,
+            fill_chunks=fill,
             read_s=self.read_s + step.read_s,
             wait_s=self.wait_s + waited_s,
         )

@@ -200,11 +200,14 @@ class _Together:
 
     def _report_of(self, whole: ReadReport, first: int, last: int, share: Share) -> ReadReport:
         """Return what concerns a share; chunks count with the one that is asked for first."""
-        valid = whole.valid[first:last]
-        failed = set(share.ids[~valid].tolist())
-        errors = tuple(error for error in whole.errors if error.sample in failed)
-        counts, self._counted = (ReadReport(valid=valid) if self._counted else whole), True
-        return replace(counts, valid=valid, errors=errors)
+        valid, errors = whole.valid[first:last], whole.errors
+        if errors:
+            failed = set(share.ids[~valid].tolist())
+            errors = tuple(error for error in errors if error.sample in failed)
+        if self._counted:
+            return ReadReport(valid=valid, errors=errors)
+        self._counted = True
+        return replace(whole, valid=valid, errors=errors)
 
 
 class _Part:

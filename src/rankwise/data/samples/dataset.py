@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from pickle import PicklingError
 from typing import TYPE_CHECKING, Any
@@ -209,7 +210,8 @@ class DatasetLoader(CursorLoader):
     def _on_device(self, data: Any, share: Share) -> DatasetBatch:
         if self._device is not None:
             data = move_tree(data, self._device, non_blocking=self._pinned)
-        return DatasetBatch(share, no_rows(data) if share.num_samples == 0 else data, uncut=data)
+        rows = no_rows(data) if share.num_samples == 0 else data
+        return DatasetBatch(share, rows, uncut=data, loader=weakref.ref(self))
 
 
 def _torch_loader(dataset: KeyedDataset, requests: Requests, **options: Any) -> DataLoader[Any]:

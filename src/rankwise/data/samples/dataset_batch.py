@@ -21,11 +21,14 @@ class DatasetBatch(ShareView):
 
     Attributes:
         data: what ``collate_fn`` returned, on the device.
+        loader: a weak reference to the loader that made it; None where nobody did. A dataset says nothing of its
+            content by itself, so whoever compares the ranks' data asks there.
     """
 
-    def __init__(self, share: Share, data: Any, *, uncut: Any = None) -> None:
+    def __init__(self, share: Share, data: Any, *, uncut: Any = None, loader: Any = None) -> None:
         super().__init__(share)
         self.data = data
+        self.loader = loader
         # what an empty batch was cut from: a real sample, for `stand_in`
         self._uncut = data if uncut is None else uncut
 
@@ -54,11 +57,12 @@ class DatasetBatch(ShareView):
     def stand_in(self) -> DatasetBatch:
         """Return a batch of two samples that owns its memory: the first one twice, real data also in an empty batch.
 
-        Where ``collate_fn`` returns something whose samples cannot be told apart, it is that whole.
+        Where ``collate_fn`` returns something whose samples cannot be told apart, it is that whole: all of its samples.
         """
-        ids = np.resize(self.ids if len(self.ids) else self._share.step.ids[:1], 2)
+        data, ids = first_twice(self._uncut), self.ids if len(self.ids) else self._share.step.ids[:1]
+        ids = ids if data is self._uncut else np.resize(ids, 2)
         share = replace(self._share, micro=0, num_micro=1, positions=ids, ids=ids, weights=None)
-        return DatasetBatch(share, first_twice(self._uncut))
+        return DatasetBatch(share, data)
 
     def release(self, event: Any = None) -> None:
         """Do nothing: the memory is not used again."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from rankwise.errors import ConfigError
@@ -25,17 +25,31 @@ def move_tree(tree: Any, device: Any, *, non_blocking: bool) -> Any:
 def first_twice(tree: Any) -> Any:
     """Return a copy of a collated batch: its first sample twice, or all of it where samples cannot be told apart.
 
-    The batch axis is the first one of every tensor and array, and the items of a list of texts.
+    The batch axis is the first one of every tensor and array, and the items of a list of texts. Where these differ in
+    length (documents laid end to end, beside their lengths) the first row of each is no sample.
     """
     try:
         no_rows(tree)
     except ConfigError:
         return tree
-    return _doubled(tree)
+    return _doubled(tree) if len(set(_num_rows(tree))) <= 1 else tree
+
+
+def _num_rows(tree: Any) -> Iterator[int]:
+    """Yield the number of rows of each leaf."""
+    if isinstance(tree, (Mapping, list, tuple)) and not (isinstance(tree, list) and _are_texts(tree)):
+        for value in tree.values() if isinstance(tree, Mapping) else tree:
+            yield from _num_rows(value)
+    elif tree is not None:
+        yield len(tree)
+
+
+def _are_texts(values: list[Any]) -> bool:
+    return bool(values) and all(isinstance(value, (str, bytes)) for value in values)
 
 
 def _doubled(tree: Any) -> Any:
-    if isinstance(tree, list) and tree and all(isinstance(value, (str, bytes)) for value in tree):
+    if isinstance(tree, list) and _are_texts(tree):
         return tree[:1] * 2
     if isinstance(tree, (Mapping, list, tuple)):
         return _children(tree, _doubled)
@@ -48,7 +62,7 @@ def no_rows(tree: Any) -> Any:
     Raises:
         ConfigError: it holds something whose batch axis is not known.
     """
-    if isinstance(tree, list) and tree and all(isinstance(value, (str, bytes)) for value in tree):
+    if isinstance(tree, list) and _are_texts(tree):
         return []
     if isinstance(tree, (Mapping, list, tuple)):
         return _children(tree, no_rows)

@@ -111,10 +111,17 @@ def test_a_script_that_leaves_threads_behind_is_not_forked(script):
     assert len(list(script.parent.glob("import-*"))) == 1 + 1 + 4
 
 
-@pytest.mark.parametrize("launcher", [[], ["-P", "-m", "rankwise", "run", "--nproc", "1"]], ids=["python", "rankwise"])
+LAUNCHERS = {
+    "python": [],
+    "rankwise": ["-P", "-m", "rankwise", "run", "--nproc", "1"],
+    "torchrun": ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1"],
+}
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_a_killed_rank_leaves_nothing(script, launcher):
     """SIGKILL of a rank: its workers and their server end, no semaphore and no folder of sockets stays."""
-    process = start(script, *launcher, str(script), "stay")
+    process = start(script, *LAUNCHERS[launcher], str(script), "stay")
     until((script.parent / "rank").exists)
     rank = int((script.parent / "rank").read_text())
     leader = os.getsid(rank)
@@ -123,10 +130,25 @@ def test_a_killed_rank_leaves_nothing(script, launcher):
     assert all(Path(name).exists() for name in semaphores)
     assert len(in_session(leader)) > 5
     os.kill(rank, signal.SIGKILL)
-    assert process.wait(DEADLINE_S) == (137 if launcher else -signal.SIGKILL)
+    assert process.wait(DEADLINE_S) == {"python": -signal.SIGKILL, "rankwise": 137, "torchrun": 1}[launcher]
     until(lambda: not in_session(leader))
     assert [name for name in semaphores if Path(name).exists()] == []
     assert list((script.parent / "temporary").glob("pymp-*")) == []
+
+
+def test_a_script_on_stdin_has_workers(script):
+    """Workers find a dataset that such a script imports, and look for no file of the name <stdin>."""
+    (script.parent / "numbers_module.py").write_text(script.read_text().partition("if __name__")[0])
+    text = """
+        from numbers_module import DatasetLoader, Numbers, Order
+        loader = DatasetLoader(Numbers(), order=Order(8, batch_size=2), num_workers=2, device="cpu")
+        assert sorted(i for (batch,) in loader for i in batch.data.tolist()) == list(range(8))
+    """
+    done = subprocess.run(
+        [sys.executable, "-"], input=textwrap.dedent(text), cwd=script.parent, capture_output=True, text=True,
+        timeout=DEADLINE_S, check=False, env={**os.environ, "PYTHONPATH": str(script.parent)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_dataset_of_a_notebook_is_refused(tmp_path):

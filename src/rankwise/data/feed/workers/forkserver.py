@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import os
 import shutil
+import signal
 import sys
 import threading
 from collections.abc import Callable
@@ -29,6 +30,9 @@ def start_server() -> None:
 
     Otherwise every worker of every loader imports it, and what it imports, again.
     """
+    main = sys.modules["__main__"]
+    if main.__spec__ is None and getattr(main, "__file__", "") == "<stdin>":
+        del main.__file__  # as at a prompt: each worker would look for a script of this name
     data = spawn.get_preparation_data("loader worker")
     wanted = ("sys_path", "sys_argv", "orig_dir", "init_main_from_path", "init_main_from_name")
     preload = forkserver._forkserver._preload_modules  # type: ignore[attr-defined]  # noqa: SLF001
@@ -83,8 +87,29 @@ def leave_with_rank() -> None:
     lives as long as a worker does: both would stay for ever when the rank is killed.
     """
     rank = multiprocessing.parent_process()
+    in_main = threading.current_thread() is threading.main_thread()
     if rank is not None and _watching.acquire(blocking=False):
+        if in_main:
+            _ignore_signals(rank.pid)
         threading.Thread(target=_watch, args=(rank.sentinel,), name="rankwise-worker", daemon=True).start()
+
+
+def _ignore_signals(rank: int | None) -> None:
+    """Leave it to the rank what a signal to all processes of a job means: it still wants its last batches.
+
+    SIGTERM of the rank itself ends this worker, which only a thread that waits for the signal can tell.
+    """
+    for number in (signal.SIGINT, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
+    if hasattr(signal, "sigwaitinfo"):
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        threading.Thread(target=_await_end, args=(rank,), name="rankwise-worker-signals", daemon=True).start()
+
+
+def _await_end(rank: int | None) -> None:
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != rank:
+        pass
+    os._exit(0)
 
 
 def _watch(sentinel: int) -> None:

@@ -112,7 +112,7 @@ def changed_chunks(plan: BoxPlan, standing: Standing) -> dict[int, ChunkFailure]
     """
     found, now_s = dict[int, ChunkFailure](), time.monotonic()
     for number, facts in enumerate(plan.files):
-        if facts.is_remote or (facts.index is None and not standing.is_due(facts.path, now_s)):
+        if (facts.index is None and not standing.is_due(facts.path, now_s)) or facts.is_remote:
             continue
         if facts.identity != local_identity(facts.path):
             standing.suspect(facts.path)

@@ -1,0 +1,219 @@
+"""Checkpoints without a run: found by path, described, checked, and written as files of other libraries."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import numpy as np
+
+from rankwise.checkpoint.bucket import Bucket, is_url
+from rankwise.checkpoint.manifest import CheckpointInfo, folders, read_manifest, verify
+from rankwise.checkpoint.payload import read_payload
+from rankwise.checkpoint.pieces import join_ranks, whole_tree
+from rankwise.errors import CheckpointError, ConfigError, MissingExtraError
+
+__all__ = ["FORMATS", "check_all", "describe", "export_part", "find_one", "text_of", "whole_state"]
+
+Format = Literal["pt", "safetensors", "npz"]
+FORMATS: tuple[Format, ...] = ("pt", "safetensors", "npz")
+
+
+def find_one(path: str) -> CheckpointInfo:
+    """Return the checkpoint at a path: itself, or of a folder of them, a run directory or a URL the newest whole one.
+
+    Raises:
+        CheckpointError: there is none, or it is damaged.
+        OSError: it cannot be read now.
+    """
+    found = _found(path)
+    for number, folder in enumerate(found):
+        try:
+            return verify(folder)
+        except CheckpointError as error:
+            if number == len(found) - 1:
+                raise CheckpointError(f"{folder} is damaged: {error}") from error
+    raise CheckpointError(f"there is no checkpoint in {path}: neither a manifest.json nor a step-* folder")
+
+
+def check_all(path: str) -> dict[str, str | None]:
+    """Read all checkpoints at a path and compare their checksums; return what is wrong with each, None if it is whole.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    checked: dict[str, str | None] = {}
+    for folder in _found(path):
+        try:
+            verify(folder)
+            checked[str(folder)] = None
+        except (CheckpointError, OSError) as error:
+            checked[str(folder)] = str(error)
+    if not checked:
+        raise CheckpointError(f"there is no checkpoint in {path}: neither a manifest.json nor a step-* folder")
+    return checked
+
+
+def describe(path: str) -> list[dict[str, Any]]:
+    """Return what the manifests at a path say, newest first, as JSON; payloads are not read.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    facts: list[dict[str, Any]] = []
+    for folder in _found(path):
+        try:
+            info = read_manifest(folder)
+        except CheckpointError as error:
+            facts.append({"path": str(folder), "damaged": str(error)})
+            continue
+        parts = {
+            name: {
+                "scope": part.scope,
+                "in_pieces": part.in_pieces,
+                "bytes": sum(file.bytes for file in part.files),
+                "files": [file.path for file in part.files],
+            }
+            for name, part in info.parts.items()
+        }
+        keys = ("step", "attempt", "world_size", "time", "versions", "meta", "metrics")
+        facts.append({"path": str(folder), **{key: getattr(info, key) for key in keys}, "parts": parts})
+    if not facts:
+        raise CheckpointError(f"there is no checkpoint in {path}: neither a manifest.json nor a step-* folder")
+    return facts
+
+
+def text_of(facts: Mapping[str, Any]) -> str:
+    """Return one checkpoint of `describe` as a person reads it."""
+    if "damaged" in facts:
+        return f"{facts['path']}\n  damaged: {facts['damaged']}"
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(facts["time"]))
+    versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
+    lines = [facts["path"], f"  step {facts['step']}, attempt {facts['attempt']}, {facts['world_size']} ranks, {when}"]
+    lines += [f"  {versions}"]
+    lines += [f"  metrics: {', '.join(f'{k}={v:g}' for k, v in facts['metrics'].items())}"] if facts["metrics"] else []
+    width = max(map(len, facts["parts"]), default=0)
+    for name, part in facts["parts"].items():
+        kind = "in pieces" if part["in_pieces"] else part["scope"]
+        where = part["files"][0] if len(part["files"]) == 1 else f"{len(part['files'])} files"
+        lines.append(f"  {name:{width}}  {kind:10}  {part['bytes'] / 1e6:10.2f} MB  {where}")
+    return "\n".join(lines)
+
+
+def whole_state(info: CheckpointInfo, part: str) -> Any:
+    """Return the state of a part, whatever number of ranks has saved it: of parts of single ranks ``{"rank-0": ...}``.
+
+    Raises:
+        CheckpointError: there is no such part, or it cannot be read.
+    """
+    if part not in info.parts:
+        raise CheckpointError(f"{info.path} has no part {part!r}; it holds {', '.join(info.parts)}")
+    record = info.parts[part]
+    states = [read_payload(info.path, file.path, mapped=record.in_pieces) for file in record.files]
+    if record.in_pieces:
+        return whole_tree(join_ranks(states))
+    if record.scope != "replicated":
+        return {f"rank-{rank}": state for rank, state in enumerate(states)}
+    state = states[0]
+    return state["tree"] if isinstance(state, dict) and list(state) == ["tree"] else state
+
+
+def export_part(info: CheckpointInfo, out: Path, *, part: str = "model", to: Format = "pt", force: bool = False) -> int:
+    """Write the state of a part as a file of another library, whole or not at all; return its bytes.
+
+    Args:
+        info: the checkpoint.
+        out: the file.
+        part: which part.
+        to: "pt" for ``torch.load`` (any state), "safetensors" or "npz" (tensors; those deep in the state are named
+            ``a.b``).
+        force: whether a file that is there is replaced.
+
+    Raises:
+        ConfigError: no such format, or the file is there.
+        CheckpointError: the part is not there, cannot be read, or holds what the format cannot.
+        MissingExtraError: the library is not installed.
+    """
+    if to not in FORMATS:
+        raise ConfigError(f"the format is one of {', '.join(FORMATS)}, got {to!r}")
+    if out.exists() and not force:
+        raise ConfigError(f"{out} is there already: give another name, or --force")
+    write = cast("dict[str, Callable[[Any, Path], None]]", {"pt": _pt, "safetensors": _safetensors, "npz": _npz})[to]
+    state = whole_state(info, part)
+    beside = out.with_name(f".{out.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        write(state, beside)
+        num_bytes = beside.stat().st_size
+        beside.replace(out)
+    finally:
+        beside.unlink(missing_ok=True)
+    return num_bytes
+
+
+def _found(path: str) -> list[Any]:
+    root: Any = Bucket(path, {}).root if is_url(path) else Path(path)
+    is_one = "manifest.json" in root.names() if is_url(path) else (root / "manifest.json").exists()
+    return [root] if is_one else list(folders(root)) or list(folders(root / "checkpoints"))
+
+
+def _pt(state: Any, out: Path) -> None:
+    torch = _library("torch", "pt")
+    torch.save(dict(state) if isinstance(state, dict) else state, out)
+
+
+def _safetensors(state: Any, out: Path) -> None:
+    library = _library("safetensors.numpy" if not _has_torch(state) else "safetensors.torch", "safetensors")
+    tensors = _flat(state, "safetensors")
+    if _has_torch(state):  # the format knows no tensors that share memory
+        tensors = {name: _as_torch(value).contiguous().clone() for name, value in tensors.items()}
+    library.save_file(tensors, out)
+
+
+def _npz(state: Any, out: Path) -> None:
+    arrays = {}
+    for name, value in _flat(state, "npz").items():
+        try:
+            arrays[name] = np.asarray(value)
+        except TypeError as error:
+            raise CheckpointError(
+                f"{name} is {value.dtype}, which NumPy has not: export it with --format safetensors or pt"
+            ) from error
+    with out.open("wb") as file:
+        np.savez(file, allow_pickle=False, **arrays)
+
+
+def _flat(tree: Any, to: str, place: str = "") -> dict[str, Any]:
+    """Tensors and arrays by name."""
+    if isinstance(tree, Mapping):
+        inside = [_flat(value, to, f"{place}.{key}".lstrip(".")) for key, value in tree.items()]
+        return {name: value for found in inside for name, value in found.items()}
+    if not hasattr(tree, "dtype"):
+        raise CheckpointError(
+            f"{place} is a {type(tree).__name__}, and {to} holds tensors alone: export the part with --format pt"
+        )
+    return {place: tree}
+
+
+def _has_torch(tree: Any) -> bool:
+    if isinstance(tree, Mapping):
+        return any(map(_has_torch, tree.values()))
+    return type(tree).__module__.partition(".")[0] == "torch"
+
+
+def _as_torch(value: Any) -> Any:
+    import torch
+
+    return torch.as_tensor(value)
+
+
+def _library(name: str, to: str) -> Any:
+    import importlib
+
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        package = name.partition(".")[0]
+        raise MissingExtraError(f"--format {to} needs {package}: pip install {package}") from error

@@ -1,0 +1,191 @@
+"""`Interruption`: signals and a time limit become one decision of all ranks, between two steps."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import signal
+import sys
+import threading
+import time
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Any, NoReturn, Self
+
+import numpy as np
+
+from rankwise import vitals
+from rankwise.errors import ConfigError, DesyncError, Interrupted
+
+if TYPE_CHECKING:
+    from rankwise.world import World
+
+__all__ = ["Interruption"]
+
+MAX_SECONDS = "RANKWISE_MAX_SECONDS"
+_LOG = logging.getLogger("rankwise.checkpoint")
+_TIME_IS_UP = 1000  # stands where the number of a signal stands
+# a scheduler signals every process, and a launcher passes its own one on: what follows so soon is the same signal
+_SAME_S = 1.0
+_MOST_CALLS = 256  # a step that becomes slow all of a sudden must not wait for thousands of others
+
+
+class Interruption:
+    """Lets all ranks stop after the same step when one of them is asked to. Every rank makes one.
+
+    SIGTERM, SIGINT and SIGUSR1 (a scheduler's warning) are noted, no more: the loop asks between two steps::
+
+        with Interruption(world) as interruption:
+            for batches in loader:
+                ...
+                if interruption.should_stop(step):
+                    checkpointer.save(step, parts)
+                    interruption.leave()
+
+    The second signal of a kind, a second or more after the first, ends the process at once. What was set for the
+    signals before comes back at the end. Signals that are ignored stay ignored; at a prompt and in a notebook SIGINT
+    stays what it is. In another thread than the main one only the time limit counts, which is said.
+
+    Args:
+        world: default ``World.current()``.
+        max_seconds: stop so many seconds from now; None = RANKWISE_MAX_SECONDS, else never.
+        signals: False leaves signals alone.
+        within_s: about how many seconds may pass until all ranks have agreed.
+
+    Attributes:
+        reason: why all ranks stop, "" while they do not.
+        num_agreements: how often the ranks have talked about it.
+
+    Raises:
+        ConfigError: `max_seconds` is no positive number.
+    """
+
+    def __init__(
+        self,
+        world: World | None = None,
+        *,
+        max_seconds: float | None = None,
+        signals: bool = True,
+        within_s: float = 2.0,
+    ) -> None:
+        from rankwise.world import World as _World
+
+        self._world = _World.current() if world is None else world
+        self._limit_s = _limit(max_seconds)
+        self._within_s = within_s
+        self._begun_s, self._asked_s = time.monotonic(), -math.inf
+        self._process = os.getpid()
+        self._heard: dict[str, tuple[int, float]] = {}
+        self._previous: dict[int, Any] = {}
+        self._calls, self._every, self._where = 0, 1, ""
+        self.reason, self.num_agreements = "", 0
+        if signals:
+            self._take_signals()
+
+    def should_stop(self, step: int | None = None, *, where: str = "train") -> bool:
+        """Return whether all ranks stop now: the same answer on all of them. Every rank calls it equally often.
+
+        On several ranks some of the calls are a small all-reduce; how many lie between two of these follows from the
+        time that the slowest rank takes from call to call.
+
+        Args:
+            step: optimizer steps done; ranks that come with different ones are refused.
+            where: what goes on between two calls. Another word than before: the pace is found anew.
+
+        Raises:
+            DesyncError: the ranks come with different steps.
+        """
+        if self.reason:
+            return True
+        if self._world.world_size == 1:
+            self._decide(self._wish(), step)
+            return bool(self.reason)
+        if where != self._where:
+            self._where, self._calls, self._every, self._asked_s = where, 0, 1, -math.inf  # the pace is not known
+        self._calls += 1
+        if self._calls % self._every == 0:
+            self._agree(step)
+        return bool(self.reason)
+
+    def leave(self) -> NoReturn:
+        """End this process with the code that says "again, please".
+
+        Raises:
+            Interrupted: always.
+        """
+        raise Interrupted(f"stopped: {self.reason}")
+
+    def close(self) -> None:
+        """Give the signals back. Calling it twice is fine."""
+        while self._previous:
+            number, before = self._previous.popitem()
+            signal.signal(number, signal.SIG_DFL if before is None else before)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _take_signals(self) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            _LOG.warning("signals are handled in the main thread only: here SIGTERM ends this process without a save")
+            return
+        prompt = hasattr(sys, "ps1") or "ipykernel" in sys.modules
+        for name in ("SIGTERM", "SIGUSR1", *(() if prompt else ("SIGINT",))):
+            number = getattr(signal, name, None)
+            if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
+                self._previous[number] = signal.signal(number, self._note)
+
+    def _note(self, number: int, _frame: FrameType | None) -> None:
+        if os.getpid() != self._process:
+            return  # a forked child: its parent decides
+        kind = "warning" if number == getattr(signal, "SIGUSR1", None) else "end"
+        first = self._heard.setdefault(kind, (number, time.monotonic()))[1]
+        # where another rank has failed nothing can be saved together: the launcher wants us to end
+        if time.monotonic() - first > _SAME_S or (number == signal.SIGTERM and vitals.has_failed()):
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(self._process, number)
+
+    def _wish(self) -> int:
+        """Return the number of the signal that came here, or that the time is up; 0 if all is well."""
+        if self._heard:
+            return next(iter(self._heard.values()))[0]
+        return _TIME_IS_UP if time.monotonic() - self._begun_s >= self._limit_s else 0
+
+    def _agree(self, step: int | None) -> None:
+        now, number = time.monotonic(), -1 if step is None else step
+        mine = np.array([self._wish(), (now - self._asked_s) / self._every, number, -number], dtype=np.float64)
+        wish, slowest_s, most, least = self._world.all_reduce(mine, op="max").tolist()
+        if most != -least:
+            raise DesyncError(f"ranks ask whether to stop at different steps, {int(-least)} to {int(most)}")
+        self.num_agreements += 1
+        self._calls, self._asked_s = 0, time.monotonic()
+        # half of the time for the calls between, half for one that takes longer
+        fitting = int(self._within_s / 2 / max(slowest_s, 1e-6))
+        self._every = max(1, min(fitting, 2 * self._every, _MOST_CALLS))
+        self._decide(int(wish), step)
+
+    def _decide(self, wish: int, step: int | None) -> None:
+        if not wish:
+            return
+        limit = f"the time limit of {self._limit_s:g} s" if self._limit_s < math.inf else "the time limit"
+        self.reason = limit if wish == _TIME_IS_UP else signal.Signals(wish).name
+        if self._world.is_main:
+            after = "" if step is None else f" after step {step}"
+            _LOG.warning("%s: saving and ending%s (a second signal ends at once)", self.reason, after)
+
+
+def _limit(given: float | None) -> float:
+    text = os.environ.get(MAX_SECONDS) if given is None else given
+    if text is None or text == "":
+        return math.inf
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not seconds > 0:
+        raise ConfigError(f"max_seconds, or {MAX_SECONDS}, is a positive number of seconds; got {text!r}")
+    return seconds

@@ -1,0 +1,123 @@
+"""`ObjectPath`: a place in an object store, as this room asks a `Path`."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, BinaryIO, cast
+
+from rankwise.errors import CheckpointError
+
+__all__ = ["ObjectPath", "asking"]
+
+_MANIFEST = "manifest.json"
+_BLOCK_BYTES = 8 << 20
+
+
+@dataclass(frozen=True, order=True)
+class ObjectPath:
+    """A place in an object store, with what this room asks of a `Path`.
+
+    Attributes:
+        url: its name.
+        key: the same inside the store.
+        store: of obstore.
+    """
+
+    url: str
+    key: str
+    store: Any = field(compare=False)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # between ranks, each of which has a connection of its own, and its keys
+        return ObjectPath, (self.url, self.key, None)
+
+    def __truediv__(self, name: str) -> ObjectPath:
+        return ObjectPath(f"{self.url}/{name}", f"{self.key}/{name}".lstrip("/"), self.store)
+
+    def __str__(self) -> str:
+        return self.url
+
+    @property
+    def name(self) -> str:
+        """The last part of the name."""
+        return self.url.rpartition("/")[2]
+
+    def names(self) -> dict[str, int]:
+        """Return the size of everything below by name.
+
+        Raises:
+            OSError: the store cannot be asked now.
+        """
+        import obstore
+
+        start = f"{self.key}/" if self.key else ""
+        with asking(self):
+            listed = obstore.list(self.store, prefix=self.key or None)
+            return {
+                meta["path"].removeprefix(start): meta["size"]
+                for batch in listed
+                for meta in batch
+                if meta["path"].startswith(start)
+            }
+
+    def folders(self) -> set[str]:
+        """Return the names of the folders below that hold a manifest; errors as of `names`."""
+        return {name.removesuffix(f"/{_MANIFEST}") for name in self.names() if name.endswith(f"/{_MANIFEST}")}
+
+    def open(self, name: str) -> BinaryIO:
+        """Return a file below, fetched into a temporary one.
+
+        Raises:
+            CheckpointError: it is not there; the message gives the reason alone.
+            OSError: it cannot be fetched now.
+        """
+        import obstore
+
+        if not name or name.startswith("/") or ".." in name.split("/"):
+            raise CheckpointError(f"its manifest.json names {name!r}, which is no file inside it")
+        place = self / name
+        file = tempfile.TemporaryFile()  # noqa: SIM115  (whoever asked closes it)
+        try:
+            with asking(place):
+                for block in obstore.get(self.store, place.key).stream(_BLOCK_BYTES):
+                    file.write(block)
+        except FileNotFoundError as error:
+            file.close()
+            raise CheckpointError(f"it has no {name}") from error
+        except BaseException:
+            file.close()
+            raise
+        file.seek(0)
+        return cast("BinaryIO", file)
+
+    def put(self, content: bytes) -> None:
+        """Write the object at once; errors as of `names`."""
+        import obstore
+
+        with asking(self):
+            obstore.put(self.store, self.key, content)
+
+    def delete(self, names: Iterable[str]) -> None:
+        """Remove objects below; errors as of `names`."""
+        import obstore
+
+        keys = [(self / name).key for name in names]
+        if keys:
+            with asking(self):
+                obstore.delete(self.store, keys)
+
+
+@contextmanager
+def asking(place: ObjectPath) -> Iterator[None]:
+    """Raise what the store answers as an error of the operating system, which says where."""
+    from obstore.exceptions import BaseError, NotFoundError
+
+    try:
+        yield
+    except (FileNotFoundError, NotFoundError) as error:
+        raise FileNotFoundError(2, "there is no such object", str(place)) from error
+    except (BaseError, PermissionError) as error:
+        raise OSError(5, str(error).partition("\n")[0], str(place)) from error

@@ -1,0 +1,126 @@
+"""Tensors that several ranks hold together: the piece of a rank, and the whole or any box of it out of all files."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rankwise.errors import CheckpointError
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Piece", "Pieces", "join_ranks", "only_pieces", "ordered_like", "whole_tree"]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one rank writes of a value: a box of a tensor, or all of a value that lies on this rank alone.
+
+    Attributes:
+        shape: of the whole tensor; () for what is no tensor.
+        start: where the box begins.
+        data: its elements, or the value.
+    """
+
+    shape: tuple[int, ...]
+    start: tuple[int, ...]
+    data: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """A tensor in the files of a checkpoint, copied from there when it is asked for.
+
+    Attributes:
+        shape: of the whole.
+        pieces: disjoint boxes.
+    """
+
+    shape: tuple[int, ...]
+    pieces: tuple[Piece, ...]
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> Pieces:
+        """Return a whole tensor as its one piece."""
+        shape = tuple(tensor.shape)
+        return cls(shape, (Piece(shape, (0,) * len(shape), tensor),))
+
+    def box(self, start: Sequence[int], size: Sequence[int]) -> torch.Tensor:
+        """Return a new tensor [*size] of the elements from `start` on.
+
+        Raises:
+            CheckpointError: the pieces do not cover it.
+        """
+        import torch
+
+        box = torch.empty(tuple(size), dtype=self.pieces[0].data.dtype)
+        covered = 0
+        for piece in self.pieces:
+            ends = (
+                zip(start, size, strict=True),
+                zip(piece.start, piece.data.shape, strict=True),
+            )
+            spans = [
+                (max(low, other), min(low + length, other + its))
+                for (low, length), (other, its) in zip(*ends, strict=True)
+            ]
+            if any(low >= high for low, high in spans):
+                continue
+            into = tuple(slice(low - at, high - at) for (low, high), at in zip(spans, start, strict=True))
+            out_of = tuple(slice(low - at, high - at) for (low, high), at in zip(spans, piece.start, strict=True))
+            box[into] = piece.data[out_of]
+            covered += math.prod(high - low for low, high in spans)
+        if covered != box.numel():
+            raise CheckpointError(
+                f"the ranks' pieces hold {covered} of {box.numel()} elements of a tensor {self.shape}"
+            )
+        return box
+
+    def whole(self) -> torch.Tensor:
+        """Return all of it; errors as of `box`."""
+        return self.box((0,) * len(self.shape), self.shape)
+
+
+def only_pieces(tree: Any) -> Any:
+    """Return what a rank other than the main one writes of a tree: the pieces; all else is equal on all ranks."""
+    if not isinstance(tree, Mapping):
+        return {}
+    found = {key: value if isinstance(value, Piece) else only_pieces(value) for key, value in tree.items()}
+    return {key: value for key, value in found.items() if isinstance(value, Piece) or value}
+
+
+def join_ranks(trees: Sequence[Any]) -> Any:
+    """Return the tree that the files of all ranks make together, with `Pieces` where they hold pieces of a tensor."""
+    first = trees[0]
+    if isinstance(first, Piece):
+        if not hasattr(first.data, "shape"):
+            return first.data
+        return Pieces(first.shape, tuple(trees))
+    if not isinstance(first, Mapping):
+        return first
+    keys = dict.fromkeys(key for tree in trees for key in tree)
+    items = [(key, join_ranks([tree[key] for tree in trees if key in tree])) for key in keys]
+    return ordered_like(first, items) if isinstance(first, OrderedDict) else dict(items)
+
+
+def whole_tree(tree: Any, whole: Callable[[Pieces], Any] = Pieces.whole) -> Any:
+    """Return a tree of `join_ranks` with whole tensors."""
+    if isinstance(tree, Pieces):
+        return whole(tree)
+    if not isinstance(tree, Mapping):
+        return tree
+    items = [(key, whole_tree(value, whole)) for key, value in tree.items()]
+    return ordered_like(tree, items) if isinstance(tree, OrderedDict) else dict(items)
+
+
+def ordered_like(model: Any, items: list[tuple[Any, Any]]) -> Any:
+    """Return an OrderedDict with the versions that a module's state carries along."""
+    result: Any = OrderedDict(items)
+    versions = getattr(model, "_metadata", None)
+    if isinstance(versions, Mapping):
+        result._metadata = OrderedDict((key, dict(value)) for key, value in versions.items())  # noqa: SLF001
+    return result

@@ -1,0 +1,70 @@
+"""`rankwise checkpoint`: look at checkpoints, check them, and write them for others. Loads the library late."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+__all__ = ["checkpoint_commands"]
+
+checkpoint_commands = typer.Typer(
+    name="checkpoint",
+    help="Checkpoints: what they hold, whether they are whole, and files of them for other libraries.",
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+_Place = Annotated[
+    str, typer.Argument(metavar="PATH", help="A checkpoint, a folder of them, a run directory or a URL.")
+]
+
+
+@checkpoint_commands.callback()
+def _describe() -> None:
+    """Checkpoints: what they hold, whether they are whole, and files of them for other libraries."""
+
+
+@checkpoint_commands.command("show", no_args_is_help=True)
+def show_command(
+    path: _Place, as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False
+) -> None:
+    """Say what checkpoints hold, newest first. Reads their manifests alone."""
+    from rankwise.checkpoint.exporting import describe, text_of
+
+    facts = describe(path)
+    print(json.dumps(facts, indent=1) if as_json else "\n".join(map(text_of, facts)))
+
+
+@checkpoint_commands.command("verify", no_args_is_help=True)
+def verify_command(path: _Place) -> None:
+    """Read checkpoints completely and compare their checksums; exit code 1 if one is damaged."""
+    from rankwise.checkpoint.exporting import check_all
+
+    checked = check_all(path)
+    for folder, reason in checked.items():
+        print(f"{folder}: {'whole' if reason is None else f'DAMAGED: {reason}'}")
+    if any(checked.values()):
+        raise typer.Exit(1)
+
+
+@checkpoint_commands.command("export", no_args_is_help=True)
+def export_command(
+    path: _Place,
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The file to write.")],
+    part: Annotated[str, typer.Option(help="Which part of the checkpoint.")] = "model",
+    to: Annotated[
+        str | None, typer.Option("--format", help="pt, safetensors or npz; default: the ending of OUT, else pt.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace OUT if it is there.")] = False,
+) -> None:
+    """Write the whole state of a part, however many ranks have saved it, for torch.load, safetensors or NumPy."""
+    from rankwise.checkpoint.exporting import FORMATS, export_part, find_one
+
+    ending = out.suffix.lstrip(".")
+    chosen = to or (ending if ending in FORMATS else "pt")
+    info = find_one(path)
+    num_bytes = export_part(info, out, part=part, to=chosen, force=force)  # type: ignore[arg-type]
+    print(f"{out}: {part} of {info.path}, {num_bytes} bytes")

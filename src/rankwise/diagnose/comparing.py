@@ -1,0 +1,326 @@
+"""What the ranks of several runs have written down, held against each other: the first difference, and its reason."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+__all__ = ["Finding", "Run", "Verdict", "compare_runs", "look_inside", "samples_apart", "tensors_apart"]
+
+# relative difference that is rounding at the first step; it grows by a tenth with each, and tenfold in parameters
+_ROUNDING = {"float64": 1e-10, "float32": 1e-5}
+_COARSE = 2e-2
+_MOST_IDS = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One difference.
+
+    Attributes:
+        run: which run, such as "2 ranks".
+        step: number of the optimizer step, from 0; None if it belongs to none.
+        what: "failed", "steps", "samples", "split", "epoch order", "evaluation", "replicas", "loss", "gradients",
+            "parameters", "values" or "restart".
+        text: what was seen, with parameter, sample and ranks.
+        reason: what makes such a difference, and the mend; "" if it is not known.
+    """
+
+    run: str
+    step: int | None
+    what: str
+    text: str
+    reason: str = ""
+
+
+@dataclass(slots=True, kw_only=True)
+class Verdict:
+    """What a comparison came to.
+
+    Attributes:
+        findings: differences that are more than rounding, the first one first.
+        agreement: for each run what is equal, and how well.
+    """
+
+    findings: list[Finding] = field(default_factory=list)
+    agreement: list[str] = field(default_factory=list)
+
+    @property
+    def exitcode(self) -> int:
+        """0: the same training; 1: not; 2: a run failed, or took no step."""
+        return 2 if any(f.what == "failed" for f in self.findings) else int(bool(self.findings))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return everything as JSON."""
+        return {"same": not self.findings, "agreement": self.agreement, "findings": [asdict(f) for f in self.findings]}
+
+    def __str__(self) -> str:
+        lines = [f"ok    {line}" for line in self.agreement]
+        for number, found in enumerate(self.findings):
+            place = found.run if found.step is None else f"{found.run}, step {found.step}"
+            lines.append(f"{'FIRST' if number == 0 else 'also '} {place}: {found.what}: {found.text}")
+            lines += [f"      why: {found.reason}"] if found.reason else []
+        end = "not the same training" if self.findings else "the same training"
+        return "\n".join([*lines, end])
+
+
+@dataclass(slots=True)
+class Run:
+    """What the ranks of one run have written down."""
+
+    name: str
+    num_ranks: int
+    lines: list[list[Mapping[str, Any]]]
+
+    def of(self, kind: str, rank: int) -> list[Mapping[str, Any]]:
+        """Return a rank's lines of a kind."""
+        return [line for line in self.lines[rank] if line["kind"] == kind]
+
+    @property
+    def num_steps(self) -> int:
+        """Steps that all ranks have taken."""
+        return min(len(self.of("step", rank)) for rank in range(self.num_ranks))
+
+    @property
+    def model(self) -> Mapping[str, Any]:
+        """What rank 0 has said of the model."""
+        return self.of("model", 0)[0]
+
+    def steps(self) -> Iterator[list[Mapping[str, Any]]]:
+        """Yield each step's lines, by rank."""
+        yield from zip(*(self.of("step", rank) for rank in range(self.num_ranks)), strict=False)
+
+
+def look_inside(run: Run) -> list[Finding]:
+    """What one run shows by itself."""
+    found = [*_epoch_order(run), *_evaluation(run)]
+    counts = [len(run.of("step", rank)) for rank in range(run.num_ranks)]
+    if len(set(counts)) > 1:
+        told = ", ".join(f"{count} on rank {rank}" for rank, count in enumerate(counts))
+        found.append(
+            Finding(run=run.name, step=min(counts), what="steps", text=f"the ranks took other numbers: {told}")
+        )
+    for number, lines in enumerate(run.steps()):
+        apart = _apart(run, number, lines) or _twice(run, number, lines)
+        if apart is not None:
+            return [*found, apart]
+    return found
+
+
+def _epoch_order(run: Run) -> list[Finding]:
+    for before, line in itertools.pairwise(sorted(run.of("iterate", 0), key=lambda line: line["loader"])):
+        same = (before["loader"], before["sampler"], before.get("epoch")) == (
+            line["loader"],
+            line["sampler"],
+            line.get("epoch"),
+        )
+        if same and line["sampler"] == "DistributedSampler" and line.get("shuffle"):
+            text = f"pass {line['turn']} over loader {line['loader']} has the order of the one before it"
+            reason = "the sampler was not told the epoch: sampler.set_epoch(epoch) before each one"
+            return [Finding(run=run.name, step=line["step"], what="epoch order", text=text, reason=reason)]
+    return []
+
+
+def _evaluation(run: Run) -> list[Finding]:
+    """Held-out samples that several ranks, or one several times, have seen in one pass."""
+    passes: dict[tuple[int, int], list[list[int]]] = {}
+    for rank in range(run.num_ranks):
+        for line in run.of("look", rank):
+            seen = passes.setdefault((line["loader"], line["turn"]), [[] for _ in range(run.num_ranks)])
+            seen[rank] += line["ids"]
+    trained = {i for rank in range(run.num_ranks) for line in run.of("step", rank) for i in line["ids"] or ()}
+    splits = [{line["split"] for line in run.of("iterate", rank)} for rank in range(run.num_ranks)]
+    for (loader, turn), seen in sorted(passes.items()):
+        whole = Counter(itertools.chain.from_iterable(seen))
+        if any(split != splits[0] for split in splits) and (leaked := sorted(trained & whole.keys())):
+            text = f"trained on by one rank and held out by another: {_some(leaked)}"
+            reason = (
+                "the split depends on the rank: draw it from one seed on all ranks "
+                "(random_split(..., generator=torch.Generator().manual_seed(0)))"
+            )
+            return [Finding(run=run.name, step=0, what="split", text=text, reason=reason)]
+        repeated = sorted(i for i, count in whole.items() if count > 1)
+        # every rank looking at everything gives the right mean
+        if repeated and any(Counter(ids) != whole and Counter(ids) != Counter(seen[0]) for ids in seen):
+            text = f"counted more than once in pass {turn} over loader {loader}: {_some(repeated)}"
+            reason = (
+                "the sampler repeats samples to give all ranks as many, and the metric counts them: evaluate without "
+                "padding (rankwise.train.evaluate, or a sequential Order)"
+            )
+            step = next(line["step"] for line in run.of("look", 0) if (line["loader"], line["turn"]) == (loader, turn))
+            return [Finding(run=run.name, step=step, what="evaluation", text=text, reason=reason)]
+    return []
+
+
+def _apart(run: Run, number: int, lines: list[Mapping[str, Any]]) -> Finding | None:
+    """Gradients or parameters that are not the same on all ranks."""
+    for kind, what in (("grads", "gradient"), ("params", "parameter")):
+        for name, (digest, *_) in lines[0][kind].items():
+            odd = [rank for rank, line in enumerate(lines) if line[kind].get(name, [None])[0] != digest]
+            if not odd:
+                continue
+            if name in run.model["late"]:
+                reason = f"{name} was made after the wrap, which does not know it: change and move first, then wrap"
+            elif run.model["wrapped"] and not lines[0]["forwards"]:
+                reason = "the forward went past the wrapper (model.module(...)): call the wrapped model"
+            elif run.model["wrapped"]:
+                reason = "the backward did not synchronise: under no_sync, or a model moved after the wrap"
+            else:
+                reason = "nothing adds the gradients up: wrap the model (rankwise.prepare)"
+            text = f"the {what} of {name} on rank {odd[0]} is not that of rank 0"
+            return Finding(run=run.name, step=number, what="replicas", text=text, reason=reason)
+    return None
+
+
+def _twice(run: Run, number: int, lines: list[Mapping[str, Any]]) -> Finding | None:
+    seen = [set(line["ids"] or ()) for line in lines]
+    for (one, mine), (other, theirs) in itertools.combinations(enumerate(seen), 2):
+        if both := sorted(mine & theirs):
+            text = f"trained on by rank {one} and by rank {other}: {_some(both)}"
+            reason = "the ranks do not share the samples out: DistributedSampler, or an Order"
+            return Finding(run=run.name, step=number, what="samples", text=text, reason=reason)
+    return None
+
+
+def compare_runs(wanted: Run, run: Run, tolerance: float | None, verdict: Verdict) -> None:
+    """Compare step by step, and stop at the first that differs by more than rounding."""
+    base = _ROUNDING.get(wanted.model["dtype"], _COARSE) if tolerance is None else tolerance
+    worst = {"loss": 0.0, "gradients": 0.0, "parameters": 0.0}
+    seen = {found.what for found in verdict.findings if found.run == run.name}
+    if seen & {"split", "samples", "replicas"}:
+        return  # what follows from these says nothing more
+    for number, (old, new) in enumerate(zip(wanted.steps(), run.steps(), strict=False)):
+        found = samples_apart(run, number, old, new)
+        limit = base * (1 if tolerance is not None else 1 + number / 10)
+        for what, kind, allowed in (
+            ("loss", "", limit),
+            ("gradients", "grads", limit),
+            ("parameters", "params", 10 * limit),
+        ):
+            if found is not None:
+                break
+            name, apart = _loss_apart(old, new) if what == "loss" else tensors_apart(old[0][kind], new[0][kind])
+            worst[what] = max(worst[what], apart)
+            if apart > allowed:
+                text = f"{name} differs by {apart:.2g} relative, rounding is up to {allowed:.1g}"
+                found = Finding(run=run.name, step=number, what=what, text=text, reason=_why(run, new))
+        if found is not None:
+            verdict.findings.append(found)
+            return
+    if (counts := (wanted.num_steps, run.num_steps))[0] != counts[1]:
+        text = f"{counts[1]} steps, {wanted.name} took {counts[0]}"
+        verdict.findings.append(Finding(run=run.name, step=min(counts), what="steps", text=text))
+    if "evaluation" not in seen:
+        _values(wanted, run, base, verdict)
+    told = ", ".join(f"{what} {'bits' if apart == 0 else f'rounding ({apart:.1g})'}" for what, apart in worst.items())
+    known = all(line["ids"] is not None for lines in run.steps() for line in lines)
+    samples = "the same samples" if known else "samples not known"
+    verdict.agreement.append(f"{run.name} against {wanted.name}: {min(counts)} steps, {samples}, {told}")
+
+
+def samples_apart(
+    run: Run, number: int, old: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]]
+) -> Finding | None:
+    """Return how the samples of a step differ, None where they do not or are not known."""
+    if any(line["ids"] is None for line in (*old, *new)):
+        return None
+    before, now = (Counter(i for line in lines for i in line["ids"]) for lines in (old, new))
+    if before == now:
+        return None
+    missing, more = sorted((before - now).elements()), sorted((now - before).elements())
+    reason = ""
+    if sum(now.values()) == sum(before.values()) * len(new) // len(old) and len(new) != len(old):
+        reason = (
+            "the batch size is that of one rank, so the global batch grows with them: divide it by the number of ranks"
+        )
+    elif any(count > 1 for count in now.values()):
+        reason = "the sampler repeats samples to give all ranks as many"
+    text = (
+        f"{sum(now.values())} samples, wanted {sum(before.values())}; missing {_some(missing)}; too many {_some(more)}"
+    )
+    return Finding(run=run.name, step=number, what="samples", text=text, reason=reason)
+
+
+def _loss(lines: Sequence[Mapping[str, Any]]) -> float:
+    """Return the global loss: sums over weights; of a loss that has no weight the mean over ranks, by samples."""
+    pairs = [pair for line in lines for pair in line["losses"]]
+    if pairs and all(weight is not None for _, weight in pairs):
+        return float(sum(total for total, _ in pairs)) / (sum(weight for _, weight in pairs) or 1.0)
+    shares = [len(line["ids"]) if line["ids"] is not None else 1 for line in lines]
+    means = [sum(total for total, _ in line["losses"]) for line in lines]
+    return float(sum(mean * share for mean, share in zip(means, shares, strict=True)) / (sum(shares) or 1))
+
+
+def _loss_apart(old: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]]) -> tuple[str, float]:
+    before, now = _loss(old), _loss(new)
+    return f"the loss ({now:.6g}, wanted {before:.6g})", _relative([before], [now])
+
+
+def tensors_apart(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[str, float]:
+    """Return the tensor that differs most, and its relative difference: of norms, and of values."""
+    worst = ("", 0.0)
+    if old.keys() != new.keys():
+        odd = sorted(old.keys() ^ new.keys())
+        return f"{odd[0]} (on one side only)", math.inf
+    whole = math.sqrt(sum(norm * norm for _, norm, _ in old.values()))
+    for name, (digest, norm, values) in old.items():
+        other, other_norm, others = new[name]
+        if digest == other:
+            continue
+        # held against the tensor, but not below a thousandth of all: some gradients are nothing but rounding
+        floor = max(norm, whole / 1000)
+        part = math.sqrt(sum((a - b) ** 2 for a, b in zip(values, others, strict=True)))
+        apart = max(abs(norm - other_norm), part) / floor if floor else math.inf
+        worst = max(worst, (name, apart), key=lambda pair: math.inf if math.isnan(pair[1]) else pair[1])
+    return worst
+
+
+def _relative(old: Sequence[float], new: Sequence[float]) -> float:
+    return max((abs(a - b) / max(abs(a), 1e-30) if a != b else 0.0) for a, b in zip(old, new, strict=True))
+
+
+def _why(run: Run, lines: Sequence[Mapping[str, Any]]) -> str:
+    """Say what makes gradients of the same samples differ."""
+    layers = run.model["layers"]
+    if norms := [layer for layer in layers if layer.startswith("BatchNorm")]:
+        return f"{norms[0]} sees one rank's samples: another cut of a batch is another model (SyncBatchNorm, GroupNorm)"
+    shares = [len(line["ids"] or ()) for line in lines]
+    weighed = all(weight is not None for line in lines for _, weight in line["losses"])
+    if not weighed and len(set(shares)) > 1:
+        return (
+            f"mean of means: the ranks have {shares} samples, and DDP takes the mean of their means (ExactStep, Window)"
+        )
+    if drops := [layer for layer in layers if "Dropout" in layer]:
+        return f"{drops[0]}: each rank draws its own mask"
+    if not weighed:
+        return (
+            "mean of means: each rank divides by its own count (tokens, masks, weights); give Window sums and weights"
+        )
+    return (
+        "the step depends on how samples are cut into ranks: batch statistics, contrastive or Dice losses, random draws"
+    )
+
+
+def _values(wanted: Run, run: Run, base: float, verdict: Verdict) -> None:
+    """Compare reduced values, in the order in which they were reduced."""
+    for old, new in zip(wanted.of("values", 0), run.of("values", 0), strict=False):
+        for name, value in old["values"].items():
+            now = new["values"].get(name, math.nan)
+            if not (math.isnan(value) and math.isnan(now)) and not _relative([value], [now]) <= 100 * base:
+                text = f"{name} is {now:.6g}, wanted {value:.6g}"
+                reason = "a mean of the ranks' means, or other samples: reduce sums and weights (rankwise.metrics)"
+                verdict.findings.append(
+                    Finding(run=run.name, step=new["step"], what="values", text=text, reason=reason)
+                )
+                return
+
+
+def _some(ids: Sequence[int]) -> str:
+    if not ids:
+        return "none"
+    listed = ", ".join(map(str, ids[:_MOST_IDS])) + (f", ... ({len(ids)} in all)" if len(ids) > _MOST_IDS else "")
+    return f"sample{'s' * (len(ids) > 1)} {listed}"

@@ -1,0 +1,138 @@
+"""`rankwise verify`: run a script at several world sizes, and find the first step where they are not one training."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rankwise.diagnose.comparing import Finding, Run, Verdict, compare_runs, look_inside, samples_apart, tensors_apart
+from rankwise.diagnose.recording import FOLDER, KILL, STEPS
+from rankwise.errors import ConfigError
+from rankwise.launch.job import Job
+from rankwise.launch.show import parse_show
+from rankwise.launch.supervisor import supervise
+from rankwise.launch.target import Target
+
+__all__ = ["verify_script"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Script:
+    """What is run: path, arguments, where the runs lie, how many steps are recorded."""
+
+    path: str
+    args: tuple[str, ...]
+    folder: Path
+    num_steps: int
+
+
+def verify_script(
+    script: str,
+    args: Sequence[str] = (),
+    *,
+    ranks: Sequence[int] = (1, 2, 3),
+    steps: int = 20,
+    kill: bool = False,
+    tolerance: float | None = None,
+    folder: Path,
+) -> Verdict:
+    """Run a script at each number of ranks, on this machine with one thread each, and compare what it trained.
+
+    Every run has a run directory of its own; ``{ranks}`` and ``{dir}`` in `args` stand for its number of ranks and a
+    fresh folder. To be called in the main thread of a process without other threads.
+
+    Args:
+        script: path of the script: rankwise's own loops, or any that steps a torch optimizer.
+        args: its arguments.
+        ranks: numbers of ranks; the first is what the others are held against. One alone is looked at by itself.
+        steps: how many optimizer steps are compared.
+        kill: run the last number of ranks once more, kill a rank with SIGKILL at two thirds of the steps, start all
+            again, and compare that to the bit.
+        tolerance: relative difference that is rounding; None = by the parameters' dtype, growing with the steps.
+        folder: where the runs and their records go.
+
+    Raises:
+        ConfigError: an argument is out of range.
+    """
+    if not ranks or min(ranks) < 1 or len(set(ranks)) < len(ranks):
+        raise ConfigError(f"verify wants different numbers of ranks, each at least 1, got {list(ranks)}")
+    if steps < 1:
+        raise ConfigError(f"steps is at least 1, got {steps}")
+    verdict, runs = Verdict(), []
+    chosen = _Script(path=script, args=tuple(args), folder=folder, num_steps=steps)
+    for size in ranks:
+        run = _record(chosen, size, verdict)
+        if run is None:
+            return verdict
+        runs.append(run)
+        said = {(found.what, found.text) for found in verdict.findings}
+        verdict.findings += [found for found in look_inside(run) if (found.what, found.text) not in said]
+    for run in runs[1:]:
+        compare_runs(runs[0], run, tolerance, verdict)
+    if kill and runs[-1].num_steps > 1:
+        _killed(chosen, runs[-1], verdict)
+    # stable: what a run shows by itself explains what differs from another one, and stands before it
+    verdict.findings.sort(key=lambda found: math.inf if found.step is None else found.step)
+    return verdict
+
+
+def _record(script: _Script, size: int, verdict: Verdict, *, kill: str = "") -> Run | None:
+    place = script.folder / ("killed" if kill else f"ranks-{size}")
+    place.mkdir(parents=True)
+    name = f"{size} rank{'s' * (size > 1)}" + (" with a kill" if kill else "")
+    words = [word.replace("{ranks}", str(size)).replace("{dir}", str(place / "files")) for word in script.args]
+    job = Job(
+        target=Target(kind="module", name="rankwise.diagnose", args=(script.path, *words)),
+        num_ranks=size,
+        max_restarts=int(bool(kill)),
+        run_dir=place / "run",
+        show=parse_show("none"),
+        env={FOLDER: str(place), STEPS: str(script.num_steps), **({KILL: kill} if kill else {})},
+        num_threads=1,
+    )
+    outcome = supervise(job, tell_last=False)
+    lines = []
+    for rank in range(size):
+        files = sorted(place.glob(f"rank-{rank}.attempt-*.jsonl"))
+        lines.append([json.loads(line) for line in files[-1].read_text().splitlines()] if files else [])
+    run = Run(name, size, lines)
+    if outcome.exitcode:
+        verdict.findings.append(Finding(run=name, step=None, what="failed", text=outcome.text.strip()))
+    elif not run.num_steps:
+        reason = (
+            "the optimizers are not torch's, or the run was found finished: give its folder as {dir} in the arguments"
+        )
+        verdict.findings.append(Finding(run=name, step=None, what="failed", text="no optimizer step", reason=reason))
+    else:
+        return run
+    return None
+
+
+def _killed(script: _Script, wanted: Run, verdict: Verdict) -> None:
+    at = max(1, 2 * wanted.num_steps // 3)
+    size = wanted.num_ranks
+    run = _record(script, size, verdict, kill=f"{size - 1}:{at}")
+    if run is None:
+        return
+    states = [lines[0]["before"] for lines in wanted.steps()]
+    new = list(run.steps())
+    if new[0][0]["before"] not in states:
+        text = f"killed at step {at}, it went on from a state that the undisturbed run never had"
+        reason = "something is not in the checkpoint: optimizer, scheduler, random state, position of the data"
+        verdict.findings.append(Finding(run=run.name, step=at, what="restart", text=text, reason=reason))
+        return
+    begin = states.index(new[0][0]["before"])
+    for number, (old, now) in enumerate(zip(list(wanted.steps())[begin:], new, strict=False), start=begin):
+        found = samples_apart(run, number, old, now)
+        name, apart = tensors_apart(old[0]["params"], now[0]["params"])
+        if found is None and apart:
+            text = f"{name} differs by {apart:.2g} relative from the undisturbed run after a kill at step {at}"
+            found = Finding(run=run.name, step=number, what="restart", text=text)
+        if found is not None:
+            verdict.findings.append(found)
+            return
+    told = f"went on from step {begin}" if begin else "began again, as nothing was saved before"
+    verdict.agreement.append(f"{run.name} at step {at}: {told}, bits")

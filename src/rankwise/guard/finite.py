@@ -1,0 +1,117 @@
+"""Which module made the first value that is not finite, going forward or backward, and in which row of the batch."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from rankwise.guard.checking import Look, Subject
+from rankwise.guard.findings import listed
+from rankwise.guard.tensors import local, plain_name, tensors_of
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Finite"]
+
+
+class Finite:
+    """Values and gradients of the modules, noted as numbers on the device, read once where something is not finite."""
+
+    name = "finite"
+
+    def __init__(self, subject: Subject) -> None:
+        self._subject = subject
+        self._notes: list[tuple[str, str, torch.Tensor]] = []
+        self._rows: list[torch.Tensor] = []
+
+    def arm(self) -> None:
+        """Watch every module without children, the model's inputs and outputs, and the loss module."""
+        self._notes, self._rows = [], []
+        model, place = self._subject.model, self._subject.place
+        place(model.register_forward_pre_hook, self._see_inputs)
+        for name, module in model.named_modules():
+            if next(module.children(), None) is None:
+                place(module.register_forward_hook, functools.partial(self._see, plain_name(name) or "the model"))
+        place(model.register_forward_hook, self._see_outputs)
+        if hasattr(self._subject.loss, "register_forward_hook"):
+            place(self._subject.loss.register_forward_hook, functools.partial(self._see, "the loss"))
+
+    def _see_inputs(self, model: Any, values: Any) -> None:
+        if model.training:
+            self._note("the input", "holds", *(t.detach() for t in tensors_of(values)))
+
+    def _see_outputs(self, model: Any, _: Any, output: Any) -> None:
+        """Note which rows of the model's answer are not finite."""
+        for tensor in tensors_of(output):
+            if model.training and tensor.ndim and tensor.is_floating_point():
+                self._rows.append(tensor.detach().reshape(len(tensor), -1).isfinite().all(1))
+                break
+
+    def _see(self, name: str, module: Any, _: Any, output: Any) -> None:
+        if not module.training:
+            return
+        tensors = [t for t in tensors_of(output) if t.is_floating_point()]
+        self._note(name, "answers with", *(t.detach() for t in tensors))
+        for tensor in tensors:
+            if tensor.requires_grad:
+                # of the tensor and not of the module: torch's module hooks forbid operations in place
+                tensor.register_hook(lambda gradient: self._note(name, "gets a gradient of", gradient.detach()))  # type: ignore[no-untyped-call]
+
+    def _note(self, name: str, what: str, *tensors: torch.Tensor) -> None:
+        for tensor in tensors:
+            if tensor.is_floating_point() and not tensor.is_meta:
+                self._notes.append((name, what, tensor.isfinite().all()))
+
+    def first(self) -> str:
+        """Return the first of this step that is not finite, in words; "" if all is. Waits for the device."""
+        last_good = "the loss"
+        for name, what, good in self._notes:
+            if not bool(good):
+                told = f"{name} {what} what is not finite"
+                if what == "gets a gradient of":
+                    told = f"going backward from {last_good}, {told}"
+                rows = [str(row) for row in self._bad_rows()]
+                return told + (f" (rows {listed(rows)})" if rows else "")
+            last_good = name if what == "gets a gradient of" else "the loss"
+        return ""
+
+    def _bad_rows(self) -> list[int]:
+        rows: list[int] = []
+        start = 0
+        for good in self._rows:
+            rows += [start + row for row, fine in enumerate(good.tolist()) if not fine]
+            start += len(good)
+        return rows
+
+    def facts(self, look: Look) -> dict[str, Any] | None:  # noqa: ARG002  (one form for all checks)
+        """Return what is not finite on this rank, where the gradients are not; None where they are."""
+        import torch
+
+        named = [(n, p.grad) for n, p in self._subject.model.named_parameters() if p.grad is not None]
+        good = [local(gradient).isfinite().all() for _, gradient in named]
+        if not good or bool(torch.stack(good).all()):
+            return None
+        names = [plain_name(name) for (name, _), fine in zip(named, good, strict=True) if not bool(fine)]
+        ids = self._subject.ids
+        samples = [str(int(ids[row])) if row < len(ids) else f"row {row}" for row in self._bad_rows()]
+        return {"gradients": listed(names), "first": self.first(), "samples": listed(samples)}
+
+    def judge(self, facts: Sequence[Any], look: Look) -> None:
+        """Name the ranks whose own values went wrong; the sum carries it to all."""
+        met = {rank: fact for rank, fact in enumerate(facts) if fact is not None}
+        if not met:
+            return
+        # a rank whose forward was fine has only met what the others' gradients brought
+        guilty = [rank for rank, fact in met.items() if fact["first"]] or list(met)
+        fact = met[guilty[0]]
+        look.tell(
+            self.name,
+            guilty,
+            f"samples {fact['samples']}" if fact["samples"] else "the samples of the step",
+            wanted="finite values and gradients",
+            came=f"the gradients of {fact['gradients']} are not finite; on rank {guilty[0]} "
+            f"{fact['first'] or 'every module that was watched answers with finite values'}",
+            mend="Look at these samples and this module; lower the learning rate where nothing else is wrong",
+        )

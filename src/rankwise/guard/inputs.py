@@ -1,0 +1,278 @@
+"""Whether each rank sees a part of its own of the data: samples, the loader's lengths and epochs, random streams."""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+from rankwise.guard.checking import Look, Subject
+from rankwise.guard.findings import listed, odd_ranks
+from rankwise.guard.tensors import row_hashes, tensors_of
+
+__all__ = ["Epochs", "RandomStreams", "Samples", "compare_loaders", "loader_facts"]
+
+_MOST_ROWS = 128
+_SAME, _ALIKE = 0.9, 0.5  # shares of a rank's rows that another rank sees, too
+
+
+class Samples:
+    """No sample in two ranks' parts of a step: by the content of what the model is called with."""
+
+    name = "samples"
+
+    def __init__(self, subject: Subject) -> None:
+        self._subject = subject
+        self._rows: list[int] = []
+        self._before: set[tuple[int, int]] = set()
+
+    def arm(self) -> None:
+        """Look at the model's inputs."""
+        self._rows = []
+        self._subject.place(self._subject.model.register_forward_pre_hook, self._see, with_kwargs=True)
+
+    def _see(self, model: Any, values: Any, named: Any) -> None:
+        import torch
+
+        room = _MOST_ROWS - len(self._rows)
+        if model.training and torch.is_grad_enabled() and room > 0:
+            self._rows += row_hashes(tensors_of((values, named)), room)
+
+    def facts(self, look: Look) -> list[int]:  # noqa: ARG002  (one form for all checks)
+        """Return a number for each row, in order."""
+        return self._rows
+
+    def judge(self, facts: Sequence[Any], look: Look) -> None:
+        """Compare each pair of ranks; tell what holds at two looks in a row."""
+        sets = [set(rows) for rows in facts]
+        # few different rows (small or constant inputs) coincide by themselves
+        telling = [r for r, rows in enumerate(facts) if len(rows) >= 2 and 2 * len(sets[r]) > len(rows)]
+        pairs = [(a, b) for a in telling for b in telling if a < b]
+        shares = {(a, b): len(sets[a] & sets[b]) / min(len(sets[a]), len(sets[b])) for a, b in pairs}
+        alike = {pair: share for pair, share in shares.items() if share >= _ALIKE}
+        again = sorted(self._before & alike.keys())
+        self._before = set(alike)
+        if not again:
+            return
+        a, b = again[0]
+        common = sets[a] & sets[b]
+        look.tell(
+            self.name,
+            sorted({rank for pair in again for rank in pair}),
+            f"rows {listed(str(row) for row, number in enumerate(facts[a]) if number in common)} of rank {a}'s part",
+            wanted="each sample of a step on one rank",
+            came=f"rank {b} has {len(common)} of the {len(sets[a])} different rows of rank {a}, too, twice in a row",
+            mend="Give the loader a DistributedSampler, or take an Order, which deals every sample out once",
+            certain=alike[a, b] >= _SAME,
+        )
+
+
+def _sampler_of(loader: Any) -> Any:
+    sampler = getattr(loader, "sampler", None)
+    inner = getattr(getattr(loader, "batch_sampler", None), "sampler", None)
+    return inner if inner is not None and not hasattr(sampler, "num_replicas") else sampler
+
+
+def _length(thing: Any) -> int | None:
+    with suppress(TypeError, NotImplementedError):
+        return len(thing)
+    return None
+
+
+def loader_facts(loader: Any) -> dict[str, Any]:
+    """Return what a loader says of its size, and a glance at its data if it may be dealing all of them to each rank."""
+    sampler, dataset, steps = _sampler_of(loader), getattr(loader, "dataset", None), _length(loader)
+    facts: dict[str, Any] = {"steps": steps}
+    if hasattr(sampler, "num_replicas") and hasattr(sampler, "rank"):
+        return {**facts, "dealt": (int(sampler.num_replicas), int(sampler.rank))}
+    size, batch = _length(dataset), getattr(loader, "batch_size", None)
+    # the last batch counts half: it may be a short one
+    if steps and size and isinstance(batch, int) and (steps - 0.5) * batch > _ALIKE * size:
+        glance = _glance(dataset, size)
+        facts["all"] = None if glance is None else (size, glance)
+    return facts
+
+
+def _glance(dataset: Any, size: int) -> int | None:
+    """Return a number for two samples of a dataset, drawn with equal random numbers, which are put back."""
+    import torch
+
+    kept = random.getstate(), np.random.get_state()  # noqa: NPY002  (what users' code draws from)
+    crc = 0
+    with torch.random.fork_rng(devices=[]):
+        try:
+            for index in (0, size // 2):
+                random.seed(index)
+                np.random.seed(index)  # noqa: NPY002
+                torch.manual_seed(index)
+                parts = tensors_of(_as_tensors(dataset[index]))
+                crc = zlib.crc32(repr([row_hashes([t.reshape(1, -1)], 1) for t in parts]).encode(), crc)
+        except Exception:  # noqa: BLE001  (a dataset that cannot be looked at is not judged)
+            return None
+        finally:
+            random.setstate(kept[0])
+            np.random.set_state(kept[1])  # noqa: NPY002
+    return crc
+
+
+def _as_tensors(value: Any) -> Any:
+    import torch
+
+    if isinstance(value, dict):
+        return {key: _as_tensors(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_as_tensors(part) for part in value]
+    with suppress(TypeError, ValueError, RuntimeError):
+        return value if isinstance(value, torch.Tensor) else torch.as_tensor(np.asarray(value))
+    return value
+
+
+def compare_loaders(facts: Sequence[Any], look: Look) -> None:
+    """Judge the loaders of all ranks before the first step."""
+    steps = [fact.get("steps") for fact in facts]
+    if len(set(steps)) > 1:
+        look.tell(
+            "loader",
+            odd_ranks(steps),
+            "the loader's length",
+            wanted="as many batches on every rank",
+            came="; ".join(f"rank {rank} has {count}" for rank, count in enumerate(steps)),
+            mend="The rank that has more waits for the others at the end of the epoch until the time-out: deal the "
+            "samples out evenly (DistributedSampler, Order), or take ExactStep or torch's Join",
+        )
+    dealt = [fact.get("dealt") for fact in facts]
+    # every part on one rank; which one has which is nobody's business
+    if None not in dealt and sorted(dealt) != [(look.world_size, rank) for rank in range(look.world_size)]:
+        look.tell(
+            "loader",
+            [rank for rank, part in enumerate(dealt) if part != (look.world_size, rank)],
+            "the loader's sampler",
+            wanted=f"each of the parts 0 to {look.world_size - 1} of {look.world_size} on one rank",
+            came="; ".join(f"rank {rank} takes part {part} of {count}" for rank, (count, part) in enumerate(dealt)),
+            mend="Leave num_replicas and rank out of DistributedSampler, which takes them from the group: a local rank "
+            "is not the rank on several machines",
+        )
+    whole = {fact.get("all") for fact in facts}
+    if look.world_size > 1 and len(whole) == 1 and (found := next(iter(whole))) is not None:
+        look.tell(
+            "loader",
+            range(look.world_size),
+            "the loader's epoch",
+            wanted=f"each of the {found[0]} samples once in an epoch, over all ranks",
+            came=f"every rank goes through all of them: an epoch is {look.world_size} times too long",
+            mend="Give the loader a DistributedSampler, or take an Order",
+            certain=False,
+        )
+
+
+class Epochs:
+    """An iteration that begins where one before began shows the samples in the same order."""
+
+    name = "loader"
+
+    def __init__(self, subject: Subject) -> None:
+        self._loader, self._plain = subject.loader, type(subject.loader)
+        self._begun: list[str] = []
+        self._stale = ""
+        if self._loader is not None:
+            with suppress(TypeError, AttributeError):  # slots, or a proxy (Accelerate): its iterations are not seen
+                self._loader.__class__ = _watched(self._plain, self._begins)
+
+    def close(self) -> None:
+        """Give the loader its own class back."""
+        if type(self._loader) is not self._plain:
+            self._loader.__class__ = self._plain
+
+    def _begins(self) -> None:
+        where = _epoch_of(self._loader)
+        if where in self._begun and not self._stale:
+            self._stale = f"an iteration begins at {where}, as one before"
+        self._begun = [*self._begun, where][-4:] if where else []
+
+    def facts(self, look: Look) -> str:  # noqa: ARG002
+        """Return what was wrong with the iterations so far."""
+        return self._stale
+
+    def judge(self, facts: Sequence[Any], look: Look) -> None:
+        """Tell an epoch that was not moved on."""
+        if ranks := [rank for rank, fact in enumerate(facts) if fact]:
+            look.tell(
+                self.name,
+                ranks,
+                "the loader's order",
+                wanted="another order in each epoch",
+                came=facts[ranks[0]],
+                mend="Call sampler.set_epoch(epoch) (of loaders of rankwise: loader.set_epoch(epoch), and mark_done) "
+                "before each iteration",
+                certain=False,
+            )
+
+
+def _watched(plain: Any, begins: Callable[[], None]) -> type:
+    """Return the class of a loader that tells when it is iterated; `for` looks the method up in the class."""
+
+    def iterate(loader: Any) -> Any:
+        begins()
+        return plain.__iter__(loader)
+
+    return type(plain.__name__, (plain,), {"__iter__": iterate, "__module__": plain.__module__})
+
+
+def _epoch_of(loader: Any) -> str:
+    """Return what tells one epoch from the next; "" if nothing does, or the order is meant to be one."""
+    sampler = _sampler_of(loader)
+    if hasattr(sampler, "epoch") and getattr(sampler, "shuffle", True):
+        return f"epoch {sampler.epoch}"
+    if hasattr(loader, "mark_done") and getattr(getattr(loader, "order", None), "kind", "") != "sequential":
+        state = loader.state_dict()
+        return f"epoch {state['epoch']}, sample {state['position']}" if "position" in state else ""
+    return ""
+
+
+class RandomStreams:
+    """Ranks that drop units or augment draw from streams of their own."""
+
+    name = "random"
+
+    def __init__(self, subject: Subject) -> None:
+        self._subject = subject
+        self._before: dict[str, int] = {}
+
+    def facts(self, look: Look) -> dict[str, int]:  # noqa: ARG002
+        """Return a number for the state of each generator that was drawn from, as far as one can tell."""
+        import torch
+        from torch import nn
+
+        kinds = (nn.modules.dropout._DropoutNd, nn.RReLU)  # noqa: SLF001  (the only common base)
+        model, facts = self._subject.model, {}
+        if any(isinstance(m, kinds) and m.training and getattr(m, "p", 1) > 0 for m in model.modules()):
+            device = next((p.device for p in model.parameters()), torch.device("cpu"))
+            state = torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+            facts["torch's generator, from which dropout draws"] = zlib.crc32(state.numpy().tobytes())
+        old = np.random.get_state(legacy=False)  # noqa: NPY002
+        now = {
+            "the generator of `random`": zlib.crc32(repr(random.getstate()[1]).encode()),
+            "NumPy's global generator": zlib.crc32(repr(old).encode()),
+        }
+        facts.update({name: state for name, state in now.items() if self._before.get(name, state) != state})
+        self._before = now
+        return facts
+
+    def judge(self, facts: Sequence[Any], look: Look) -> None:
+        """Tell generators that stand at one place on several ranks."""
+        for name in dict.fromkeys(name for fact in facts for name in fact):
+            states = [fact.get(name, -1 - rank) for rank, fact in enumerate(facts)]
+            if same := [rank for rank, state in enumerate(states) if states.count(state) > 1]:
+                look.tell(
+                    self.name,
+                    same,
+                    name,
+                    wanted="a stream of its own on each rank",
+                    came="they draw the same numbers: the same units are dropped, the same augmentation is made",
+                    mend="Seed with the rank once the model is built, torch.manual_seed(seed + rank); prepare() does",
+                    certain=False,
+                )

@@ -1,0 +1,357 @@
+"""Whether the ranks hold one model: its signature, gradients, parameters, buffers, and how often they add up."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rankwise.errors import GuardError
+from rankwise.guard.checking import Look, Subject
+from rankwise.guard.findings import listed, odd_ranks
+from rankwise.guard.tensors import fingerprints, plain_name, replicated, tensors_apart
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from rankwise.world import World
+
+__all__ = ["Gradients", "Parameters", "Reductions", "Unused", "check_signature", "compare_signatures"]
+
+_BUDGET = 1 << 23  # elements of a sparse look: some 10 ms of one CPU core
+_DTYPES = {"float": "torch.float32", "double": "torch.float64", "c10::BFloat16": "torch.bfloat16"}
+
+
+def _signature(model: nn.Module) -> list[tuple[str, str]]:
+    apart = tensors_apart(model)
+    kinds: list[tuple[str, str, torch.Tensor]]
+    kinds = [(n, "trainable" if p.requires_grad else "frozen", p) for n, p in model.named_parameters()]
+    kinds += [(n, "buffer", b) for n, b in model.named_buffers()]
+    return [(plain_name(n), f"{k} {list(t.shape)} {str(t.dtype)[6:]}") for n, k, t in kinds if id(t) not in apart]
+
+
+def compare_signatures(model: nn.Module, look: Look) -> None:
+    """Compare names, shapes and dtypes of parameters and buffers; every rank calls it."""
+    rows = _signature(model)
+    digests = look.talk(hashlib.blake2b(repr(rows).encode(), digest_size=16).hexdigest())
+    if len(set(digests)) == 1:
+        return
+    tables = [dict(table) for table in look.talk(rows)]
+    every = {name: None for table in tables for name in table}
+    # the same ones in another order would be added to others
+    names = [n for n in every if len({t.get(n) for t in tables}) > 1] or ["the order of the parameters"]
+    said = "; ".join(f"rank {rank} has {table.get(names[0], 'none')}" for rank, table in enumerate(tables))
+    look.tell(
+        "signature",
+        odd_ranks(digests),
+        listed(names),
+        wanted="the same parameters and buffers on all ranks",
+        came=f"{names[0]}: {said}"[:600],
+        mend="Build the model from the same configuration on every rank: DistributedDataParallel would wait for the "
+        "others until its time-out",
+    )
+
+
+def check_signature(model: nn.Module, world: World) -> None:
+    """Refuse models of other names, shapes or dtypes on other ranks, before a wrapper hangs over them. Collective.
+
+    Raises:
+        GuardError: on every rank, with what differs.
+    """
+    look = Look.at(world)
+    if world.world_size > 1:
+        compare_signatures(model, look)
+    if look.found:
+        raise GuardError(str(look.found[0]), findings=tuple(look.found))
+
+
+class _Compared:
+    """Fingerprints of some of the model's tensors, compared as one number; in detail only where that differs."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self._prints: list[int | None] = []
+
+    def take(self, named: list[tuple[str, Any]]) -> str:
+        """Fingerprint the tensors, and return what stands for all."""
+        self.names = [name for name, _ in named]
+        self._prints = fingerprints([tensor for _, tensor in named])
+        return hashlib.blake2b(repr((self.names, self._prints)).encode(), digest_size=12).hexdigest()
+
+    def differing(self, look: Look, more: Any = None) -> tuple[list[str], tuple[int, ...], list[Any]]:
+        """Return the names that differ, the odd ranks, and what `more` is on each rank. Collective."""
+        answers = look.talk((self.names, self._prints, more))
+        tables = [dict(zip(names, prints, strict=True)) for names, prints, _ in answers]
+        every = {name: None for table in tables for name in table}
+        names = [name for name in every if len({table.get(name, "none") for table in tables}) > 1]
+        rows = [tuple(table.get(name, "none") for name in names) for table in tables]
+        return names, odd_ranks(rows), [more for _, _, more in answers]
+
+
+def _share(named: list[tuple[str, Any]], look: Look) -> list[tuple[str, Any]]:
+    """Return the tensors of a look: of a sparse one as many as the budget holds, others from look to look."""
+    if look.whole or sum(tensor.numel() for _, tensor in named) <= _BUDGET:
+        return named
+    start, size = (look.number * 7919) % len(named), 0
+    chosen: list[tuple[str, Any]] = []
+    for name, tensor in named[start:] + named[:start]:
+        size += tensor.numel()
+        if chosen and size > _BUDGET:
+            break
+        chosen.append((name, tensor))
+    return chosen
+
+
+class Gradients:
+    """Equal on all ranks when the optimizer has stepped; else the model has silently stopped to synchronise."""
+
+    name = "gradients"
+
+    def __init__(self, subject: Subject) -> None:
+        self._subject = subject
+        self._compared = _Compared()
+        self._placed = {plain_name(n): (p.dtype, p.device) for n, p in subject.model.named_parameters()}
+        self._through = self._inside = self._synced = 0
+
+    def arm(self) -> None:
+        """Count the forwards through the wrapper, and those that reach the module inside."""
+        self._through = self._inside = self._synced = 0
+        wrapper = self._subject.wrapper
+        if wrapper is not None:
+            self._subject.place(wrapper.register_forward_pre_hook, self._pass_through)
+            self._subject.place(wrapper.module.register_forward_pre_hook, self._pass_inside)
+
+    def _pass_through(self, wrapper: Any, _: Any) -> None:
+        self._through += bool(wrapper.training)
+        self._synced += bool(wrapper.training and wrapper.require_backward_grad_sync)
+
+    def _pass_inside(self, module: Any, _: Any) -> None:
+        self._inside += bool(module.training)
+
+    def facts(self, look: Look) -> str:
+        """Fingerprint the gradients of all trainable replicas."""
+        model = self._subject.model
+        named = replicated(model, ((n, p) for n, p in model.named_parameters() if p.requires_grad))
+        return self._compared.take([(name, p.grad) for name, p in _share(list(named), look)])
+
+    def judge(self, facts: Sequence[Any], look: Look) -> None:
+        """Name the parameters whose gradients differ, and why as far as it shows."""
+        if len(set(facts)) == 1:
+            return
+        names, ranks, causes = self._compared.differing(look, next(self._causes(), None))
+        cause, mend = next((told for told in causes if told is not None), _UNKNOWN)
+        look.tell(
+            self.name,
+            ranks,
+            listed(names),
+            wanted="equal gradients on all ranks when the optimizer steps",
+            came=f"they differ in {len(names)} of {len(self._compared.names)} parameters: {cause}",
+            mend=mend,
+        )
+
+    def _causes(self) -> Iterator[tuple[str, str]]:
+        """Yield what this rank sees that explains it, and the mend; the surest first."""
+        wrapper = self._subject.wrapper
+        if wrapper is None:
+            what = "nothing in the model adds gradients up (no DistributedDataParallel)"
+            yield what, "Pass the model through prepare(), or average the gradients before optimizer.step()"
+            return
+        now = {plain_name(n): p for n, p in self._subject.model.named_parameters()}
+        known = {id(p) for p in getattr(wrapper, "_module_parameters", wrapper.module.parameters())}
+        if late := [n for n, p in now.items() if p.requires_grad and id(p) not in known]:
+            what = f"{listed(late)} came after the wrap, and nobody adds up their gradients"
+            yield what, "Add and replace layers, and unfreeze parameters, before the wrap"
+        moved = [n for n, p in now.items() if n in self._placed and (p.dtype, p.device) != self._placed[n]]
+        noted = _dtypes_at_wrap(wrapper)
+        if moved or (noted and noted != {str(p.dtype) for p in wrapper.module.parameters() if p.requires_grad}):
+            what = f"the model was moved or cast after the wrap ({listed(moved) or 'its dtypes have changed'}), "
+            what += "which drops the hooks of DistributedDataParallel"
+            yield what, "Call .to(device), .double() and the like before the wrap (prepare() does)"
+        if self._inside > self._through:
+            what = "the forward went past the wrapper (model.module(x) instead of model(x))"
+            yield what, "Call the wrapped model in training; model.module is for evaluation and saving"
+        if self._through and not self._synced:
+            what = "every forward of the step ran inside no_sync()"
+            yield what, "Leave the last micro-batch of a step, its forward too, outside of no_sync()"
+        unused = [] if wrapper.find_unused_parameters else [n for n, p in now.items() if _has_none(p)]
+        if unused:
+            yield f"the loss does not depend on {listed(unused)}, for whose gradients those of the others wait", _FREEZE
+
+
+_FREEZE = (
+    "Freeze them with requires_grad_(False) before the wrap, leave them out, or wrap with find_unused_parameters=True"
+)
+_UNKNOWN = (
+    "the model was moved after the wrap, or gradients were changed on some ranks after backward",
+    "Call .to(device) before the wrap, and clip, scale or fill gradients alike on all ranks",
+)
+
+
+def _has_none(parameter: Any) -> bool:
+    return parameter.requires_grad and parameter.grad is None
+
+
+def _dtypes_at_wrap(wrapper: Any) -> set[str]:
+    """Return what DistributedDataParallel has noted of its parameters when it was made; empty if it does not tell."""
+    try:
+        noted = str(wrapper._get_ddp_logging_data()["dtypes"])  # noqa: SLF001  (torch has no public way)
+    except (AttributeError, KeyError, RuntimeError):
+        return set()
+    found = [_DTYPES.get(part.strip(), "") for part in noted.split(",")]
+    return set(found) if all(found) else set()
+
+
+class Parameters:
+    """Equal on all ranks after the step, frozen ones too; buffers apart, as the forward saw them."""
+
+    name = "parameters"
+
+    def __init__(self, subject: Subject) -> None:
+        self._subject = subject
+        self._compared, self._buffers = _Compared(), _Compared()
+        self._in_forward: str | None = None
+
+    def arm(self) -> None:
+        """Fingerprint the buffers in the step's first forward, right after they were sent around."""
+        self._in_forward = None
+        wrapper = self._subject.wrapper
+        inside = self._subject.model if wrapper is None else wrapper.module
+        self._subject.place(inside.register_forward_pre_hook, self._see_buffers)
+
+    def _see_buffers(self, module: Any, _: Any) -> None:
+        import torch
+
+        if module.training and torch.is_grad_enabled() and self._in_forward is None:
+            self._in_forward = self._buffers.take(list(replicated(module, module.named_buffers())))
+
+    def facts(self, look: Look) -> tuple[str, str | None]:
+        """Fingerprint the parameters."""
+        model = self._subject.model
+        named = list(replicated(model, model.named_parameters()))
+        return self._compared.take(_share(named, look)), self._in_forward
+
+    def judge(self, facts: Sequence[Any], look: Look) -> None:
+        """Name the parameters and buffers that differ; parameters that follow unequal gradients are said there."""
+        follows = any(earlier.check == "gradients" for earlier in look.found)
+        if len({of_parameters for of_parameters, _ in facts}) > 1 and not follows:
+            names, ranks, _ = self._compared.differing(look)
+            look.tell(
+                self.name,
+                ranks,
+                listed(names),
+                wanted="equal parameters on all ranks",
+                came=f"{len(names)} of {len(self._compared.names)} differ after the step",
+                mend="Something changed them on some ranks only: weights loaded or edited after the wrap, an optimizer "
+                "with other settings or state. Load and change them on every rank",
+            )
+        buffers = [of_buffers for _, of_buffers in facts]
+        if None not in buffers and len(set(buffers)) > 1:
+            names, ranks, _ = self._buffers.differing(look)
+            look.tell(
+                self.name,
+                ranks,
+                f"buffers {listed(names)}",
+                wanted="equal buffers on all ranks when a forward begins",
+                came="they differ",
+                mend="Without broadcast_buffers running statistics are each rank's own: evaluate and save those of "
+                "rank 0 on purpose, or take SyncBatchNorm",
+                certain=False,
+            )
+
+
+class Reductions:
+    """All-reduces per optimizer step: more than one is accumulation without `no_sync`."""
+
+    name = "reductions"
+
+    def __init__(self, subject: Subject) -> None:
+        self._subject = subject
+        self._flag = False
+        self._synced = self._in_a_row = 0
+
+    def arm(self) -> None:
+        """Count the backward passes of forwards that synchronise, at one parameter."""
+        self._synced, self._flag = 0, False
+        wrapper = self._subject.wrapper
+        trained = [] if wrapper is None else [p for p in wrapper.module.parameters() if p.requires_grad]
+        if wrapper is not None and trained:
+            self._subject.place(wrapper.register_forward_pre_hook, self._begin)
+            # the last one is the head's, which every loss uses
+            self._subject.place(trained[-1].register_post_accumulate_grad_hook, self._end)
+
+    def _begin(self, wrapper: Any, _: Any) -> None:
+        if wrapper.training:
+            self._flag = bool(wrapper.require_backward_grad_sync)
+
+    def _end(self, _: Any) -> None:
+        self._synced += self._flag
+
+    def facts(self, look: Look) -> int:  # noqa: ARG002  (one form for all checks)
+        """Return how many backward passes added gradients up in this step."""
+        return self._synced
+
+    def judge(self, facts: Sequence[Any], look: Look) -> None:
+        """Tell when it is more than one at two looks in a row: a scaler that skips a step makes one step of two."""
+        several = max(facts) > 1 and look.number > 0  # the first step may hold a warm-up
+        self._in_a_row = self._in_a_row + 1 if several else 0
+        if self._in_a_row == 2:
+            look.tell(
+                self.name,
+                [rank for rank, count in enumerate(facts) if count > 1],
+                "the micro-batches of a step",
+                wanted="one synchronised backward per optimizer step",
+                came=f"{max(facts)} of them",
+                mend="Run all micro-batches but the last inside no_sync(), forward and backward (Window does): the "
+                "result is the same, for a fraction of the communication",
+                certain=False,
+            )
+
+
+class Unused:
+    """Trainable parameters without a gradient, by name; or the flag that looks for them, without need."""
+
+    name = "unused"
+    _LOOKS = 3
+
+    def __init__(self, subject: Subject) -> None:
+        self._subject = subject
+        self._needless = 0
+
+    def facts(self, look: Look) -> tuple[bool, list[str]] | None:  # noqa: ARG002
+        """Return whether the wrapper looks for unused ones, and which got no gradient."""
+        wrapper = self._subject.wrapper
+        if wrapper is None or wrapper.static_graph:
+            return None
+        ignored = wrapper.parameters_to_ignore
+        named = replicated(wrapper.module, wrapper.module.named_parameters())
+        names = [n for n, p in named if _has_none(p) and n not in ignored]
+        return bool(wrapper.find_unused_parameters), names
+
+    def judge(self, facts: Sequence[Any], look: Look) -> None:
+        """Name what no rank used, where nobody expects it; or say that the search finds nothing."""
+        if any(fact is None for fact in facts):
+            return
+        names = [name for name in facts[0][1] if all(name in found for _, found in facts)]
+        if facts[0][0]:
+            self._needless = self._LOOKS + 1 if names else self._needless + 1
+            if self._needless == self._LOOKS:
+                look.tell(
+                    self.name,
+                    range(look.world_size),
+                    "find_unused_parameters=True",
+                    wanted="a model that leaves parameters out",
+                    came=f"every parameter had a gradient at {self._LOOKS} looks",
+                    mend="Leave the flag out, unless later steps use other parameters: the search walks the graph in "
+                    "every step",
+                    certain=False,
+                )
+        elif names and not any(earlier.check == "gradients" for earlier in look.found):
+            look.tell(
+                self.name,
+                range(look.world_size),
+                listed(names),
+                wanted="a gradient for every trainable parameter",
+                came="the loss does not depend on them, and DistributedDataParallel fails at the next forward",
+                mend=_FREEZE,
+            )

@@ -1,0 +1,359 @@
+"""`guarded`: looks at the first steps and then at few, on all ranks at once, in a group of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from rankwise.errors import ConfigError, GuardError, RankwiseError
+from rankwise.guard.checking import Check, Look, Subject
+from rankwise.guard.devices import Devices
+from rankwise.guard.findings import Finding
+from rankwise.guard.finite import Finite
+from rankwise.guard.inputs import Epochs, RandomStreams, Samples, compare_loaders, loader_facts
+from rankwise.guard.replicas import Gradients, Parameters, Reductions, Unused, compare_signatures
+from rankwise.guard.tensors import tensors_apart
+from rankwise.world import World
+from rankwise.world.adopt import joined_world
+from rankwise.world.channel import Channel
+
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = ["CHECKS", "Guard", "GuardOptions", "guard_wish", "guarded", "trainer_guard"]
+
+_LOG = logging.getLogger("rankwise.guard")
+_KINDS: dict[str, Any] = {
+    "gradients": Gradients,
+    "parameters": Parameters,
+    "finite": Finite,
+    "samples": Samples,
+    "loader": Epochs,
+    "devices": Devices,
+    "random": RandomStreams,
+    "reductions": Reductions,
+    "unused": Unused,
+}
+CHECKS = ("signature", *_KINDS)
+_ALONE = ("finite", "loader", "devices")  # what one rank can get wrong
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuardOptions:
+    """What is checked, and how often.
+
+    Attributes:
+        checks: "cheap" looks at the first steps and then at few; "all" looks at every step; or names of `CHECKS`.
+        every: steps between two looks, once the run is older than that; before it they lie twice as far apart each
+            time. None = 500, with "all" 1.
+        first: as many steps at the start are all looked at.
+        on_finding: "raise" raises what is certain and logs suspicions; "warn" logs both.
+        timeout_s: how long a look waits for the other ranks before the guard goes off.
+    """
+
+    checks: Literal["cheap", "all"] | Sequence[str] = "cheap"
+    every: int | None = None
+    first: int = 3
+    on_finding: Literal["raise", "warn"] = "raise"
+    timeout_s: float = 300.0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.checks, str) and self.checks not in ("cheap", "all"):
+            raise ConfigError(f"checks= is 'cheap', 'all' or a list of names, got {self.checks!r}")
+        if unknown := sorted(set(self.names) - set(CHECKS)):
+            raise ConfigError(f"there is no check named {', '.join(unknown)}; there are {', '.join(CHECKS)}")
+        if self.on_finding not in ("raise", "warn"):
+            raise ConfigError(f"on_finding= is 'raise' or 'warn', got {self.on_finding!r}")
+        if self.spacing < 1 or self.first < 0 or not self.timeout_s > 0:
+            raise ConfigError(
+                f"every= is at least 1, first= at least 0 and timeout_s= above 0, got {self.every!r}, {self.first!r} "
+                f"and {self.timeout_s!r}"
+            )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The checks that run."""
+        return CHECKS if isinstance(self.checks, str) else tuple(self.checks)
+
+    @property
+    def spacing(self) -> int:
+        """Steps between two looks in the long run."""
+        return (1 if self.checks == "all" else 500) if self.every is None else self.every
+
+    def is_due(self, step: int) -> bool:
+        """Whether a step is looked at: arithmetic only, so all ranks look at the same ones."""
+        doubling = step < self.spacing and step & (step - 1) == 0
+        return step <= self.first or doubling or step % self.spacing == 0
+
+    def next_wake(self, step: int) -> int:
+        """Return the next step that is looked at, or the one before or behind such a step."""
+        return next(s for s in itertools.count(step + 1) if any(map(self.is_due, (s - 1, s, s + 1))))
+
+
+class Guard:
+    """Watches a training loop; made by `guarded`. A context manager; `close` ends it.
+
+    Attributes:
+        findings: what was found so far, equal on all ranks.
+        num_steps: optimizer steps since it was made.
+        num_looks: steps that were looked at.
+        active: False once it was closed or went off.
+        not_finite: where the check "finite" is exempt, the module that made the last step's first value that is not
+            finite; "" if all are, or nobody looked.
+    """
+
+    def __init__(
+        self, subject: Subject, options: GuardOptions, *, optimizer: Any = None, exempt: Sequence[str] = ()
+    ) -> None:
+        self._subject, self._options = subject, options
+        self.findings: list[Finding] = []
+        self.num_steps = self.num_looks = 0
+        self.active = True
+        self.not_finite = ""
+        self._wake = 0
+        self._said: set[tuple[str, str]] = set()
+        self._failed: set[str] = set()
+        hooked = None if optimizer is None else _plain_optimizer(optimizer)
+        alone = subject.world.world_size == 1
+        names = [name for name in options.names if name not in exempt and (name in _ALONE or not alone)]
+        self._world = _own_world(subject.world, options.timeout_s) if names else subject.world
+        self._checks: list[Check] = [_KINDS[name](subject) for name in names if name in _KINDS]
+        # where somebody else judges what is not finite, the module is still watched for
+        self._finite = Finite(subject) if "finite" in exempt and "finite" in options.names else None
+        self._handle = None if hooked is None else hooked.register_step_post_hook(lambda *_: self.step())
+        try:
+            self._together(lambda look: self._look_before(names, look))
+        except BaseException:
+            self.close()
+            raise
+        if self.active and options.is_due(1):
+            self._arm()
+        apart = len(tensors_apart(subject.model)) + sum(hasattr(p, "placements") for p in subject.model.parameters())
+        if apart and self._checks and self._world.is_main:
+            _LOG.info("%d parameters are sharded or ignored by their wrapper: they are not compared", apart)
+
+    def _look_before(self, names: Sequence[str], look: Look) -> None:
+        loader = self._subject.loader
+        if "signature" in names:
+            compare_signatures(self._subject.model, look)
+        if "loader" in names and loader is not None:
+            facts = look.talk(_safely(lambda: loader_facts(loader)))
+            self._judge("loader", facts, lambda: compare_loaders(facts, look))
+
+    def saw(self, ids: Sequence[int]) -> None:
+        """Tell which samples this rank's part of the coming step holds, in the order of the rows, for the messages."""
+        self._subject.ids = ids
+
+    def step(self) -> None:
+        """Note that the optimizer has stepped; only where no `optimizer=` was given. Every rank calls it, every step.
+
+        Raises:
+            GuardError: something is wrong for sure (``on_finding="raise"``); on every rank.
+        """
+        if not self.active:
+            return
+        self.num_steps += 1
+        if self.num_steps < self._wake:
+            return
+        self.not_finite = ""
+        if self._options.is_due(self.num_steps):
+            self._subject.disarm()
+            self.not_finite = "" if self._finite is None else self._finite.first()
+            self._together(self._look)
+        if self.active and self._options.is_due(self.num_steps + 1):
+            self._arm()
+        self._wake = self._options.next_wake(self.num_steps)
+
+    def _arm(self) -> None:
+        if self._subject.is_compiled:  # a hook would be compiled in, and stay
+            return
+        for check in (*self._checks, *([] if self._finite is None else [self._finite])):
+            if hasattr(check, "arm") and isinstance(failed := _safely(check.arm), _Failed):
+                self._subject.trouble = failed.text
+
+    def _look(self, look: Look) -> None:
+        """Gather all facts by one call, and judge them: what every rank has decides what is talked about next."""
+        mine = [_safely(functools.partial(check.facts, look)) for check in self._checks]
+        gathered = look.talk([*mine, _Failed(self._subject.trouble) if self._subject.trouble else None])
+        self._judge("of a hook", [of_rank[-1] for of_rank in gathered], lambda: None)
+        for index, check in enumerate(self._checks):
+            facts = [of_rank[index] for of_rank in gathered]
+            self._judge(check.name, facts, functools.partial(check.judge, facts, look))
+
+    def _judge(self, name: str, facts: Sequence[Any], judge: Callable[[], None]) -> None:
+        failed = next(((rank, fact) for rank, fact in enumerate(facts) if isinstance(fact, _Failed)), None)
+        if failed is None:
+            judge()
+        elif name not in self._failed:
+            self._failed.add(name)
+            self._say(f"the check {name!r} says nothing: it failed on rank {failed[0]} with {failed[1].text}")
+
+    def _together(self, act: Callable[[Look], None]) -> None:
+        whole = self.num_looks < self._options.first or self._options.checks == "all"
+        look = Look.at(self._world, number=self.num_looks, step=self.num_steps, whole=whole)
+        try:
+            act(look)
+        except RankwiseError as error:
+            # who does not come to a look is late, dead or at another step: the training's own calls will tell
+            self.close()
+            _LOG.warning("the guard goes off after step %d: %s", self.num_steps, error)
+            return
+        self.num_looks += self.num_steps > 0
+        self._report(look.found)
+
+    def _report(self, found: list[Finding]) -> None:
+        new = [finding for finding in found if (finding.check, finding.where) not in self._said]
+        self._said |= {(finding.check, finding.where) for finding in new}
+        self.findings += new
+        certain = [f for f in new if f.certain] if self._options.on_finding == "raise" else []
+        for finding in new:
+            if finding not in certain:
+                self._say(str(finding))
+        if certain:
+            self.close()
+            raise GuardError("\n".join(map(str, certain)), findings=tuple(certain))
+
+    def _say(self, text: str) -> None:
+        if self._world.is_main:
+            _LOG.warning("%s", text)
+
+    def close(self) -> None:
+        """Take all hooks away. Not a collective."""
+        self.active = False
+        self._subject.disarm()
+        if self._handle is not None:
+            self._handle.remove()
+        for check in self._checks:
+            if hasattr(check, "close"):
+                check.close()
+        if self._world.channel is not self._subject.world.channel:
+            _leave(self._world)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _leave(world: World) -> None:
+    """Give up the group of the guard, which nobody else has: the last look is over for who comes here in peace."""
+    import torch.distributed as dist
+
+    channel = world.channel
+    group = channel.group if isinstance(channel, Channel) else None
+    if isinstance(channel, Channel) and group is not None:
+        channel.close()
+        if dist.is_initialized() and not channel.broken.startswith("all_gather"):
+            dist.destroy_process_group(group)
+
+
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    text: str
+
+
+def _safely(act: Callable[[], Any]) -> Any:
+    """Return what it returns, or how it failed: a rank that raises alone would leave the others waiting."""
+    try:
+        return act()
+    except Exception as error:  # noqa: BLE001  (told to all ranks)
+        return _Failed(f"{type(error).__name__}: {error}")
+
+
+def guarded(
+    model: nn.Module,
+    *,
+    loader: Any = None,
+    optimizer: Any = None,
+    loss: Any = None,
+    world: World | None = None,
+    **options: Any,
+) -> Guard:
+    """Watch a training loop for what goes wrong silently on several ranks. Collective: every rank calls it.
+
+    It looks at the first steps and then at few, right after `optimizer.step()`; all other steps cost one counter::
+
+        with rankwise.guarded(model, optimizer=optimizer, loader=loader):
+            for batch in loader: ...
+
+    Works with plain DistributedDataParallel, `prepare`, Accelerate and Lightning (give what they return), and with
+    sharded models, whose shards are not compared. Ranks talk in a group of their own, with a time-out of its own, at
+    steps that arithmetic alone decides.
+
+    Args:
+        model: as the loop calls it: wrapped.
+        loader: the training data: torch's DataLoader, or a loader of rankwise. Its iterations are noted.
+        optimizer: whose steps count. Without it call `Guard.step` after each step.
+        loss: a loss module, whose targets and weights are looked at, too.
+        world: this rank's world; `World.current()` if None.
+        **options: the fields of `GuardOptions`: ``checks=``, ``every=``, ``first=``, ``on_finding=``, ``timeout_s=``.
+
+    Raises:
+        ConfigError: an argument is none of these.
+        GuardError: the ranks' models or loaders do not go together.
+    """
+    known = [field.name for field in dataclasses.fields(GuardOptions)]
+    if unknown := sorted(set(options) - set(known)):
+        raise ConfigError(f"guarded has no option {', '.join(unknown)}; it has {', '.join(known)}")
+    subject = Subject(world=joined_world(world, "a guard"), model=model, loss=loss, loader=loader)
+    return Guard(subject, GuardOptions(**options), optimizer=optimizer)
+
+
+def trainer_guard(options: GuardOptions | None, model: nn.Module, optimizer: Any, world: World) -> Guard:
+    """Return the guard of a trainer, whose order deals samples out and whose health judges what is not finite.
+
+    Every rank calls it. Without options it does nothing.
+    """
+    subject = Subject(world=world, model=model)
+    if options is None:
+        return Guard(subject, GuardOptions(checks=()))
+    return Guard(subject, options, optimizer=optimizer, exempt=("samples", "loader", "finite"))
+
+
+def guard_wish(wish: bool | Literal["warn"] | GuardOptions) -> GuardOptions | None:  # noqa: FBT001
+    """Return what a trainer's ``guard=`` asks for.
+
+    Raises:
+        ConfigError: it is none of True, False, "warn" and `GuardOptions`.
+    """
+    if isinstance(wish, GuardOptions):
+        return wish
+    if wish not in (True, False, "warn"):
+        raise ConfigError(f"guard= is True, False, 'warn' or GuardOptions(...), got {wish!r}")
+    return GuardOptions(on_finding="warn" if wish == "warn" else "raise") if wish else None
+
+
+def _plain_optimizer(optimizer: Any) -> Any:
+    """Return torch's optimizer inside those of Accelerate and Lightning; of several the last, which ends a step."""
+    if isinstance(optimizer, list | tuple):
+        optimizer = optimizer[-1]
+    while hasattr(getattr(optimizer, "optimizer", None), "param_groups"):
+        optimizer = optimizer.optimizer
+    if not hasattr(optimizer, "register_step_post_hook"):
+        raise ConfigError(
+            f"optimizer= is an optimizer of torch, got a {type(optimizer).__name__}; or call guard.step()"
+        )
+    return optimizer
+
+
+def _own_world(world: World, timeout_s: float) -> World:
+    """Return the world with a group of its own, on the CPU: what waits there holds up nobody else's calls."""
+    if not isinstance(world.channel, Channel):
+        return world
+    import torch.distributed as dist
+
+    if world.world_size != dist.get_world_size():
+        # some ranks meet under names that count their groups, which `subgroup` evens out; its time-out is the world's
+        return world.subgroup(range(world.world_size)) or world
+    timeout = timedelta(seconds=timeout_s)
+    return dataclasses.replace(world, channel=Channel(dist.new_group(backend="gloo", timeout=timeout), timeout))

@@ -1,0 +1,105 @@
+"""Weights & Biases as a tracking service."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from rankwise.errors import MissingExtraError
+from rankwise.tracking.files import read_json, write_json
+from rankwise.tracking.outbox import Line, RunFacts, Table
+
+__all__ = ["WandbSink"]
+
+
+@dataclass(slots=True, kw_only=True)
+class WandbSink:
+    """Curves, configuration and code version in W&B; give it to `Tracker(sinks=)` or `Trainer(trackers=)`.
+
+    Offline unless asked otherwise: every attempt writes a folder in ``<run>/wandb``, which ``wandb sync`` uploads into
+    one run. What an earlier attempt has logged is not logged again.
+
+    Attributes:
+        project: None = WANDB_PROJECT, else W&B's own default.
+        mode: "offline" or "online"; None = WANDB_MODE, else "offline".
+        name: name of the run there; None = that of the run directory.
+        settings: further settings of W&B, for ``wandb.Settings``.
+    """
+
+    project: str | None = None
+    mode: Literal["offline", "online"] | None = None
+    name: str | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    title: str = field(init=False, default="W&B")
+    _run: Any = field(init=False, default=None, repr=False)
+    _bookmark: Path | None = field(init=False, default=None)
+    _step: int = field(init=False, default=-1)
+    _names: list[str] = field(init=False, default_factory=list, repr=False)
+
+    def load(self) -> None:
+        """Import W&B.
+
+        Raises:
+            MissingExtraError: it is not installed.
+        """
+        try:
+            import wandb as _  # noqa: F401
+        except ImportError as error:
+            raise MissingExtraError(
+                f"the tracker 'wandb' needs W&B ({error}); install it with pip install 'rankwise[wandb]'"
+            ) from error
+
+    def connect(self, run: RunFacts, known_id: str | None) -> str:
+        """Begin a part of the run's curves."""
+        import wandb
+
+        run_id = known_id or run.run_id
+        folder = run.folder / "wandb"
+        folder.mkdir(exist_ok=True)
+        self._bookmark = folder / "sent.json"
+        sent = (read_json(self._bookmark) or {}) if run.attempt > 1 else {}
+        if sent.get("id") == run_id:
+            self._step, self._names = sent["step"], sent["names"]
+        # its console capture and its own sampler of this machine are ours already
+        quiet = {"console": "off", "silent": True, "x_disable_stats": True, "disable_code": True}
+        self._run = wandb.init(
+            project=self.project or os.environ.get("WANDB_PROJECT"),
+            id=run_id,
+            name=self.name or run.folder.name,
+            dir=str(run.folder),
+            mode=self.mode or cast("Any", os.environ.get("WANDB_MODE", "offline")),
+            resume="allow",
+            reinit="create_new",
+            config={**run.config, f"environment of attempt {run.attempt}": dict(run.environment)},
+            settings=wandb.Settings(**{**quiet, **self.settings}),
+        )
+        self._step = max(self._step, int(self._run.step) - 1)
+        return run_id
+
+    def send(self, lines: Sequence[Line]) -> None:
+        """Log the lines that are not there yet; W&B takes steps in ascending order only."""
+        for line in lines:
+            if line.step < self._step:
+                continue
+            known = self._names if line.step == self._step else []
+            new = {name: value for name, value in line.values.items() if name not in known}
+            if new:
+                self._run.log(new, step=line.step)
+                self._step, self._names = line.step, [*known, *new]
+        assert self._bookmark is not None
+        write_json(self._bookmark, {"id": self._run.id, "step": self._step, "names": self._names})
+
+    def send_table(self, table: Table) -> None:
+        """Log the table, at the newest step where later ones were logged before it: W&B takes ascending steps only."""
+        import wandb
+
+        rows = [list(row) for row in zip(*table.columns.values(), strict=True)]
+        made = wandb.Table(columns=list(table.columns), data=rows)
+        self._run.log({table.name: made}, step=max(table.step, self._step))
+
+    def finish(self, *, done: bool) -> None:
+        """Write out and close the part."""
+        self._run.finish(exit_code=0 if done else 1)

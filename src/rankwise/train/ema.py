@@ -1,0 +1,144 @@
+"""A moving average of the weights, for evaluation and export."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal
+
+from rankwise.errors import CheckpointError, ConfigError
+from rankwise.train.sharding import is_sharded
+from rankwise.train.wrapping import unwrapped
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from rankwise.train.exact import StepReport
+
+__all__ = ["EMA"]
+
+
+class EMA:
+    """The exponential moving average of a model's parameters; equal on all ranks without any communication.
+
+    In a loop of your own::
+
+        ema = EMA(model, decay=0.999)
+        for batches in loader:
+            ema.update(step(batches))
+        with ema.applied():
+            evaluate(model, val, step_fn)
+
+    It is a hook of the `Trainer` and a part of its checkpoints: ``Trainer(hooks=[ema])``. Steps that were skipped
+    (without weight, or after an overflow) do not count. Floating-point parameters are averaged; buffers, such as
+    running statistics, are the model's own.
+
+    Args:
+        model: what `prepare` returned, or any module that is not sharded.
+        decay: what the average keeps of itself at each step, 0 <= decay < 1.
+        ramp: at the n-th step keep (1 + n) / (10 + n) at most, so that the first weights are soon forgotten.
+
+    Attributes:
+        num_updates: steps that were counted.
+
+    Raises:
+        ConfigError: the decay is out of range, or the model is sharded.
+    """
+
+    scope: Literal["replicated"] = "replicated"
+
+    def __init__(self, model: nn.Module, *, decay: float = 0.999, ramp: bool = True) -> None:
+        if not 0 <= decay < 1:
+            raise ConfigError(f"decay is at least 0 and below 1, got {decay}")
+        if is_sharded(model):
+            raise ConfigError(
+                "the model is sharded (strategy='fsdp'), and EMA keeps whole weights: take 'ddp' or 'zero1'"
+            )
+        self.num_updates = 0
+        self._decay, self._ramp = decay, ramp
+        named = unwrapped(model).named_parameters()
+        self._model = {name.replace("_orig_mod.", ""): p for name, p in named if p.is_floating_point()}
+        self._averages = {name: p.detach().clone() for name, p in self._model.items()}
+
+    def update(self, report: StepReport | None = None) -> None:
+        """Take the weights after a step into the average; call it on every rank alike.
+
+        Args:
+            report: what the step did, None counts it in any case.
+        """
+        if report is not None and (report.overflowed or not report.weight):
+            return
+        import torch
+
+        self._follow()
+        self.num_updates += 1
+        ramped = (1 + self.num_updates) / (10 + self.num_updates)
+        decay = min(self._decay, ramped) if self._ramp else self._decay
+        with torch.no_grad():
+            torch._foreach_lerp_(list(self._averages.values()), [p.detach() for p in self._model.values()], 1 - decay)
+
+    def fit_start(self, trainer: Any) -> None:
+        """Refuse, as a hook, a training of other weights than these.
+
+        Raises:
+            ConfigError: the trainer's model is another one, or is sharded.
+        """
+        trained = {id(p) for p in trainer.model.parameters()}
+        if is_sharded(trainer.model) or not all(id(p) in trained for p in self._model.values()):
+            raise ConfigError(
+                "EMA averages another model than the one that is trained, or a sharded one (strategy='fsdp'), of which "
+                "it keeps no whole weights: make it of the model that the Trainer gets, and take 'ddp' or 'zero1'"
+            )
+
+    def step_end(self, _: Any, report: StepReport) -> None:
+        """Do so as a hook."""
+        self.update(report)
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Give the model the averages, and its own weights back at the end. No step is taken meanwhile."""
+        import torch
+
+        self._follow()
+        mine: list[torch.Tensor] = list(self._model.values())
+        averages = list(self._averages.values())
+        kept = [p.detach().clone() for p in mine]
+        with torch.no_grad():
+            torch._foreach_copy_(mine, averages)
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                torch._foreach_copy_(mine, kept)
+
+    def _follow(self) -> None:
+        """Move the averages to where the model has been moved since."""
+        for name, p in self._model.items():
+            if self._averages[name].device == p.device:
+                return
+            self._averages[name] = self._averages[name].to(p.device)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the averages by the plain module's names, and the number of updates."""
+        return {"averages": dict(self._averages), "num_updates": self.num_updates}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over averages.
+
+        Raises:
+            CheckpointError: they are of another model.
+        """
+        averages: Mapping[str, torch.Tensor] = state["averages"]
+        wanted = {name: list(p.shape) for name, p in self._averages.items()}
+        if found := {k: [wanted.get(k), v] for k, v in _shapes(averages).items() if wanted.get(k) != v}:
+            raise CheckpointError(f"the averages are of another model: {found} are the shapes here and there, by name")
+        if missing := sorted(wanted.keys() - averages.keys()):
+            raise CheckpointError(f"the averages are of another model: there are none of {', '.join(missing)}")
+        for name, value in averages.items():
+            self._averages[name].copy_(value)
+        self.num_updates = int(state["num_updates"])
+
+
+def _shapes(tensors: Mapping[str, torch.Tensor]) -> dict[str, list[int]]:
+    return {name: list(tensor.shape) for name, tensor in tensors.items()}

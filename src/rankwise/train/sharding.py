@@ -1,0 +1,367 @@
+"""Models sharded by `fully_shard` (FSDP2) and optimizers whose state is: made, recognised, and seen from inside."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, cast
+
+from rankwise.errors import ConfigError
+from rankwise.world import World
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+__all__ = [
+    "Prepared",
+    "check_sharded",
+    "is_sharded",
+    "local_part",
+    "note_prepared",
+    "over_groups",
+    "prepare_optimizer",
+    "prepared_as",
+    "shard",
+    "sharded_modules",
+    "shards_state",
+    "units_of",
+    "unsynchronised",
+    "watch_gradients",
+    "watched_units",
+]
+
+_MIN_UNIT_BYTES = 1 << 20  # smaller units cost more in all-gathers than their memory is worth
+_MOST_NAMES = 8
+
+
+def sharded_modules(model: nn.Module) -> list[Any]:
+    """Return the modules that `fully_shard` was applied to, the outer ones first."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # none is where that is not imported
+    kind = getattr(fsdp, "FSDPModule", None)
+    return [] if kind is None else [module for module in model.modules() if isinstance(module, kind)]
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Whether parameters of the model are sharded over ranks by `fully_shard`: DTensors, a part on each rank."""
+    return bool(sharded_modules(model))
+
+
+def shards_state(optimizer: Any) -> bool:
+    """Whether a rank holds only a part of the optimizer's state.
+
+    So does a `ZeroRedundancyOptimizer` (whole tensors, each on one rank; it has `consolidate_state_dict`), and any
+    optimizer over parameters of `fully_shard` (a part of each tensor on each rank, as DTensors).
+    """
+    groups = getattr(optimizer, "param_groups", ())
+    return hasattr(optimizer, "consolidate_state_dict") or any(_is_dtensor(p) for g in groups for p in g["params"])
+
+
+def _is_dtensor(tensor: Any) -> bool:
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """Return this rank's part of a sharded tensor, over the same memory; any other tensor as it is."""
+    part: torch.Tensor = tensor.to_local() if _is_dtensor(tensor) else tensor  # type: ignore[attr-defined]
+    return part
+
+
+@dataclass(slots=True, kw_only=True)
+class Prepared:
+    """What `prepare` decided for a model, for those who come later.
+
+    Attributes:
+        strategy: "none" on one rank, "ddp", "zero1" or "fsdp".
+        group: the process group, None for the default one.
+        find_unused: parameters may be without a gradient.
+        before: the parameters that `fully_shard` has replaced, with their names; by id.
+    """
+
+    strategy: str
+    group: Any = None
+    find_unused: bool = False
+    before: Mapping[int, tuple[weakref.ref[Any], str]] = field(default_factory=dict)
+
+
+_prepared: weakref.WeakKeyDictionary[nn.Module, Prepared] = weakref.WeakKeyDictionary()
+
+
+def note_prepared(model: nn.Module, prepared: Prepared) -> None:
+    """Remember what was decided for a model."""
+    _prepared[model] = prepared
+
+
+def prepared_as(model: nn.Module) -> Prepared:
+    """Return what was decided for a model; for one that others have wrapped, nothing."""
+    return _prepared.get(model) or Prepared(strategy="none")
+
+
+def shard(
+    model: nn.Module,
+    world: World,
+    *,
+    group: Any,
+    units: Sequence[nn.Module] | None,
+    find_unused: bool,
+    compile_options: Mapping[str, Any] | None,
+    options: Mapping[str, Any],
+) -> Prepared:
+    """Shard a module in place, unit by unit, each on the device and equal to rank 0's before. Every rank calls it.
+
+    Args:
+        model: plain, on any device: no rank ever holds more than its shards and one unit on its own device.
+        world: this rank's world.
+        group: its process group, None for the default one.
+        units: modules that are gathered and freed as one; None = the parts of its ModuleLists and Sequentials. What
+            lies in none is a unit of its own.
+        find_unused: ranks may use different parameters: then all is one unit, which every rank gathers.
+        compile_options: of `torch.compile`, which is given the units one by one; None compiles nothing.
+        options: of `fully_shard`.
+    """
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = DeviceMesh.from_group(cast("dist.ProcessGroup", group or dist.group.WORLD), world.device.type)
+    before = {id(p): (weakref.ref(p), name) for name, p in model.named_parameters()}
+    chosen = [] if find_unused else units_of(model) if units is None else list(units)
+    if compile_options is not None:
+        for unit in chosen or [child for child in model.children() if any(True for _ in child.parameters())]:
+            unit.compile(**compile_options)  # in place: the names of the parameters stay
+    for unit in dict.fromkeys([*chosen, model]):
+        unit.to(world.device)
+        _send_to_all(unit, group)
+        fully_shard(unit, mesh=mesh, **options)
+    for module in sharded_modules(model) if find_unused else ():
+        if not hasattr(module, "set_reduce_scatter_unused_params"):
+            raise ConfigError("find_unused=True with strategy='fsdp' wants a later torch: take strategy='zero1'")
+        module.set_reduce_scatter_unused_params(True)
+    return Prepared(strategy="fsdp", group=group, find_unused=find_unused, before=before)
+
+
+def units_of(model: nn.Module) -> list[nn.Module]:
+    """Return the outermost parts of lists and sequences that are large and share no parameter with the others."""
+    return list(_units(model, Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))))
+
+
+def _units(module: nn.Module, total: Counter[int]) -> Iterator[nn.Module]:
+    from torch import nn
+
+    for child in module.children():
+        inside = Counter(id(p) for _, p in child.named_parameters(remove_duplicate=False))
+        large = sum(p.nbytes for p in child.parameters()) >= _MIN_UNIT_BYTES
+        called = not isinstance(child, nn.ModuleList | nn.ModuleDict)
+        alone = all(total[key] == count for key, count in inside.items())
+        if isinstance(module, nn.ModuleList | nn.Sequential) and large and called and alone:
+            yield child
+        else:
+            yield from _units(child, total)
+
+
+def _send_to_all(module: nn.Module, group: Any) -> None:
+    """Make the plain parameters and buffers those of rank 0, as DistributedDataParallel does."""
+    import torch
+    import torch.distributed as dist
+
+    with torch.no_grad():
+        for tensor in (*module.parameters(), *module.buffers()):
+            if not _is_dtensor(tensor):
+                sent = tensor.detach().contiguous()
+                dist.broadcast(sent, group=group, group_src=0)
+                tensor.copy_(sent)
+
+
+def check_sharded(model: nn.Module, world: World) -> None:
+    """Refuse a sharded model whose gradients would not be added up over the ranks of this world, and all of them.
+
+    Raises:
+        ConfigError: it says how the model is mended.
+    """
+    from torch import nn
+
+    outside = [name for name, p in model.named_parameters() if p.requires_grad and not _is_dtensor(p)]
+    if outside and world.world_size > 1:
+        raise ConfigError(
+            f"{len(outside)} trainable parameters lie outside what fully_shard was applied to, and are not averaged "
+            f"over the ranks: {', '.join(outside[:_MOST_NAMES])}. Apply it to the whole model, too, or take "
+            "rankwise.prepare(model, world, strategy='fsdp')"
+        )
+    for name, p in model.named_parameters():
+        mesh: Any = getattr(p, "device_mesh", None)
+        if mesh is not None and (mesh.ndim != 1 or mesh.size() != world.world_size):
+            raise ConfigError(
+                f"{name} is sharded over a mesh of shape {tuple(mesh.shape)}, and this world has {world.world_size} "
+                "ranks: the exact step knows meshes of one dimension over all of them"
+            )
+    for name, module in model.named_modules():
+        norm = isinstance(module, nn.modules.batchnorm._BatchNorm)  # noqa: SLF001  (the only common base)
+        alone = norm and not (isinstance(module, nn.SyncBatchNorm) or hasattr(module, "joins_ranks"))
+        if alone and module.track_running_stats and world.world_size > 1:
+            raise ConfigError(
+                f"{name} of the model tracks batch statistics, which fully_shard leaves different on each rank: take "
+                "strategy='ddp' or 'zero1', sync_batchnorm=True, or another norm (GroupNorm)"
+            )
+    for part in sharded_modules(model):
+        # what Window undoes, whatever was set before; the second name is that of older versions
+        set_factor = getattr(part, "set_gradient_divide_factor", None) or part.set_reduce_scatter_divide_factor
+        set_factor(float(world.world_size))
+
+
+@contextmanager
+def unsynchronised(model: nn.Module) -> Iterator[None]:
+    """Keep the gradients of a sharded model on their rank, as `no_sync` of DistributedDataParallel does."""
+    parts = sharded_modules(model)
+    for part in parts:
+        part.set_requires_gradient_sync(False, recurse=False)
+    try:
+        yield
+    finally:
+        for part in parts:
+            part.set_requires_gradient_sync(True, recurse=False)
+
+
+def watch_gradients(model: nn.Module, note: Callable[[int], None]) -> list[Any]:
+    """Call ``note(index)`` when the index-th trainable parameter gets a gradient; returns handles to `remove`.
+
+    `fully_shard` computes with gathered tensors that stand in for the parameters from the pre-forward hook of their
+    unit on: they are met there.
+    """
+    trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    index = {id(p): number for number, (_, p) in enumerate(trained)}
+    numbers = {name: index[id(p)] for name, p in model.named_parameters(remove_duplicate=False) if id(p) in index}
+    handles: list[Any] = []
+    met: set[int] = set()
+
+    def meet(named: Iterable[tuple[str, Any]]) -> None:
+        for name, p in named:
+            if name in numbers and not _is_dtensor(p) and id(p) not in met:
+                met.add(id(p))
+                handles.append(p.register_hook(lambda _, number=numbers[name]: note(number)))
+
+    meet(model.named_parameters(remove_duplicate=False))
+    parts = set(sharded_modules(model))
+    for prefix, module in model.named_modules():
+        if module in parts:
+            handles.append(
+                module.register_forward_pre_hook(
+                    lambda module, _, prefix=prefix: meet(module.named_parameters(prefix, remove_duplicate=False))
+                )
+            )
+    return handles
+
+
+@contextmanager
+def watched_units(model: nn.Module) -> Iterator[tuple[list[str], list[str]]]:
+    """Note how a sharded model is gone through: the trainable parameters without a gradient, and the units by entry.
+
+    While it lasts ranks may use different parameters of a unit: nothing has been compared yet. Other models: empty.
+    """
+    unused: list[str] = []
+    entered: list[str] = []
+    parts = {module: name for name, module in model.named_modules() if module in set(sharded_modules(model))}
+    if not parts:
+        yield unused, entered
+        return
+    used: set[int] = set()
+    handles = watch_gradients(model, used.add)
+    handles += [
+        part.register_forward_pre_hook(lambda _, __, name=name: entered.append(name or "the model"))
+        for part, name in parts.items()
+    ]
+    tolerant = [part for part in parts if hasattr(part, "set_reduce_scatter_unused_params")]
+    for part in tolerant:
+        part.set_reduce_scatter_unused_params(True, recurse=False)
+    try:
+        yield unused, entered
+    finally:
+        for handle in handles:
+            handle.remove()
+        for part in tolerant:
+            part.set_reduce_scatter_unused_params(prepared_as(model).find_unused, recurse=False)
+    trained = [name for name, p in model.named_parameters() if p.requires_grad]
+    unused += [name for index, name in enumerate(trained) if index not in used]
+
+
+def prepare_optimizer(optimizer: Any, model: nn.Module) -> Any:
+    """Return the optimizer for a model that `prepare` returned: over its shards, or with a shard of the state.
+
+    With "fsdp" the optimizer itself comes back: the parameters that it was made of are replaced by the sharded ones,
+    by name. With "zero1" a `ZeroRedundancyOptimizer` comes back, which holds one of the same class, groups and settings
+    over this rank's part; the one that was given shares its groups, so that a scheduler made over it still works.
+    With "ddp", on one rank and for models wrapped by others it comes back as it is. Every rank calls it.
+
+    Args:
+        optimizer: of torch, over the parameters of the plain module or of the prepared one, and without state yet; or
+            a function that makes it: ``lambda parameters: torch.optim.AdamW(parameters, lr=1e-3)``.
+        model: what `prepare` returned.
+
+    Raises:
+        ConfigError: it has state already, or holds tensors that are not the model's.
+    """
+    if not hasattr(optimizer, "param_groups") and callable(optimizer):
+        optimizer = optimizer([p for p in model.parameters() if p.requires_grad])
+    prepared = prepared_as(model)
+    if prepared.strategy not in ("zero1", "fsdp") or hasattr(optimizer, "consolidate_state_dict"):
+        return optimizer
+    strange = prepared.strategy == "fsdp" and not shards_state(optimizer)
+    if optimizer.state and (strange or prepared.strategy == "zero1"):
+        raise ConfigError(
+            f"the {type(optimizer).__name__} has taken steps already, and strategy={prepared.strategy!r} shards its "
+            "state: make it anew, prepare it, and restore its state from a checkpoint"
+        )
+    if strange:
+        _take_shards(optimizer, model, prepared)
+    return _zero(optimizer, prepared) if prepared.strategy == "zero1" else optimizer
+
+
+def _take_shards(optimizer: Any, model: nn.Module, prepared: Prepared) -> None:
+    now = dict(model.named_parameters())
+
+    def shard_of(p: Any) -> Any:
+        ref, name = prepared.before.get(id(p), (lambda: None, ""))
+        if ref() is not p:
+            raise ConfigError(
+                f"the {type(optimizer).__name__} holds a tensor of shape {list(p.shape)} that was no parameter of the "
+                "model when it was prepared: make the optimizer from the parameters() of the model that prepare got or "
+                "returned"
+            )
+        return now[name]
+
+    for group in optimizer.param_groups:
+        group["params"] = [p if _is_dtensor(p) else shard_of(p) for p in group["params"]]
+
+
+def over_groups(optimizer: Any, groups: list[dict[str, Any]], *, hooks: bool = True) -> Any:
+    """Return an optimizer of the same class and settings over other groups, whatever its constructor takes."""
+    made: Any = object.__new__(type(optimizer))
+    # not `step`, which a scheduler may have replaced by one of the old optimizer
+    made.__dict__.update({name: value for name, value in optimizer.__dict__.items() if name != "step"})
+    made.param_groups, made.state = groups, defaultdict(dict)
+    if not hooks:
+        made._optimizer_step_pre_hooks, made._optimizer_step_post_hooks = OrderedDict(), OrderedDict()  # noqa: SLF001
+    return made
+
+
+def _zero(optimizer: Any, prepared: Prepared) -> Any:
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    def local(groups: list[dict[str, Any]], **_: Any) -> Any:
+        return over_groups(optimizer, groups)
+
+    zero: Any = ZeroRedundancyOptimizer(
+        optimizer.param_groups, optimizer_class=cast("Any", local), process_group=prepared.group, **optimizer.defaults
+    )
+
+    def share_groups(_: Any = None) -> None:
+        optimizer.param_groups = zero.param_groups
+
+    zero.register_load_state_dict_post_hook(share_groups)  # loading makes new ones
+    share_groups()
+    optimizer._opt_called = True  # noqa: SLF001  (a scheduler asks it whether steps were taken: not by itself)
+    return zero

@@ -1,0 +1,188 @@
+"""A thread writes what the states were; the ranks publish it together, later, or not at all."""
+
+import threading
+
+import pytest
+import torch
+
+from rankwise.checkpoint import Checkpointer, ModelState, OptimizerState, RandomState, Replicated
+from rankwise.checkpoint.publishing import Disk
+from rankwise.checkpoint.saving import Saving
+from rankwise.errors import CheckpointError
+from rankwise.testing import run_ranks
+from rankwise.world import World
+
+
+class Shard:
+    scope = "sharded"
+
+    def __init__(self, value):
+        self.value = value
+
+    def state_dict(self):
+        return {"value": self.value}
+
+    def load_state_dict(self, state):
+        self.value = state["value"]
+
+
+class Gate:
+    """Holds the threads that write, or makes their writing fail."""
+
+    def __init__(self, monkeypatch):
+        self.open = threading.Event()
+        self.arrived = threading.Event()
+        self.error = None
+        real = Disk.create
+
+        def create(disk, made, name):
+            if threading.current_thread() is not threading.main_thread():
+                self.arrived.set()
+                assert self.open.wait(120)
+                if self.error is not None:
+                    raise self.error
+            return real(disk, made, name)
+
+        monkeypatch.setattr(Disk, "create", create)
+
+
+def names(folder):
+    return sorted(entry.name for entry in folder.iterdir())
+
+
+def snapshots(world, folder):
+    """Change everything while the thread has not written yet."""
+    with pytest.MonkeyPatch.context() as patch:
+        gate = Gate(patch)
+        checkpointer = Checkpointer(folder, world=world, asynchronous=True, keep=2)
+        weight, array, plain = torch.arange(1000.0) + world.rank, torch.arange(3).numpy(), {"list": [1]}
+        parts = {"shard": Shard({"t": weight, "view": weight[::2], "n": array}), "plain": plain}
+        target = checkpointer.save(1, parts)
+        weight.zero_()
+        array[:] = 7
+        plain["list"].append(2)
+        asked, real = [], Saving.is_idle
+        patch.setattr(Saving, "is_idle", lambda saving: asked.append(1) or real(saving))
+        early = {checkpointer.poll() for _ in range(200)}, len(asked), target.exists(), checkpointer.published
+        gate.open.set()
+        assert checkpointer.wait() == checkpointer.published == target
+    back, more = Shard(None), {}
+    checkpointer.restore({"shard": back, "plain": more})
+    kept = back.value["t"].tolist() == (torch.arange(1000.0) + world.rank).tolist()
+    view = back.value["view"].tolist() == (torch.arange(0.0, 1000.0, 2) + world.rank).tolist()
+    return early, kept, view, back.value["n"].tolist(), more
+
+
+def polled(world, folder):
+    """Steps that poll: published at one of them, on all ranks at the same."""
+    checkpointer = Checkpointer(folder, world=world, asynchronous=True)
+    checkpointer.save(1, {"shard": Shard(world.rank)})
+    for step in range(1, 100_000):
+        if checkpointer.poll() is not None:
+            return step, checkpointer.newest().step, checkpointer.poll()
+    raise AssertionError
+
+
+def failing(world, folder):
+    """A full disk on rank 1, found by the next save, by wait and by close."""
+    said = []
+    checkpointer = Checkpointer(folder, world=world, asynchronous=True)
+    checkpointer.save(1, {"shard": Shard(1)})
+    checkpointer.wait()
+    for find in (lambda: checkpointer.save(3, {"shard": Shard(3)}), checkpointer.wait, checkpointer.close):
+        with pytest.MonkeyPatch.context() as patch:
+            gate = Gate(patch)
+            gate.error = OSError(28, "No space left on device") if world.rank == 1 else None
+            checkpointer.save(2, {"shard": Shard(2)})
+            gate.open.set()
+            with pytest.raises(CheckpointError) as caught:
+                find()
+            said.append(str(caught.value))
+        world.barrier()
+        assert checkpointer.newest().step == 1
+        assert not [name for name in names(folder) if name.startswith(".tmp")]
+        world.barrier()
+    checkpointer.save(4, {"shard": Shard(4)})
+    checkpointer.wait()
+    return said, checkpointer.newest().step
+
+
+def abandoned(world, folder):
+    """One that is not published leaves nothing, and the one before is there."""
+    checkpointer = Checkpointer(folder, world=world, asynchronous=True)
+
+    def fail():
+        with checkpointer:
+            checkpointer.save(1, {"shard": Shard(1)})
+            checkpointer.wait()
+            checkpointer.save(2, {"shard": Shard(2)})
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    world.barrier()
+    return checkpointer.newest().step, names(folder)
+
+
+def everything(world, folder):
+    return [fn(world, folder / fn.__name__) for fn in (snapshots, polled, failing, abandoned)]
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory):
+    """What two ranks saw."""
+    return run_ranks(everything, 2, tmp_path_factory.mktemp("async"))
+
+
+def test_what_is_saved_is_the_state_of_the_call(outcomes):
+    """Tensors, views, arrays, trees change before the thread writes; it is not found before; 200 polls ask 9 times."""
+    for early, kept, view, array, plain in (found[0] for found in outcomes):
+        assert early == ({None}, 9, False, None)
+        assert kept
+        assert view
+        assert array == [0, 1, 2]
+        assert plain == {"list": [1]}
+
+
+def test_a_step_publishes_what_is_written(outcomes):
+    """All ranks publish at the same poll, and then it is found."""
+    assert len({found[1][0] for found in outcomes}) == 1
+    assert [found[1][1:] for found in outcomes] == [(1, None)] * 2
+
+
+def test_an_error_of_a_thread_is_everybodys(outcomes):
+    """At the next save, wait and close, named, and the checkpoint before is good; then saving goes on."""
+    first, second = (found[2] for found in outcomes)
+    assert len(second[0]) == 3
+    assert all("failed on rank 1: [Errno 28] No space left on device; check free space" in said for said in second[0])
+    assert all("failed on another rank" in said and "rank 1" in said for said in first[0])
+    assert first[1] == second[1] == 4
+
+
+def test_what_is_given_up_leaves_nothing(outcomes):
+    """An exception inside the `with` block: the thread is waited for, its files go, the previous one stays."""
+    assert [found[3] for found in outcomes] == [(1, ["step-0000000001"])] * 2
+
+
+def test_host_memory_is_used_again(tmp_path, monkeypatch):
+    """From the second save on no tensor is made for the copies; a shared one stays shared."""
+    model = torch.nn.Sequential(torch.nn.Linear(20, 20), torch.nn.Linear(20, 20))
+    model[1].weight = model[0].weight
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 20)).sum().backward()
+    optimizer.step()
+    parts = {"model": ModelState(model), "optimizer": OptimizerState(optimizer, model), "random": RandomState()}
+    made, real = [], torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *shape, **options: made.append(shape) or real(*shape, **options))
+    with Checkpointer(tmp_path, world=World.single(), asynchronous=True) as checkpointer:
+        checkpointer.save(1, parts)
+        assert len(made) > 8
+        made.clear()
+        folder = checkpointer.save(2, parts)
+        assert made == []
+    saved = torch.load(folder / "model.pt", weights_only=True)
+    assert saved["0.weight"].data_ptr() == saved["1.weight"].data_ptr()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    torch.nn.init.zeros_(model[0].weight)
+    checkpointer.restore({"model": Replicated(model)})
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())

@@ -1,0 +1,3 @@
+"""A script that fails before its first step."""
+
+raise SystemExit("no data here")

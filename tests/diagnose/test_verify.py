@@ -1,0 +1,147 @@
+"""`rankwise verify`: a right script passes, also killed; each classic bug is found, with its reason and its place."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rankwise.diagnose import Verdict, verify_script
+from rankwise.diagnose.comparing import Run, compare_runs
+from rankwise.errors import ConfigError
+
+SCRIPTS = Path(__file__).parent / "scripts"
+
+
+def command(*words):
+    done = subprocess.run(
+        [sys.executable, "-m", "rankwise", "verify", *map(str, words)],
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_a_right_script_passes_also_killed():
+    """A plain DDP script at one and two ranks, and with a rank killed in mid-run: exit code 0, in words."""
+    code, out, err = command("--ranks", "1,2", "--kill", "--steps", "5", "--json", SCRIPTS / "plain.py")
+    verdict = json.loads(out)
+    assert (code, verdict["same"], verdict["findings"]) == (0, True, []), err
+    against, killed = verdict["agreement"]
+    assert against.startswith("2 ranks against 1 rank: 5 steps, the same samples, loss ")
+    assert killed == "2 ranks with a kill at step 3: began again, as nothing was saved before, bits"
+
+
+@pytest.mark.parametrize(
+    ("bugs", "ranks", "wanted"),
+    [
+        (
+            "no_set_epoch,padded_evaluation,unsynchronised_move",
+            (2,),
+            [
+                ("replicas", 0, "the gradient of 0.weight on rank 1 is not that of rank 0", "made after the wrap"),
+                ("epoch order", 3, "pass 1 over loader 0 has the order of the one before", "set_epoch"),
+                ("evaluation", 3, "counted more than once in pass 0 over loader 1: sample 11", "repeats samples"),
+            ],
+        ),
+        ("mean_of_means", (1, 2), [("loss", 0, "differs by 0.00", "mean of means")]),
+        (
+            "rank_dependent_split",
+            (2,),
+            [
+                ("split", 0, "trained on by one rank and held out by another: samples 11, 27", "depends on the rank"),
+                ("samples", 0, "trained on by rank 0 and by rank 1: sample 14", "do not share"),
+            ],
+        ),
+    ],
+)
+def test_each_classic_bug_is_found(bugs, ranks, wanted, tmp_path):
+    """The finding says step, parameter or sample, and the reason."""
+    verdict = verify_script(str(SCRIPTS / "plain.py"), ["--bugs", bugs], ranks=ranks, folder=tmp_path)
+    assert verdict.exitcode == 1
+    for found, (what, step, text, reason) in zip(verdict.findings, wanted, strict=True):
+        assert (found.run, found.what, found.step) == ("2 ranks", what, step)
+        assert text in found.text
+        assert reason in found.reason
+        assert found.text in str(verdict)
+
+
+def test_a_script_that_fails_is_no_comparison():
+    """Exit code 2, with the script's own words; so are arguments that cannot work."""
+    code, out, _ = command("--ranks", "1,2", SCRIPTS / "failing.py")
+    assert code == 2
+    assert "1 rank: failed" in out
+    assert "no data here" in out
+    code, _, err = command("--ranks", "one", SCRIPTS / "plain.py")
+    assert (code, "--ranks wants numbers such as 1,2,3" in err) == (2, True)
+    with pytest.raises(ConfigError, match=r"each at least 1, got \[0, 2\]"):
+        verify_script("plain.py", ranks=[0, 2], folder=Path("nowhere"))
+
+
+def made_run(name, ids, *, loss=1.0, grad=1.0, dtype="float64", layers=()):
+    """A run of one step over `ids`, a list for each rank."""
+    model = {"kind": "model", "step": 0, "layers": list(layers), "late": [], "wrapped": True, "dtype": dtype}
+    lines = [
+        [
+            model,
+            {
+                "kind": "step",
+                "step": 0,
+                "ids": mine,
+                "losses": [[loss, None]],
+                "before": "state",
+                "grads": {"weight": [f"digest {grad}", grad, [grad]]},
+                "params": {"weight": ["digest", 2.0, [2.0]]},
+                "forwards": 1,
+            },
+        ]
+        for mine in ids
+    ]
+    return Run(name, len(ids), lines)
+
+
+@pytest.mark.parametrize(
+    ("new", "tolerance", "what", "reason"),
+    [
+        ({"ids": [[1, 2], [3, 4]]}, None, None, ""),
+        ({"ids": [[1, 2], [3, 4]], "grad": 1 + 1e-12}, None, None, ""),
+        ({"ids": [[1, 2], [3, 4]], "grad": 1 + 1e-6}, None, "gradients", "mean of means: each rank divides"),
+        ({"ids": [[1, 2], [3, 4]], "grad": 1 + 1e-6}, 1e-5, None, ""),
+        ({"ids": [[1], [2, 3, 4]], "grad": 1.5}, None, "gradients", "the ranks have [1, 3] samples"),
+        ({"ids": [[1, 2], [3, 4]], "grad": 1.5, "layers": ["BatchNorm2d"]}, None, "gradients", "BatchNorm2d sees one"),
+        ({"ids": [[1, 2], [3, 4]], "loss": 1.5, "layers": ["Dropout"]}, None, "loss", "draws its own mask"),
+        ({"ids": [[1, 2, 3, 4], [5, 6, 7, 8]]}, None, "samples", "the global batch grows with them"),
+        ({"ids": [[1, 2], [3, 3]]}, None, "samples", "repeats samples"),
+    ],
+)
+def test_rounding_is_told_from_bugs(new, tolerance, what, reason):
+    """By the dtype or the tolerance that is given; and what differs says what makes such a difference."""
+    verdict = Verdict()
+    compare_runs(made_run("1 rank", [[1, 2, 3, 4]]), made_run("2 ranks", **new), tolerance, verdict)
+    assert [found.what for found in verdict.findings] == ([] if what is None else [what])
+    if what is None:
+        grad = new.get("grad", 1.0)
+        assert f"gradients {'bits' if grad == 1 else 'rounding'}" in verdict.agreement[0]
+    else:
+        assert reason in verdict.findings[0].reason
+
+
+@pytest.mark.slow
+def test_the_examples_pass(tmp_path, run_python):
+    """The digits example at one, two and three ranks and killed, and the own loop."""
+    examples = Path(__file__).parents[2] / "examples"
+    write = f"import sys; sys.path.insert(0, {str(examples / 'digits')!r}); from pathlib import Path; import data; "
+    run_python(tmp_path, "-c", write + "data.write_store(Path('digits.zarr'))")
+    store = ("--store", tmp_path / "digits.zarr")
+    code, out, err = command(
+        "--ranks", "1,2,3", "--kill", "--steps", 36, examples / "digits/train.py", *store, "--epochs", 2
+    )
+    assert code == 0, out + err
+    assert "went on from step 23, bits" in out
+    code, out, err = command(
+        "--ranks", "1,2", examples / "own_loop/train.py", *store, "--epochs", 1, "--run-dir", "{dir}"
+    )
+    assert code == 0, out + err

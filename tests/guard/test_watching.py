@@ -1,0 +1,226 @@
+"""When the guard looks, what that costs, that it cannot hang, and the loops that it goes with."""
+
+import itertools
+import logging
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from rankwise import Trainer, guarded
+from rankwise.data.order import Order
+from rankwise.errors import ConfigError, GuardError, StepError
+from rankwise.guard import CHECKS, GuardOptions
+from rankwise.testing import ArrayLoader, run_ranks
+from rankwise.train import Hooks
+from rankwise.world import World
+
+
+class Said(logging.Handler):
+    """The warnings of the guard."""
+
+    def __init__(self):
+        super().__init__(logging.WARNING)
+        self.texts = []
+
+    def emit(self, record):
+        self.texts.append(record.getMessage())
+
+    def __enter__(self):
+        logging.getLogger("rankwise.guard").addHandler(self)
+        return self
+
+    def __exit__(self, *_):
+        logging.getLogger("rankwise.guard").removeHandler(self)
+
+
+def looked_at(options, steps):
+    return [step for step in range(1, steps + 1) if options.is_due(step)]
+
+
+def test_the_steps_that_are_looked_at():
+    """The first, twice as far apart each time, then every so many: arithmetic alone, so no rank looks alone."""
+    assert looked_at(GuardOptions(), 1600) == [1, 2, 3, 4, 8, 16, 32, 64, 128, 256, 500, 1000, 1500]
+    assert looked_at(GuardOptions(every=10, first=1), 30) == [1, 2, 4, 8, 10, 20, 30]
+    assert looked_at(GuardOptions(checks="all"), 5) == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    "options", [{"checks": "most"}, {"checks": ["gradient"]}, {"every": 0}, {"on_finding": "exit"}, {"timeout_s": 0}]
+)
+def test_wrong_options_are_refused(options):
+    """With what is possible."""
+    with pytest.raises(ConfigError):
+        GuardOptions(**options)
+    with pytest.raises(ConfigError):
+        guarded(nn.Linear(2, 1), world=World.single(), **options)
+
+
+def test_other_options_and_optimizers_are_refused():
+    """A misspelt option, and what has no hooks for its steps."""
+    with pytest.raises(ConfigError, match="no option evry; it has checks, every"):
+        guarded(nn.Linear(2, 1), world=World.single(), evry=2)
+    with pytest.raises(ConfigError, match="got a str; or call"):
+        guarded(nn.Linear(2, 1), optimizer="sgd", world=World.single())
+    with pytest.raises(ConfigError, match="guard= is True, False"):
+        make_trainer(World.single(), guard="loud")
+
+
+def count_collectives(world):
+    """Collectives in the guard's group after each step, and calls of the world's own group."""
+    model = DistributedDataParallel(nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    before = world.channel.calls
+    guard = guarded(model, optimizer=optimizer, world=world, every=8)
+    counts = [guard._world.channel.calls]
+    for _ in range(17):
+        optimizer.zero_grad()
+        model(torch.randn(3, 4) + world.rank).square().mean().backward()
+        optimizer.step()
+        counts.append(guard._world.channel.calls)
+    guard.close()
+    return [b - a for a, b in itertools.pairwise(counts)], world.channel.calls - before
+
+
+def missing(world):
+    """One rank does not come to a look: the other one says so and trains on, and so does everything else."""
+    model = DistributedDataParallel(nn.Linear(4, 2))
+    guard = guarded(model, world=world, timeout_s=1.0)
+    with Said() as said:
+        if world.rank == 0:
+            guard.step()
+        world.barrier()
+        guard.step()  # the late one finds nobody there
+    model(torch.ones(3, 4)).mean().backward()
+    return guard.active, said.texts
+
+
+def failing(world):
+    """A check that fails on one rank only, and a hook that does."""
+    model = DistributedDataParallel(nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with Said() as said, guarded(model, optimizer=optimizer, world=world) as guard:
+        random, samples = (next(c for c in guard._checks if c.name == name) for name in ("random", "samples"))
+        if world.rank == 1:
+            random.facts = lambda look: 1 / 0
+            samples._see = lambda *_: [].pop()
+        guard._subject.disarm()
+        guard._arm()
+        for _ in range(2):
+            model(torch.randn(3, 4) + world.rank).square().mean().backward()
+            optimizer.step()
+        return guard.active, guard.num_looks, said.texts
+
+
+def make_trainer(world, step_fn=None, **options):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 1)).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step_fn = step_fn or (lambda model, batch: model(batch["x"])[:, 0] ** 2)
+    return Trainer(model, optimizer, step_fn, world=world, run=False, progress=False, **options)
+
+
+def make_loader(world):
+    order = Order(24, batch_size=4)
+    arrays = {"x": torch.randn(24, 4, generator=torch.Generator().manual_seed(1)).double().numpy()}
+    return ArrayLoader(arrays, order, seed=order.seed, rank=world.rank, world_size=world.world_size)
+
+
+def fitted(world, **options):
+    def bad(model, batch):
+        inside = getattr(model, "module", model)
+        return inside(batch["x"])[:, 0] ** 2
+
+    with Said() as said:
+        try:
+            make_trainer(world, bad, **options).fit(make_loader(world), epochs=1)
+        except GuardError as error:
+            return f"raised {error}", said.texts
+        return "fitted", said.texts
+
+
+def trainers(world):
+    moved = Hooks(step_end=lambda trainer, report: trainer.session.progressed.num_steps == 2 and trainer.model.float())
+    results = {"off": fitted(world, guard=False), "warn": fitted(world, guard="warn"), "on": fitted(world)}
+    trainer = make_trainer(
+        world, lambda model, b: model(b["x"].to(next(model.parameters()).dtype))[:, 0] ** 2, hooks=moved
+    )
+    with pytest.raises(GuardError) as said:
+        trainer.fit(make_loader(world), epochs=1)
+    return results | {"moved": str(said.value)}
+
+
+def all_cases(world):
+    cases = (count_collectives, failing, trainers, missing)
+    return {case.__name__: case(world) for case in cases}
+
+
+@pytest.fixture(scope="module")
+def told():
+    return run_ranks(all_cases, 2)
+
+
+def test_one_collective_at_a_look_and_none_between(told):
+    """In a group of its own: the training's group sees none."""
+    for of_rank in told:
+        per_step, others = of_rank["count_collectives"]
+        looks = {1, 2, 3, 4, 8, 16}
+        assert [step for step, calls in enumerate(per_step, 1) if calls] == sorted(looks)
+        assert set(per_step) == {0, 1}
+        assert others == 0
+
+
+def test_a_missing_rank_turns_the_guard_off(told):
+    """It waits for its own time-out, says so, and never raises; the training's group is as good as before."""
+    for of_rank in told:
+        active, said = of_rank["missing"]
+        assert not active
+        assert len(said) == 1
+        assert "the guard goes off after step 1" in said[0]
+    assert "a rank is more than 1 s late" in told[0]["missing"][1][0]
+
+
+def test_a_check_that_fails_says_nothing(told):
+    """A rank that raised alone would leave the others waiting: it is said once, on the main rank."""
+    assert [of_rank["failing"][:2] for of_rank in told] == [(True, 2)] * 2
+    said = told[0]["failing"][2]
+    assert len(said) == 2
+    assert "'random' says nothing: it failed on rank 1 with ZeroDivisionError" in "\n".join(said)
+    assert "on rank 1 with IndexError" in "\n".join(said)
+    assert told[1]["failing"][2] == []
+
+
+def test_trainers_look_by_default(told):
+    """A step function that calls the module inside is stopped at the first step; guard= turns that off or down."""
+    for rank, of_rank in enumerate(told):
+        results = of_rank["trainers"]
+        assert results["off"] == ("fitted", [])
+        assert results["warn"][0] == "fitted"
+        assert len(results["warn"][1]) == (rank == 0)
+        assert results["on"][0].startswith("raised [gradients] after step 1")
+        assert "model.module(x)" in results["on"][0]
+        assert "[gradients] after step 3" in results["moved"]
+        assert "moved or cast after the wrap (0.weight" in results["moved"]
+
+
+def test_a_trainer_names_the_module():
+    """What is not finite is judged by the trainer's health; at a step that is looked at the module is known."""
+
+    def step(model, batch):
+        scale = torch.where(torch.as_tensor(batch.ids == first), float("nan"), 1.0)
+        return model(batch["x"] * scale[:, None])[:, 0] ** 2
+
+    first = int(list(make_loader(World.single()))[1][0].ids[0])
+    with pytest.raises(StepError, match=r"on rank 0 the input holds what is not finite \(rows \d"):
+        make_trainer(World.single(), step).fit(make_loader(World.single()))
+
+
+def test_compiled_models_get_no_hooks():
+    """A hook would be compiled in, and stay."""
+    model = nn.Sequential(nn.Linear(4, 2))
+    model.compile(backend="eager")
+    with guarded(model, world=World.single(), checks="all") as guard:
+        assert guard._subject.is_compiled
+        assert guard._subject.handles == []
+    assert set(CHECKS) >= {"gradients", "parameters", "signature"}

@@ -1,0 +1,121 @@
+"""The checkpoints of a run: written by a thread, the best of them kept, and resumed to the bit all the same."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from rankwise.checkpoint import Checkpointer, Replicated
+from rankwise.data.order import Order
+from rankwise.testing import ArrayLoader, run_ranks
+from rankwise.train import Hooks, Trainer, unwrapped
+from rankwise.world import World
+
+
+class StopError(Exception):
+    """Stands for a crash."""
+
+
+class Average:
+    """The mean of the parameters over the steps so far."""
+
+    def __init__(self, model):
+        self.values = {name: p.detach().clone() for name, p in model.named_parameters()}
+
+    def update(self, model):
+        for name, p in unwrapped(model).named_parameters():
+            self.values[name].lerp_(p.detach(), 0.3)
+
+    def state_dict(self):
+        return dict(self.values)
+
+    def load_state_dict(self, state):
+        self.values = {name: value.clone() for name, value in state.items()}
+
+
+def loader(world, count=26):
+    rng = np.random.default_rng(2)
+    arrays = {"x": rng.normal(size=(count, 4)), "y": rng.integers(0, 2, size=count)}
+    order = Order(count, batch_size=8, fingerprint="these")
+    return ArrayLoader(arrays, order, seed=order.seed, rank=world.rank, world_size=world.world_size)
+
+
+def losses(model, batch):
+    return nn.functional.cross_entropy(model(batch["x"]), batch["y"], reduction="none")
+
+
+def train(world, run, *, stop=None, **options):
+    """Train 3 epochs of 4 steps, or until it crashes; return all that has to be the same."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Linear(8, 2)).double()
+    average, seen = Average(model), []
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=3)
+
+    def step_end(trainer, report):
+        average.update(trainer.model)
+        seen.append(float(report.loss[0]))
+        scaler.scale(torch.ones(1))
+        scaler.update(scaler.get_scale() * 2)
+        if trainer.session.progressed.num_steps == stop:
+            raise StopError
+
+    trainer = Trainer(
+        model,
+        torch.optim.AdamW(model.parameters(), lr=0.05),
+        losses,
+        world=world,
+        run=run,
+        hooks=Hooks(step_end=step_end),
+        parts={"average": Replicated(average), "own_scaler": Replicated(scaler)},
+        progress=False,
+        save_every=1,
+        log_every=3,
+        **options,
+    )
+    try:
+        result = trainer.fit(loader(world), val=loader(world, 10), epochs=3)
+    except StopError:
+        return None
+    weights = [p.detach().clone() for p in unwrapped(trainer.model).parameters()]
+    return weights, list(average.values.values()), scaler.get_scale(), dict(result.metrics), seen[-3:]
+
+
+def equal(left, right):
+    if isinstance(left, torch.Tensor):
+        return torch.equal(left, right)
+    if isinstance(left, (list, tuple)):
+        return len(left) == len(right) and all(map(equal, left, right))
+    return left == right
+
+
+def straight_and_crashed(world, folder):
+    """In one go with plain saves; crashed twice with a thread that writes, whose last save may be lost."""
+    wanted = train(world, f"{folder}/whole")
+    for stop in (3, 6):
+        assert train(world, f"{folder}/crashed", stop=stop, asynchronous=True) is None
+        world.barrier()
+    return wanted, train(world, f"{folder}/crashed", asynchronous=True)
+
+
+def test_a_crashed_run_whose_threads_write_ends_to_the_same_bits(tmp_path):
+    """Weights, an average of them, a scaler, half accumulated metrics, random draws: on two ranks, in mid-epoch."""
+    for wanted, found in run_ranks(straight_and_crashed, 2, str(tmp_path)):
+        assert equal(wanted, found)
+    assert not list((tmp_path / "crashed" / "checkpoints").glob(".*"))
+
+
+def test_the_best_epochs_stay(tmp_path, monkeypatch):
+    """Only saves after a validation are compared: those in mid-epoch carry the values of the epoch before."""
+    monkeypatch.chdir(tmp_path)
+    train(World.single(), "run", keep=1, keep_best=1, best_metric="val_loss", best_mode="max")
+    found = Checkpointer("run", world=World.single(), metric="val_loss", mode="max")
+    best = found.best()
+    kept = sorted(int(path.name[-10:]) for path in Path("run/checkpoints").glob("step-*"))
+    assert kept == sorted({best.step, 12})
+    assert best.step % 4 == 0
+    assert best.metrics["val_loss"] == best.meta["values"]["val_loss"]
+    newest = found.newest()
+    assert newest.step == 12
+    assert newest.metrics["val_loss"] <= best.metrics["val_loss"]
