@@ -5,8 +5,8 @@ import signal
 import pytest
 
 from rankwise.errors import ConfigError
-from rankwise.launch import supervisor
 from rankwise.launch.job import Job
+from rankwise.launch.local import supervisor
 from rankwise.launch.target import Target
 
 

@@ -187,5 +187,7 @@ def test_no_torch_in_the_supervisor_nor_in_ranks_that_do_not_want_it(launcher):
     """Neither the command nor a rank's preamble imports torch or NumPy."""
     script = launcher.script("import sys; assert not {'torch', 'numpy'} & set(sys.modules), sorted(sys.modules)")
     assert launcher.run("--nproc", 1, script).returncode == 0
-    program = "import sys, rankwise.cli, rankwise.launch.supervisor; assert not {'torch', 'numpy'} & set(sys.modules)"
+    program = (
+        "import sys, rankwise.cli, rankwise.launch.local.supervisor; assert not {'torch', 'numpy'} & set(sys.modules)"
+    )
     subprocess.run([sys.executable, "-c", program], check=True)

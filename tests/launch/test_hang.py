@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rankwise.launch.hang import _choose, _place, _waits
+from rankwise.launch.local.hang import _choose, _place, _waits
 from rankwise.vitals import Vital
 
 MEET = """

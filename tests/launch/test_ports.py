@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from rankwise.errors import LaunchError
-from rankwise.launch.ports import HeldPort
+from rankwise.launch.local.ports import HeldPort
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="other systems let the port go")
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankwise.launch.pump import LogFile, Pump, _last_state, _settled
+from rankwise.launch.local.pump import LogFile, Pump, _last_state, _settled
 
 
 class Page:
@@ -83,7 +83,7 @@ def test_a_progress_bar_of_another_rank_is_not_kept(monkeypatch):
     page = Counting()
     pump = Pump(read_end, "err", page, shown=True, raw=False, prefix=b"[1] ", log=None)
     ticks, start_s = itertools.count(1), pump._shown_s
-    monkeypatch.setattr("rankwise.launch.pump.time.monotonic", lambda: start_s + next(ticks) * 0.1)
+    monkeypatch.setattr("rankwise.launch.local.pump.time.monotonic", lambda: start_s + next(ticks) * 0.1)
     most = 0
     for state in range(1000):
         os.write(write_end, b"\rstep %d" % state)

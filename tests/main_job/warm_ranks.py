@@ -81,7 +81,7 @@ def become_rank(order, rank, port):
 
 def launch(order):
     """Fork the ranks and wait for them; return how each has ended."""
-    from rankwise.launch.ports import HeldPort
+    from rankwise.launch.local.ports import HeldPort
 
     port = HeldPort()
     ranks = {}
@@ -108,7 +108,15 @@ def launch(order):
 def main():
     sys.path.insert(0, str(Path(__file__).parent))
     # what a rank would import when it first needs it, too: torch._dynamo (by the optimizer) takes a second
-    for name in ("train_small", "train_crops", "torch._dynamo", "zarr", "numba", "numcodecs", "rankwise.launch.ports"):
+    for name in (
+        "train_small",
+        "train_crops",
+        "torch._dynamo",
+        "zarr",
+        "numba",
+        "numcodecs",
+        "rankwise.launch.local.ports",
+    ):
         importlib.import_module(name)
     assert threading.active_count() == 1  # a fork would lose the others
     for line in sys.stdin:

@@ -13,8 +13,8 @@ from rankwise.cli.torchrun_words import check_nodes, say_unneeded
 from rankwise.launch.cores import count_ranks
 from rankwise.launch.dry_run import describe_job
 from rankwise.launch.job import Job
+from rankwise.launch.local.supervisor import supervise
 from rankwise.launch.show import parse_show
-from rankwise.launch.supervisor import supervise
 from rankwise.launch.target import parse_target
 
 __all__ = ["run_command"]

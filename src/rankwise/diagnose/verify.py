@@ -12,8 +12,8 @@ from rankwise.diagnose.comparing import Finding, Run, Verdict, compare_runs, loo
 from rankwise.diagnose.recording import FOLDER, KILL, STEPS
 from rankwise.errors import ConfigError
 from rankwise.launch.job import Job
+from rankwise.launch.local.supervisor import supervise
 from rankwise.launch.show import parse_show
-from rankwise.launch.supervisor import supervise
 from rankwise.launch.target import Target
 
 __all__ = ["verify_script"]

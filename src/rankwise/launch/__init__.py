@@ -10,9 +10,9 @@ if TYPE_CHECKING:
     from rankwise.launch.calls import run
     from rankwise.launch.debugger import breakpoint  # noqa: A004
     from rankwise.launch.job import Job
+    from rankwise.launch.local.supervisor import supervise
     from rankwise.launch.outcome import Outcome
     from rankwise.launch.platforms import Device, Platform
-    from rankwise.launch.supervisor import supervise
     from rankwise.launch.target import Target
     from rankwise.launch.wrapping import Wrapper, wrapper
 else:
@@ -27,7 +27,7 @@ else:
             "Wrapper": "rankwise.launch.wrapping",
             "breakpoint": "rankwise.launch.debugger",
             "run": "rankwise.launch.calls",
-            "supervise": "rankwise.launch.supervisor",
+            "supervise": "rankwise.launch.local.supervisor",
             "wrapper": "rankwise.launch.wrapping",
         },
     )

@@ -7,8 +7,8 @@ from typing import Any
 
 from rankwise.errors import ConfigError, LaunchError
 from rankwise.launch.bound import is_loading_main
-from rankwise.launch.client import call_ranks
 from rankwise.launch.cores import count_ranks
+from rankwise.launch.local.client import call_ranks
 from rankwise.launch.packing import pack_call
 from rankwise.launch.show import parse_show
 

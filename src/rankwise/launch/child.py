@@ -12,7 +12,7 @@ from typing import cast, get_args
 from rankwise import vitals
 from rankwise.errors import Interrupted
 from rankwise.launch.invoking import invoke
-from rankwise.launch.pact import die_with_parent, keep_guard
+from rankwise.launch.local.pact import die_with_parent, keep_guard
 from rankwise.launch.report import FINISHED, make_report
 from rankwise.launch.target import Kind, Target
 

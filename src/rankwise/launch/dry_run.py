@@ -7,9 +7,9 @@ import shlex
 import sys
 from pathlib import Path
 
-from rankwise.launch.environment import rank_environment
-from rankwise.launch.hang import DEFAULT_TIMEOUT_S
 from rankwise.launch.job import Job
+from rankwise.launch.local.environment import rank_environment
+from rankwise.launch.local.hang import DEFAULT_TIMEOUT_S
 
 __all__ = ["describe_job"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankwise.launch.ports import HeldPort
+from rankwise.launch.local.ports import HeldPort
 
 __all__ = ["hold_port", "release_ports"]
 

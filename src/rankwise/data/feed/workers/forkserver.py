@@ -102,6 +102,9 @@ def _ignore_signals(rank: int | None) -> None:
     for number in (signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     if hasattr(signal, "sigwaitinfo"):
+        # a thread that does not block the signal may be anybody's (Python's resource tracker unblocks it where it was
+        # started): torch's handler would end this process there
+        signal.signal(signal.SIGTERM, lambda *_: None)
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         threading.Thread(target=_await_end, args=(rank,), name="rankwise-worker-signals", daemon=True).start()
 

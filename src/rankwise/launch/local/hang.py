@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from rankwise import vitals
-from rankwise.launch.sessions import process_state
+from rankwise.launch.local.sessions import process_state
 from rankwise.launch.verdict import Failure
 from rankwise.vitals import Vital
 

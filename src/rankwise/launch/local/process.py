@@ -10,9 +10,9 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from rankwise.launch.pump import Pump
+from rankwise.launch.local.pump import Pump
+from rankwise.launch.local.sessions import end_session
 from rankwise.launch.report import FINISHED, Report
-from rankwise.launch.sessions import end_session
 from rankwise.launch.target import Target
 
 __all__ = ["RankProcess", "start_rank"]

@@ -12,11 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from rankwise.errors import LaunchError
-from rankwise.launch.attempt import Attempt
-from rankwise.launch.console import Console
 from rankwise.launch.cores import num_visible_gpus
 from rankwise.launch.job import Job
-from rankwise.launch.loop import Loop
+from rankwise.launch.local.attempt import Attempt
+from rankwise.launch.local.console import Console
+from rankwise.launch.local.loop import Loop
 from rankwise.launch.outcome import Outcome, describe_failure, describe_others
 from rankwise.launch.verdict import Failure, RankEnd
 

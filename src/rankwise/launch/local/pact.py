@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rankwise.launch.sessions import end_session, end_sessions
+from rankwise.launch.local.sessions import end_session, end_sessions
 
 __all__ = ["die_with_parent", "keep_guard"]
 

@@ -59,7 +59,7 @@ def _start_service(far_link: Connection[Any, Any]) -> subprocess.Popen[bytes]:
     out, err = (subprocess.PIPE if sink is not None else None for sink in _sinks())
     with far_link:
         return subprocess.Popen(  # noqa: S603
-            [sys.executable, *flags, "-P", "-m", "rankwise.launch.service", str(far_link.fileno())],
+            [sys.executable, *flags, "-P", "-m", "rankwise.launch.local.service", str(far_link.fileno())],
             pass_fds=(far_link.fileno(),),
             start_new_session=True,
             stdout=out,

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import BinaryIO
 
-from rankwise.launch.console import Console
+from rankwise.launch.local.console import Console
 
 __all__ = ["LogFile", "Pump"]
 

@@ -1,4 +1,4 @@
-"""The supervisor's process under `rankwise.run`: `python -m rankwise.launch.service FD`.
+"""The supervisor's process under `rankwise.run`: `python -m rankwise.launch.local.service FD`.
 
 It is separate from the caller, so that what the caller has loaded (torch, CUDA, threads) does not matter, and so that
 the ranks end when the caller is killed: the connection between the two breaks.
@@ -18,10 +18,10 @@ from rankwise import vitals
 from rankwise.errors import RankwiseError
 from rankwise.launch.bound import value_path
 from rankwise.launch.job import Job
-from rankwise.launch.loop import Loop
+from rankwise.launch.local.loop import Loop
+from rankwise.launch.local.supervisor import supervise
 from rankwise.launch.outcome import Outcome
 from rankwise.launch.show import parse_show
-from rankwise.launch.supervisor import supervise
 from rankwise.launch.target import Target
 
 __all__: list[str] = []

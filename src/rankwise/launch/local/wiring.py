@@ -6,10 +6,10 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rankwise.launch.console import Console
-from rankwise.launch.pump import LogFile, Pump
+from rankwise.launch.local.console import Console
+from rankwise.launch.local.pump import LogFile, Pump
+from rankwise.launch.local.terminal import copy_size, open_terminal
 from rankwise.launch.show import Show
-from rankwise.launch.terminal import copy_size, open_terminal
 
 __all__ = ["Wires", "wire"]
 

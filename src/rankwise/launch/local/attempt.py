@@ -10,17 +10,17 @@ from pathlib import Path
 
 from rankwise import vitals
 from rankwise.errors import Interrupted, LaunchError
-from rankwise.launch.console import Console
-from rankwise.launch.environment import rank_environment
-from rankwise.launch.hang import CHECK_INTERVAL_S, HangWatch, blame
 from rankwise.launch.job import Job
-from rankwise.launch.loop import Loop
-from rankwise.launch.ports import HeldPort
-from rankwise.launch.process import RankProcess, start_rank
-from rankwise.launch.pump import Pump
-from rankwise.launch.sessions import end_sessions
+from rankwise.launch.local.console import Console
+from rankwise.launch.local.environment import rank_environment
+from rankwise.launch.local.hang import CHECK_INTERVAL_S, HangWatch, blame
+from rankwise.launch.local.loop import Loop
+from rankwise.launch.local.ports import HeldPort
+from rankwise.launch.local.process import RankProcess, start_rank
+from rankwise.launch.local.pump import Pump
+from rankwise.launch.local.sessions import end_sessions
+from rankwise.launch.local.wiring import Wires, wire
 from rankwise.launch.verdict import Failure, RankEnd, decide, is_timeout
-from rankwise.launch.wiring import Wires, wire
 
 __all__ = ["Attempt"]
 
