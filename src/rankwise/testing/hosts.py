@@ -1,0 +1,168 @@
+"""Several hosts on one Linux machine: network namespaces with own addresses and host names, joined by a bridge.
+
+Everything of a lab lies in namespaces of its own, the bridge too, so that labs beside each other never meet and nothing
+of the machine's own network changes. Needs root and iproute2 (`HostLab.obstacle` says what is missing).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+__all__ = ["HostLab"]
+
+_NETWORK = "10.77.0"
+_ENTER = """\
+hostname "$1"; mount --bind "$2/hosts" /etc/hosts
+[ ! -e /etc/nsswitch.conf ] || mount --bind "$2/nsswitch" /etc/nsswitch.conf
+[ ! -e /etc/resolv.conf ] || mount --bind "$2/resolv" /etc/resolv.conf
+shift 2; exec "$@"
+"""
+_GONE_S = 20.0
+
+
+class HostLab:
+    """Hosts with names and addresses that reach each other and nothing else; a context manager.
+
+    Args:
+        names: their host names; each knows all others by name, host i has the address 10.77.0.(i + 1).
+
+    Raises:
+        RuntimeError: the machine does not allow it, with the reason.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = tuple(names)
+        self._id = f"rw{secrets.token_hex(3)}"
+        self._processes: list[subprocess.Popen[Any]] = []
+
+    @staticmethod
+    def obstacle() -> str:
+        """Return why no lab can be made here, "" if one can."""
+        if sys.platform != "linux":
+            return "network namespaces exist on Linux only"
+        if os.geteuid() != 0:
+            return "making network namespaces needs root"
+        missing = [tool for tool in ("ip", "nsenter", "unshare") if shutil.which(tool) is None]
+        if missing:
+            return f"{', '.join(missing)} not found (packages iproute2 and util-linux)"
+        tried = _run("unshare", "-n", "-m", "-u", "true")
+        return f"namespaces are not allowed here: {tried.stderr.strip()}" if tried.returncode else ""
+
+    def address(self, name: str) -> str:
+        """Return the address of a host."""
+        return f"{_NETWORK}.{self.names.index(name) + 1}"
+
+    def space(self, name: str) -> str:
+        """Return the name of a host's network namespace."""
+        return f"{self._id}n{self.names.index(name)}"
+
+    def __enter__(self) -> Self:
+        if obstacle := self.obstacle():
+            raise RuntimeError(obstacle)
+        self._folder = Path(tempfile.mkdtemp(prefix="rankwise-hosts-"))
+        self._folder.chmod(0o755)
+        known = "".join(f"{self.address(name)} {name}\n" for name in self.names)
+        (self._folder / "hosts").write_text(f"127.0.0.1 localhost\n::1 localhost\n{known}")
+        (self._folder / "nsswitch").write_text("passwd: files\ngroup: files\nhosts: files\n")
+        (self._folder / "resolv").write_text("")
+        try:
+            self._make()
+        except BaseException:
+            self._remove()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._remove()
+
+    def _make(self) -> None:
+        hub = f"{self._id}hub"
+        _ip("netns", "add", hub)
+        _ip("-n", hub, "link", "add", "bridge", "type", "bridge")
+        _ip("-n", hub, "link", "set", "bridge", "up")
+        for number, name in enumerate(self.names):
+            space = self.space(name)
+            _ip("netns", "add", space)
+            _ip("-n", hub, "link", "add", f"port{number}", "type", "veth", "peer", "name", "eth0", "netns", space)
+            _ip("-n", hub, "link", "set", f"port{number}", "master", "bridge", "up")
+            _ip("-n", space, "link", "set", "lo", "up")
+            _ip("-n", space, "addr", "add", f"{self.address(name)}/24", "dev", "eth0")
+            _ip("-n", space, "link", "set", "eth0", "up")
+
+    def command(self, name: str, *words: object) -> list[str]:
+        """Return the command that runs `words` on a host; the process that it starts becomes theirs."""
+        net = f"--net=/run/netns/{self.space(name)}"
+        enter = ["nsenter", net, "unshare", "-m", "-u", "sh", "-ec", _ENTER, "sh", name, str(self._folder)]
+        return [*enter, *map(str, words)]
+
+    def start(self, name: str, *words: object, **options: Any) -> subprocess.Popen[Any]:
+        """Start a command on a host, with the options of Popen; it is killed with the lab if it still runs."""
+        process = subprocess.Popen(self.command(name, *words), **options)  # noqa: S603
+        self._processes.append(process)
+        return process
+
+    def run(self, name: str, *words: object, **options: Any) -> subprocess.CompletedProcess[str]:
+        """Run a command on a host to its end, and return what it said."""
+        options = {"capture_output": True, "text": True, "timeout": 240, "check": False} | options
+        return subprocess.run(self.command(name, *words), **options)  # noqa: S603, PLW1510
+
+    def cut(self, name: str) -> None:
+        """Take a host off the network, silently: what is sent to or from it gets lost."""
+        _ip("-n", f"{self._id}hub", "link", "set", f"port{self.names.index(name)}", "down")
+
+    def restore(self, name: str) -> None:
+        """Put a host back on the network."""
+        _ip("-n", f"{self._id}hub", "link", "set", f"port{self.names.index(name)}", "up")
+
+    def pids(self, name: str) -> list[int]:
+        """Return the processes on a host."""
+        return [int(word) for word in _run("ip", "netns", "pids", self.space(name)).stdout.split()]
+
+    def kill_all(self, name: str) -> None:
+        """Kill all processes on a host (SIGKILL), and wait until they are gone."""
+        deadline = time.monotonic() + _GONE_S
+        while (left := self.pids(name)) and time.monotonic() < deadline:
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            for process in self._processes:
+                process.poll()
+            time.sleep(0.02)
+
+    def _remove(self) -> None:
+        for name in self.names:
+            self.kill_all(name)
+        for process in self._processes:
+            process.kill()
+            process.wait()
+            for pipe in (process.stdin, process.stdout, process.stderr):
+                if pipe is not None:
+                    pipe.close()
+        # the hub first: its ends of the links go, and with them the hosts'
+        for space in (f"{self._id}hub", *map(self.space, self.names)):
+            _run("ip", "netns", "del", space)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _ip(*words: str) -> None:
+    done = _run("ip", *words)
+    if done.returncode:
+        raise RuntimeError(f"ip {' '.join(words)}: {done.stderr.strip()}")
+
+
+def _run(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(words, capture_output=True, text=True, check=False)  # noqa: S603
