@@ -98,6 +98,29 @@ def test_a_progress_bar_of_another_rank_is_not_kept(monkeypatch):
     assert page.text.splitlines()[-1] == b"[1] step 999"
 
 
+def test_an_unfinished_line_of_rank_0_is_shown_soon(monkeypatch):
+    """Dots, prompts and the newest state of a progress bar do not wait for what comes after them; each is shown once."""
+    read_end, write_end = os.pipe()
+    page = Page()
+    pump = Pump(read_end, "out", page, shown=True, raw=False, prefix=b"", log=None)
+    now = pump._read_s
+    monkeypatch.setattr("rankwise.launch.local.pump.time.monotonic", lambda: now)
+    os.write(write_end, b"\r 50%")
+    pump.pump()
+    pump.show_unfinished()
+    assert page.text == b"\r"
+    assert pump.unfinished_s() > 0
+    now += 1
+    assert pump.unfinished_s() == 0
+    pump.show_unfinished()
+    assert (page.text, pump.unfinished_s()) == (b"\r 50%", None)
+    os.write(write_end, b"\r100%\n")
+    pump.pump()
+    os.close(write_end)
+    pump.close()
+    assert page.text == b"\r 50%\r100%\n"
+
+
 def test_a_line_without_end_is_given_out_in_pieces():
     """Megabytes without a new line are not gathered."""
     read_end, write_end = os.pipe()

@@ -71,6 +71,8 @@ class Attempt:
             while not self._is_over():
                 self._loop.step(self._patience())
                 self._let_go()
+                for pump in self._open_pumps:
+                    pump.show_unfinished()
                 self._reap()
                 self._take_signals()
                 self._judge()
@@ -131,8 +133,8 @@ class Attempt:
 
     def _patience(self) -> float | None:
         """Seconds until something must be looked at even if nothing happens."""
-        patience = self._next_look()
-        return patience if not self._held else HELD_S if patience is None else min(patience, HELD_S)
+        waits = [self._next_look(), HELD_S if self._held else None, *(p.unfinished_s() for p in self._open_pumps)]
+        return min((wait for wait in waits if wait is not None), default=None)
 
     def _next_look(self) -> float | None:
         now = time.monotonic()

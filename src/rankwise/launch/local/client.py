@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import multiprocessing
 import os
@@ -64,7 +65,16 @@ def _start_service(far_link: Connection[Any, Any]) -> subprocess.Popen[bytes]:
             start_new_session=True,
             stdout=out,
             stderr=err,
+            env=_environment(),
         )
+
+
+def _environment() -> dict[str, str]:
+    """Return our variables, but for a notebook's way to draw figures, which works in its kernel only."""
+    env = dict(os.environ)
+    if "inline" in env.get("MPLBACKEND", ""):
+        env["MPLBACKEND"] = "agg"
+    return env
 
 
 def _sinks() -> tuple[IO[str] | None, IO[str] | None]:
@@ -75,10 +85,30 @@ def _sinks() -> tuple[IO[str] | None, IO[str] | None]:
     )
 
 
-def _streams(process: subprocess.Popen[bytes]) -> dict[int, IO[str]]:
-    """Return what we copy: descriptor to read, and where it goes."""
+class _Copier:
+    """Copies what the ranks write to a stream that is no descriptor, as it comes.
+
+    Args:
+        sink: where it goes.
+    """
+
+    def __init__(self, sink: IO[str]) -> None:
+        self._sink = sink
+        # what is read at once may end within a character
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def copy(self, fd: int) -> bool:
+        """Copy what is there; return False at the end."""
+        data = os.read(fd, 1 << 16)
+        self._sink.write(self._decoder.decode(data, final=not data))
+        self._sink.flush()
+        return bool(data)
+
+
+def _streams(process: subprocess.Popen[bytes]) -> dict[int, _Copier]:
+    """Return what we copy: descriptor to read, and what takes it."""
     pairs = zip((process.stdout, process.stderr), _sinks(), strict=True)
-    return {pipe.fileno(): sink for pipe, sink in pairs if pipe is not None and sink is not None}
+    return {pipe.fileno(): _Copier(sink) for pipe, sink in pairs if pipe is not None and sink is not None}
 
 
 def _is_real(stream: Any, fd: int) -> bool:
@@ -88,28 +118,21 @@ def _is_real(stream: Any, fd: int) -> bool:
         return False
 
 
-def _listen(link: Connection[Any, Any], streams: dict[int, IO[str]]) -> dict[str, Any]:
+def _listen(link: Connection[Any, Any], streams: dict[int, _Copier]) -> dict[str, Any]:
     """Copy the ranks' output to our stdout and stderr until the answer comes."""
     while True:
         for ready in wait([link, *streams]):
             if ready is link:
                 return json.loads(link.recv_bytes())  # type: ignore[no-any-return]
             assert isinstance(ready, int)
-            if not _copy(ready, streams[ready]):
+            if not streams[ready].copy(ready):
                 del streams[ready]
 
 
-def _copy(fd: int, sink: IO[str]) -> bool:
-    data = os.read(fd, 1 << 16)
-    sink.write(data.decode("utf-8", "replace"))
-    sink.flush()
-    return bool(data)
-
-
-def _end(process: subprocess.Popen[bytes], streams: dict[int, IO[str]]) -> None:
+def _end(process: subprocess.Popen[bytes], streams: dict[int, _Copier]) -> None:
     """Take the last output and wait for the supervisor, which ends once our end of the link is closed."""
-    for fd, sink in streams.items():
-        while _copy(fd, sink):
+    for fd, copier in streams.items():
+        while copier.copy(fd):
             pass
     for pipe in (process.stdout, process.stderr):
         if pipe is not None:

@@ -15,6 +15,7 @@ __all__ = ["LogFile", "Pump"]
 _READ_BYTES = 1 << 16
 _LINE_BYTES = 1 << 20  # a longer line is given out in pieces
 _STATE_S = 10.0  # how often a line that is written again and again is shown meanwhile
+_UNFINISHED_S = 0.1  # how long an unfinished line of rank 0 waits for its rest: progress bars, dots, prompts
 _ESCAPES = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[@-Z\\-_]")
 
 
@@ -91,7 +92,7 @@ class Pump:
         self.num_lines = 0
         self._console, self._raw, self._prefix, self._log = console, raw, prefix, log
         self._partial = b""
-        self._shown_s = time.monotonic()
+        self._shown_s = self._read_s = time.monotonic()
         os.set_blocking(fd, False)
 
     def pump(self) -> bool:
@@ -100,6 +101,17 @@ class Pump:
         if data:
             self._move(data)
         return data != b""
+
+    def unfinished_s(self) -> float | None:
+        """Seconds until what rank 0 has written of a line should be shown without the rest; None: nothing waits."""
+        if not self._partial or not self.shown or self._prefix:
+            return None
+        return max(0.0, self._read_s + _UNFINISHED_S - time.monotonic())
+
+    def show_unfinished(self) -> None:
+        """Show an unfinished line whose rest has not come in time."""
+        if self.unfinished_s() == 0.0:
+            self._give_partial()
 
     def _read(self) -> bytes | None:
         """Return what is there, None if nothing is there yet."""
@@ -120,6 +132,7 @@ class Pump:
             end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1  # a progress bar ends its states by going back
             self._console.raw(self.stream, self._partial + data[:end] if end else b"")
             self._partial = data[end:] if end else self._partial + data
+            self._read_s = time.monotonic()
         elif self.shown:
             *lines, rest = (self._partial + data).split(b"\n")
             for line in lines:
