@@ -12,6 +12,7 @@ LEVELS = {
     "_version": 0,
     "_lazy": 0,
     "_files": 0,
+    "_cores": 0,
     "errors": 0,
     "world": 1,
     "vitals": 1,

@@ -19,16 +19,6 @@ def test_visible_gpus(monkeypatch, visible, count):
     assert cores.num_visible_gpus() == count
 
 
-def test_a_quota_counts(monkeypatch, tmp_path):
-    """A container's CPU quota limits the cores, "max" does not, and there is always one."""
-    free = cores.num_usable_cores()
-    for text, wanted in (("100000 100000", 1), ("10000 100000", 1), ("max 100000", free)):
-        file = tmp_path / "cpu.max"
-        file.write_text(text)
-        monkeypatch.setattr(cores, "_CGROUP_QUOTA", file)
-        assert cores.num_usable_cores() == wanted
-
-
 @pytest.mark.parametrize(("word", "gpus", "count"), [("3", 0, 3), ("auto", 4, 4), ("auto", 0, 1), ("gpu", 2, 2)])
 def test_counts(monkeypatch, word, gpus, count):
     """A number is itself; auto and gpu count GPUs; auto is 1 without any."""
@@ -48,3 +38,25 @@ def test_what_cannot_be_counted_is_refused(monkeypatch, word):
     monkeypatch.setattr(cores, "num_visible_gpus", lambda: 0)
     with pytest.raises(ConfigError, match="--nproc"):
         cores.count_ranks(word, "--nproc")
+
+
+@pytest.mark.parametrize(("word", "count"), [("auto", 6), ("gpu", 6), ("4", 4), ("6", 6)])
+def test_several_ranks_per_gpu(monkeypatch, word, count):
+    """Asked for, GPUs take K ranks each."""
+    monkeypatch.setattr(cores, "num_visible_gpus", lambda: 2)
+    assert cores.count_ranks(word, "--nproc", ranks_per_gpu=3) == count
+
+
+@pytest.mark.parametrize(
+    ("word", "gpus", "said"),
+    [
+        ("7", 2, "needs 3 GPUs, 2 are visible: at most 6 ranks, or --ranks-per-gpu 4"),
+        ("auto", 0, "none is visible here"),
+        ("cpu", 2, "--nproc cpu is not"),
+    ],
+)
+def test_ranks_for_gpus_that_are_not_there(monkeypatch, word, gpus, said):
+    """More ranks than the GPUs take is refused with the number that would do."""
+    monkeypatch.setattr(cores, "num_visible_gpus", lambda: gpus)
+    with pytest.raises(ConfigError, match=said):
+        cores.count_ranks(word, "--nproc", ranks_per_gpu=3)

@@ -37,7 +37,26 @@ def test_nonsense_is_refused():
 def test_a_containers_quota_counts(tmp_path, text, cores):
     """A container that may use 2.5 of 16 cores gets 2."""
     (tmp_path / "cpu.max").write_text(text)
-    assert usable_cores(16, quota=tmp_path / "cpu.max") == cores
+    assert usable_cores(16, tmp_path, tmp_path / "none") == cores
+
+
+def test_the_quota_of_any_group_above_counts(tmp_path):
+    """A batch job's quota stands on the group of the job, not on the one of its step; version 1 has two files."""
+    own = tmp_path / "own"
+    step = tmp_path / "slurm" / "job_1" / "step_0"
+    step.mkdir(parents=True)
+    (step / "cpu.max").write_text("max 100000")
+    (step.parent / "cpu.max").write_text("400000 100000")
+    own.write_text("0::/slurm/job_1/step_0\n")
+    assert usable_cores(16, tmp_path, own) == 4
+    old = tmp_path / "cpu" / "job"
+    old.mkdir(parents=True)
+    (old / "cpu.cfs_quota_us").write_text("300000")
+    (old / "cpu.cfs_period_us").write_text("100000")
+    own.write_text("3:cpuset:/\n2:cpu:/job\n")
+    assert usable_cores(16, tmp_path, own) == 3
+    (old / "cpu.cfs_quota_us").write_text("-1")
+    assert usable_cores(16, tmp_path, own) == 16
 
 
 def test_this_process_has_cores():

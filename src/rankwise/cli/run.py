@@ -38,6 +38,16 @@ def run_command(  # noqa: PLR0917  (typer's way: a parameter per option)
             help="Number of ranks. auto: one per visible GPU, or 1; gpu: one per GPU; cpu: one per usable core.",
         ),
     ] = "auto",
+    ranks_per_gpu: Annotated[
+        int | None,
+        typer.Option("--ranks-per-gpu", metavar="K", min=1, help="Let K ranks share a GPU; they talk through gloo."),
+    ] = None,
+    binding: Annotated[
+        Literal["auto", "numa", "core", "none"],
+        typer.Option(
+            help="Cores of a rank. numa: its NUMA node; core: its own ones; none: all. Default: numa beside its GPU."
+        ),
+    ] = "auto",
     module: Annotated[bool, typer.Option("-m", "--module", help="TARGET is a module name, as in python -m.")] = False,
     run_dir: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Run directory: checkpoints, metrics and logs of this run.")
@@ -172,7 +182,9 @@ def run_command(  # noqa: PLR0917  (typer's way: a parameter per option)
     del standalone  # what this command does anyway
     job = Job(
         target=parse_target(words, as_module=module),
-        num_ranks=count_ranks(nproc, "--nproc"),
+        num_ranks=count_ranks(nproc, "--nproc", ranks_per_gpu=ranks_per_gpu),
+        binding=binding,
+        ranks_per_gpu=ranks_per_gpu,
         max_restarts=max_restarts,
         run_dir=run_dir,
         fresh=fresh,

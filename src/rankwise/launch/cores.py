@@ -9,32 +9,37 @@ import subprocess
 import sys
 from pathlib import Path
 
+from rankwise._cores import cpu_mask, usable_cores
 from rankwise.errors import ConfigError
 
 __all__ = ["count_ranks", "num_usable_cores", "num_visible_gpus"]
 
-_CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 _NVIDIA = Path("/proc/driver/nvidia/gpus")
 _DXG = Path("/dev/dxg")  # NVIDIA under Windows' Linux
 
 
-def count_ranks(word: str, option: str) -> int:
+def count_ranks(word: str, option: str, *, ranks_per_gpu: int | None = None) -> int:
     """Turn a wish for ranks into a number.
 
     Args:
         word: a number; "auto": one per visible GPU, or 1 (said) where there is none; "gpu": one per GPU; "cpu": one
             per usable core.
         option: how the caller calls it, for messages.
+        ranks_per_gpu: ranks that share a GPU, if that was asked for: then "auto" and "gpu" give so many per GPU, and a
+            number beyond what the GPUs take is refused.
 
     Raises:
-        ConfigError: another word, a number below 1, or "gpu" without a GPU.
+        ConfigError: another word, a number below 1, "gpu" without a GPU, or ranks for GPUs that are not there.
     """
-    if word.isdigit() and int(word) > 0:
+    is_number = word.isdigit() and int(word) > 0
+    if word not in {"auto", "gpu", "cpu"} and not is_number:
+        raise ConfigError(f"{option} takes a number from 1, auto, gpu or cpu; got {word!r}")
+    if ranks_per_gpu is not None:
+        return _count_sharers(word, option, ranks_per_gpu)
+    if is_number:
         return int(word)
     if word == "cpu":
         return num_usable_cores()
-    if word not in {"auto", "gpu"}:
-        raise ConfigError(f"{option} takes a number from 1, auto, gpu or cpu; got {word!r}")
     gpus = num_visible_gpus()
     if gpus == 0 and word == "gpu":
         raise ConfigError(
@@ -45,15 +50,25 @@ def count_ranks(word: str, option: str) -> int:
     return max(1, gpus)
 
 
+def _count_sharers(word: str, option: str, ranks_per_gpu: int) -> int:
+    gpus = num_visible_gpus()
+    if gpus == 0 or word == "cpu":
+        raise ConfigError(
+            f"--ranks-per-gpu {ranks_per_gpu} is about GPUs, and {'none is visible here' if gpus == 0 else option}"
+            f"{'' if gpus == 0 else ' cpu is not'}: leave it out for ranks on CPU"
+        )
+    wanted = int(word) if word.isdigit() else gpus * ranks_per_gpu
+    if wanted > gpus * ranks_per_gpu:
+        raise ConfigError(
+            f"{option} {wanted} with --ranks-per-gpu {ranks_per_gpu} needs {-(-wanted // ranks_per_gpu)} GPUs, "
+            f"{gpus} are visible: at most {gpus * ranks_per_gpu} ranks, or --ranks-per-gpu {-(-wanted // gpus)}"
+        )
+    return wanted
+
+
 def num_usable_cores() -> int:
     """Return the cores of the affinity mask, or of the container's CPU quota where that is smaller; at least 1."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        quota, period = _CGROUP_QUOTA.read_text().split()
-        cores = min(cores, max(1, round(int(quota) / int(period))))
-    except (OSError, ValueError):
-        pass  # no quota ("max"), or no cgroup of version 2
-    return cores
+    return usable_cores(len(cpu_mask()))
 
 
 def num_visible_gpus() -> int:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from rankwise.launch.job import Job
+from rankwise.launch.local.binding import Seat, seats_of
 from rankwise.launch.local.environment import rank_environment
 from rankwise.launch.local.hang import DEFAULT_TIMEOUT_S
 
@@ -22,20 +24,34 @@ def describe_job(job: Job) -> str:
         module, _, function = name.partition(":")
         name = f"import {module}; {module}.{function}()"
     command = shlex.join([sys.executable, *python, name, *job.target.args])
+    seats = seats_of(job)
     lines = [
         f"command    {command}",
         f"ranks      {job.num_ranks} on this machine",
+        f"cores      {_bound(seats)}",
         f"restarts   up to {job.max_restarts}",
         f"hang after {_patience(job.hang_timeout_s)}",
         f"logs       {job.logs / 'attempt-N' if job.logs is not None else 'none'}",
         "variables  of rank 0:",
     ]
-    env = rank_environment(job, rank=0, attempt=0, port=job.master_port or 0, run_id="ID", vitals=Path("FOLDER"))
+    env = rank_environment(
+        job, rank=0, seat=seats[0], attempt=0, port=job.master_port or 0, run_id="ID", vitals=Path("FOLDER")
+    )
     added = {name: value for name, value in env.items() if os.environ.get(name) != value}
     if job.master_port is None:
         added["MASTER_PORT"] = "a free one, held until the end"
     added |= {name: "a random one" for name in added if name == "RANKWISE_SECRET"}
     return "\n".join([*lines, *(f"  {name}={value}" for name, value in sorted(added.items()))])
+
+
+def _bound(seats: Sequence[Seat]) -> str:
+    if all(seat.cpus is None for seat in seats):
+        return "not bound"
+    return "; ".join(f"rank {rank}: {_numbers(seat.cpus or ())}" for rank, seat in enumerate(seats))
+
+
+def _numbers(cpus: Collection[int]) -> str:
+    return ",".join(map(str, sorted(cpus)))
 
 
 def _patience(seconds: float | None) -> str:

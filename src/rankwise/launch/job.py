@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -40,7 +41,9 @@ class Job:
         master_addr: where rank 0 listens, for MASTER_ADDR.
         master_port: its port; None takes a free one, new for every attempt, held until the attempt ends.
         env: more variables for every rank.
-        num_threads: OMP_NUM_THREADS of a rank; None: the usable cores shared out, unless the variable is set already.
+        num_threads: OMP_NUM_THREADS of a rank; None: its part of the usable cores, unless the variable is set already.
+        binding: which cores a rank may run on, see `seat_ranks`: "auto", "numa", "core" or "none".
+        ranks_per_gpu: how many ranks compute on one GPU, handed to the ranks as RANKWISE_RANKS_PER_GPU; None: one.
 
     Raises:
         ConfigError: a value that cannot work.
@@ -63,6 +66,8 @@ class Job:
     master_port: int | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     num_threads: int | None = None
+    binding: Literal["auto", "numa", "core", "none"] = "auto"
+    ranks_per_gpu: int | None = None
 
     def __post_init__(self) -> None:
         if self.max_restarts < 0:
@@ -80,7 +85,16 @@ class Job:
         for name in self.env:
             if not re.fullmatch(r"[A-Za-z_]\w*", name):
                 raise ConfigError(f"env: {name!r} is no name of an environment variable")
+        self._check_binding()
         self._check_ranks()
+
+    def _check_binding(self) -> None:
+        if self.binding not in {"auto", "numa", "core", "none"}:
+            raise ConfigError(f"binding must be auto, numa, core or none, got {self.binding!r}")
+        if self.binding in {"numa", "core"} and not hasattr(os, "sched_setaffinity"):
+            raise ConfigError(f"binding={self.binding!r} needs Linux, which binds processes to cores; use none")
+        if self.ranks_per_gpu is not None and self.ranks_per_gpu < 1:
+            raise ConfigError(f"ranks_per_gpu must be at least 1, got {self.ranks_per_gpu}")
 
     def _check_ranks(self) -> None:
         if self.num_ranks < 1:

@@ -121,7 +121,8 @@ def _twice(cards: list[Card], *, by_gpu: bool) -> str:
                 return f"two processes are rank {card.rank}: {other.place} and {card.place}; each rank is started once"
             return (
                 f"ranks {other.rank} and {card.rank} are both on GPU {card.gpu} of {card.place}: give each rank its "
-                "own (fewer ranks per machine, or CUDA_VISIBLE_DEVICES), or pass allow_shared_device=True"
+                "own (fewer ranks per machine, or CUDA_VISIBLE_DEVICES), or let them share it (rankwise run "
+                "--ranks-per-gpu, or bind(allow_shared_device=True))"
             )
         seen[mark] = card
     return ""

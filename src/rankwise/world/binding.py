@@ -17,7 +17,7 @@ from rankwise.errors import ConfigError, Interrupted, WorldError
 from rankwise.world import adopt, group
 from rankwise.world.arrival import SECRET_VARIABLE, Card, Company, meet
 from rankwise.world.channel import keep_for_ever
-from rankwise.world.devices import choose_device, default_backend, visible_devices
+from rankwise.world.devices import choose_device, default_backend, ranks_per_gpu, visible_devices
 from rankwise.world.making import host_id, make_world, say_once
 from rankwise.world.place import Place, find_place, given_place
 from rankwise.world.threads import choose_threads, cpu_mask, usable_cores
@@ -102,7 +102,8 @@ def bind(
         seed: 0 <= seed < 2**32, the same on all ranks; orders follow it, too.
         timeout: seconds that ranks wait for each other, when joining and in each collective.
         threads: CPU threads of torch in this rank; None = OMP_NUM_THREADS, else this rank's part of the usable cores.
-        allow_shared_device: let several ranks compute on one GPU (NCCL refuses that; choose ``backend="gloo"``).
+        allow_shared_device: let several ranks compute on one GPU (NCCL refuses that; choose ``backend="gloo"``); under
+            ``rankwise run --ranks-per-gpu`` both are chosen.
         always_group: initialise a group for a single rank too.
         rank: which rank this process is, where no launcher's variables say so, as in a function of ``mp.spawn``.
         world_size: number of ranks; goes with `rank`. They meet at MASTER_ADDR (unset: this machine) and MASTER_PORT.
@@ -171,7 +172,7 @@ def _join(place: Place, wishes: _Wishes) -> World:
         wishes.threads, environ=os.environ, cores=usable_cores(len(mask)), sharers=company.sharers[place.rank]
     )
     _seed_and_thread(wishes.seed, threads)
-    backend = wishes.backend or default_backend(device)
+    backend = wishes.backend or default_backend(device, sharers=ranks_per_gpu(os.environ))
     channel = None if store is None else group.open_group(store, place, backend, device, wishes.timeout)
     return make_world(
         place,
@@ -213,7 +214,13 @@ def _take_device(place: Place, wishes: _Wishes) -> tuple[str, Exception | None]:
 
     try:
         visible = visible_devices()
-        name = choose_device(wishes.device, local_rank=place.local_rank, world_size=place.world_size, visible=visible)
+        name = choose_device(
+            wishes.device,
+            local_rank=place.local_rank,
+            world_size=place.world_size,
+            visible=visible,
+            sharers=ranks_per_gpu(os.environ),
+        )
         choose_threads(wishes.threads, environ=os.environ, cores=1, sharers=1)
         if name.startswith("cuda"):
             torch.cuda.set_device(name)
@@ -240,7 +247,7 @@ def _meet(store: Any, place: Place, wishes: _Wishes, device: str, trouble: Excep
             store,
             card,
             timeout=wishes.timeout,
-            allow_shared_device=wishes.allow_shared_device,
+            allow_shared_device=wishes.allow_shared_device or ranks_per_gpu(os.environ) > 1,
             secret=os.environ.get(SECRET_VARIABLE, ""),
         )
     except WorldError:

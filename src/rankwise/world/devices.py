@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rankwise.errors import ConfigError, WorldError
+from rankwise.world.variables import int_of
 
-__all__ = ["Visible", "choose_device", "default_backend", "visible_devices"]
+__all__ = ["Visible", "choose_device", "default_backend", "ranks_per_gpu", "visible_devices"]
+
+_RANKS_PER_GPU = "RANKWISE_RANKS_PER_GPU"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +35,16 @@ def visible_devices() -> Visible:
     return Visible(num_cuda=num_cuda, mps=torch.backends.mps.is_available())
 
 
-def choose_device(request: str, *, local_rank: int, world_size: int, visible: Visible) -> str:
+def ranks_per_gpu(environ: Mapping[str, str]) -> int:
+    """Return how many ranks the launcher was asked to put on one GPU, 1 if it was not.
+
+    Raises:
+        WorldError: the variable is no number.
+    """
+    return max(1, int_of(environ, _RANKS_PER_GPU) or 1)
+
+
+def choose_device(request: str, *, local_rank: int, world_size: int, visible: Visible, sharers: int = 1) -> str:
     """Return the name of this rank's device.
 
     "auto" takes CUDA if there is any, else MPS for a single rank, else the CPU. "auto" and "cuda" take the device
@@ -43,6 +56,7 @@ def choose_device(request: str, *, local_rank: int, world_size: int, visible: Vi
         local_rank: this rank's number on its machine.
         world_size: number of ranks.
         visible: what torch sees.
+        sharers: ranks that compute on one GPU; the first GPU has the first of them.
 
     Raises:
         ConfigError: the request is none of these.
@@ -54,7 +68,7 @@ def choose_device(request: str, *, local_rank: int, world_size: int, visible: Vi
         request = "cuda" if visible.num_cuda else "mps" if visible.mps and world_size == 1 else "cpu"
     if request == "mps":
         return _mps(world_size, visible)
-    return request if request == "cpu" else _cuda(request, local_rank, visible)
+    return request if request == "cpu" else _cuda(request, local_rank // sharers, visible, local_rank)
 
 
 def _mps(world_size: int, visible: Visible) -> str:
@@ -65,23 +79,27 @@ def _mps(world_size: int, visible: Visible) -> str:
     return "mps"
 
 
-def _cuda(request: str, local_rank: int, visible: Visible) -> str:
+def _cuda(request: str, turn: int, visible: Visible, local_rank: int) -> str:
     if not visible.num_cuda:
         raise WorldError(
             f"device={request!r} was asked for, but torch finds no CUDA device: check CUDA_VISIBLE_DEVICES and that "
             'this torch is built for CUDA, or use device="cpu"'
         )
     explicit = request.partition(":")[2]
-    index = int(explicit) if explicit else local_rank if visible.num_cuda > 1 else 0
+    index = int(explicit) if explicit else turn if visible.num_cuda > 1 else 0
     if index >= visible.num_cuda:
         what = f"device={request!r}" if explicit else f"local rank {local_rank}"
         raise WorldError(
             f"{what} needs at least {index + 1} CUDA devices, this process sees {visible.num_cuda}: start at most "
-            f'{visible.num_cuda} ranks on this machine, widen CUDA_VISIBLE_DEVICES, or use device="cpu"'
+            f"{visible.num_cuda} ranks on this machine, widen CUDA_VISIBLE_DEVICES, let several share one (rankwise "
+            f'run --ranks-per-gpu), or use device="cpu"'
         )
     return f"cuda:{index}"
 
 
-def default_backend(device: str) -> str:
-    """Return the backend for a device: NCCL for CUDA tensors with gloo beside it for CPU tensors, gloo otherwise."""
-    return "cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo"
+def default_backend(device: str, *, sharers: int = 1) -> str:
+    """Return the backend for a device: NCCL for CUDA tensors with gloo beside it for CPU tensors, gloo otherwise.
+
+    NCCL refuses ranks that share a GPU: for them it is gloo, which copies over the CPU.
+    """
+    return "cpu:gloo,cuda:nccl" if device.startswith("cuda") and sharers == 1 else "gloo"

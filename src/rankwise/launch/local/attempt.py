@@ -11,6 +11,7 @@ from pathlib import Path
 from rankwise import vitals
 from rankwise.errors import Interrupted, LaunchError
 from rankwise.launch.job import Job
+from rankwise.launch.local.binding import seated, seats_of
 from rankwise.launch.local.console import Console
 from rankwise.launch.local.environment import rank_environment
 from rankwise.launch.local.hang import CHECK_INTERVAL_S, HangWatch, blame
@@ -85,12 +86,19 @@ class Attempt:
     def _start(self, port: HeldPort) -> None:
         job = self._job
         port.hand_over()
-        for rank in range(job.num_ranks):
+        for rank, seat in enumerate(seats_of(job)):
             env = rank_environment(
-                job, rank=rank, attempt=self._number, port=port.number, run_id=self._run_id, vitals=self._folder
+                job,
+                rank=rank,
+                seat=seat,
+                attempt=self._number,
+                port=port.number,
+                run_id=self._run_id,
+                vitals=self._folder,
             )
             try:
-                process, wires = self._start_rank(rank, env)
+                with seated(seat):
+                    process, wires = self._start_rank(rank, env)
             except OSError as error:
                 raise LaunchError(f"rank {rank} of {job.num_ranks} cannot be started: {error}") from error
             self._ranks.append(process)

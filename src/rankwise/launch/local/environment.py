@@ -6,8 +6,8 @@ import os
 import secrets
 from pathlib import Path
 
-from rankwise.launch.cores import num_usable_cores
 from rankwise.launch.job import Job
+from rankwise.launch.local.binding import Seat
 
 __all__ = ["rank_environment"]
 
@@ -21,15 +21,18 @@ _STALE = (*_OURS, "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE")
 _SECRET = secrets.token_hex(16)
 
 
-def rank_environment(job: Job, *, rank: int, attempt: int, port: int, run_id: str, vitals: Path) -> dict[str, str]:
+def rank_environment(
+    job: Job, *, rank: int, seat: Seat, attempt: int, port: int, run_id: str, vitals: Path
+) -> dict[str, str]:
     """Return the whole environment of a rank.
 
-    `OMP_NUM_THREADS` is the cores that this process may use, shared out among the ranks, unless it is set already or
-    there is one rank only (torchrun forces 1, which leaves most of a machine idle).
+    `OMP_NUM_THREADS` is the rank's part of the cores that this process may use, unless it is set already or there is
+    one rank only, which has all of them (torchrun forces 1, which leaves most of a machine idle).
 
     Args:
         job: the launch.
         rank: global rank; on one machine also the local one.
+        seat: its part of the machine.
         attempt: which attempt of this launch, from 0.
         port: where rank 0 listens.
         run_id: name of this launch, the same for all of its attempts.
@@ -41,7 +44,7 @@ def rank_environment(job: Job, *, rank: int, attempt: int, port: int, run_id: st
     env.setdefault("RANKWISE_SECRET", _SECRET)
     threads = job.num_threads
     if threads is None and job.num_ranks > 1 and "OMP_NUM_THREADS" not in env:
-        threads = max(1, num_usable_cores() // job.num_ranks)
+        threads = seat.num_threads
     if threads is not None:
         env["OMP_NUM_THREADS"] = str(threads)
     env |= job.env
@@ -53,7 +56,10 @@ def rank_environment(job: Job, *, rank: int, attempt: int, port: int, run_id: st
         "TORCHELASTIC_MAX_RESTARTS": str(job.max_restarts),
         "TORCHELASTIC_RUN_ID": run_id,
         "RANKWISE_VITALS": str(vitals),
+        "RANKWISE_CORES": str(seat.num_threads),
     }
+    if job.ranks_per_gpu is not None:
+        env["RANKWISE_RANKS_PER_GPU"] = str(job.ranks_per_gpu)
     if job.run_dir is not None:
         env["RANKWISE_RUN_DIR"] = str(job.run_dir.absolute())
     if job.fresh and attempt == 0:

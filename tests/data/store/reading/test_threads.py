@@ -33,6 +33,16 @@ def test_ranks_of_a_machine_share_its_cores(monkeypatch, mask, machine, ranks, w
     assert reading_threads() == wanted
 
 
+def test_a_rank_is_told_its_part(monkeypatch):
+    """What the launcher counted for this rank holds, within the cores that it may use; nonsense is passed over."""
+    monkeypatch.setattr(threads, "cpu_mask", lambda: set(range(8)))
+    monkeypatch.setattr(threads, "usable_cores", lambda cores: cores)
+    monkeypatch.setattr(threads.os, "cpu_count", lambda: 8)
+    for told, wanted in (("3", 3), ("64", 8), ("many", 8), ("0", 8)):
+        monkeypatch.setenv("RANKWISE_CORES", told)
+        assert reading_threads() == wanted
+
+
 HALF = {
     "a leftover size": {"WORLD_SIZE": "8"},
     "Lightning's own launcher": {"WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "h", "MASTER_PORT": "1"},

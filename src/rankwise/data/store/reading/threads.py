@@ -14,13 +14,19 @@ from rankwise.world.threads import cpu_mask, usable_cores
 
 __all__ = ["WorkCrew", "reading_threads"]
 
+_PART = "RANKWISE_CORES"
+
 
 def reading_threads() -> int:
     """Return how many threads this rank reads with: its fair part of the cores that it may use, at least 1.
 
-    Cores that the ranks of a machine share are divided among them; a rank that was bound to cores of its own has those.
+    A rank of `rankwise run` is told its part, which goes with its binding. Elsewhere, cores that the ranks of a machine
+    share are divided among them; a rank that was bound to cores of its own has those.
     """
     mask = len(cpu_mask())
+    told = os.environ.get(_PART, "")
+    if told.isdigit() and int(told) > 0:
+        return min(int(told), usable_cores(mask))
     ranks = num_local_ranks(os.environ)
     has_its_own = mask * ranks <= (os.cpu_count() or 1)
     return max(1, usable_cores(mask) // (1 if has_its_own else ranks))

@@ -1,0 +1,63 @@
+"""The cores that this process may use: affinity mask and CPU quotas; loads nothing that a launcher would wait for."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+__all__ = ["cpu_mask", "usable_cores"]
+
+_GROUPS = Path("/sys/fs/cgroup")
+_OWN = Path("/proc/self/cgroup")
+
+
+def cpu_mask() -> tuple[int, ...]:
+    """Return the cores that this process may run on (all of them where the system does not say)."""
+    if hasattr(os, "sched_getaffinity"):
+        return tuple(sorted(os.sched_getaffinity(0)))
+    return tuple(range(os.cpu_count() or 1))
+
+
+def usable_cores(num_cores: int, groups: Path = _GROUPS, own: Path = _OWN) -> int:
+    """Return how many of `num_cores` cores the CPU quotas of a container or of a batch job leave, at least 1.
+
+    Args:
+        num_cores: cores that the process may run on.
+        groups: where control groups are mounted, of version 1 or 2.
+        own: file that names the groups of this process; a quota of any group above them counts, too.
+    """
+    return max(1, min(num_cores, *(int(quota) for quota in _quotas(groups, own)), num_cores))
+
+
+def _quotas(groups: Path, own: Path) -> Iterator[float]:
+    """Yield the CPU quotas that hold for this process, in cores."""
+    try:
+        lines = own.read_text().splitlines()
+    except OSError:
+        lines = ["0::/"]
+    for line in lines:
+        _, _, rest = line.partition(":")
+        kinds, _, path = rest.partition(":")
+        if kinds and "cpu" not in kinds.split(","):
+            continue
+        root = next((groups / name for name in (kinds, "cpu") if name and (groups / name).is_dir()), groups)
+        folder = root / path.lstrip("/")
+        for place in (folder, *folder.parents):
+            with contextlib.suppress(OSError, ValueError):
+                yield _version_1(place) if kinds else _version_2(place)
+            if place == root:
+                break
+
+
+def _version_2(group: Path) -> float:
+    quota, period = (group / "cpu.max").read_text().split()
+    return int(quota) / int(period)  # "max" is no number
+
+
+def _version_1(group: Path) -> float:
+    quota = int((group / "cpu.cfs_quota_us").read_text())
+    if quota <= 0:
+        raise ValueError("no quota")
+    return quota / int((group / "cpu.cfs_period_us").read_text())

@@ -1,0 +1,131 @@
+"""Where the usable cores and the GPUs of this machine lie: NUMA nodes and cores of several threads, out of /sys."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from rankwise._cores import cpu_mask
+
+__all__ = ["Topology", "parse_cpu_list", "read_topology"]
+
+_SYS = Path("/sys")
+_NVIDIA = Path("/proc/driver/nvidia/gpus")
+_UUID = re.compile(r"GPU UUID:\s*(\S+)")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Topology:
+    """The part of a machine that this process may use.
+
+    Attributes:
+        nodes: NUMA node -> its usable hardware threads, in the order in which they are given out: those of one core
+            follow each other. Nodes without any are left out; a machine that does not say is one node.
+        siblings: hardware thread -> all usable ones of the same core, itself included.
+        gpus: NUMA node of each visible GPU, in CUDA's order; None where it is not known.
+    """
+
+    nodes: Mapping[int, tuple[int, ...]]
+    siblings: Mapping[int, tuple[int, ...]]
+    gpus: tuple[int | None, ...] = ()
+
+    @property
+    def threads(self) -> tuple[int, ...]:
+        """All usable hardware threads, node by node."""
+        return tuple(thread for node in sorted(self.nodes) for thread in self.nodes[node])
+
+
+def read_topology(
+    *,
+    usable: Collection[int] | None = None,
+    visible: str | None = None,
+    sys_root: Path = _SYS,
+    nvidia: Path = _NVIDIA,
+) -> Topology:
+    """Read what the kernel says.
+
+    Args:
+        usable: hardware threads that this process may use; None: its affinity mask, which a container's or a
+            scheduler's CPU set limits, too.
+        visible: CUDA_VISIBLE_DEVICES; None: as it is set.
+        sys_root: where sysfs is mounted.
+        nvidia: where NVIDIA's driver lists its GPUs.
+    """
+    threads = set(cpu_mask() if usable is None else usable)
+    siblings = {thread: _siblings(sys_root, thread, threads) for thread in sorted(threads)}
+    nodes = {}
+    for number, listed in _nodes(sys_root):
+        here = sorted(threads & listed, key=lambda thread: (siblings[thread][0], thread))
+        if here:
+            nodes[number] = tuple(here)
+    placed = {thread for here in nodes.values() for thread in here}
+    if placed != threads:  # sysfs is missing or says less than the mask: no node can be trusted
+        nodes = {0: tuple(sorted(threads, key=lambda thread: (siblings[thread][0], thread)))}
+    found = os.environ.get("CUDA_VISIBLE_DEVICES") if visible is None else visible
+    return Topology(nodes=nodes, siblings=siblings, gpus=tuple(_gpus(sys_root, nvidia, found)))
+
+
+def parse_cpu_list(text: str) -> set[int]:
+    """Read the kernel's form of a set of numbers, `0-3,8,10-11`.
+
+    Raises:
+        ValueError: not of that form.
+    """
+    numbers: set[int] = set()
+    for part in filter(None, text.strip().split(",")):
+        first, _, last = part.partition("-")
+        numbers |= set(range(int(first), int(last or first) + 1))
+    return numbers
+
+
+def _nodes(sys_root: Path) -> Iterator[tuple[int, set[int]]]:
+    for folder in sorted((sys_root / "devices/system/node").glob("node[0-9]*")):
+        try:
+            yield int(folder.name.removeprefix("node")), parse_cpu_list((folder / "cpulist").read_text())
+        except (OSError, ValueError):
+            continue
+
+
+def _siblings(sys_root: Path, thread: int, usable: Collection[int]) -> tuple[int, ...]:
+    path = sys_root / f"devices/system/cpu/cpu{thread}/topology/thread_siblings_list"
+    try:
+        listed = parse_cpu_list(path.read_text())
+    except (OSError, ValueError):
+        listed = set()
+    return tuple(sorted({thread, *(listed & set(usable))}))
+
+
+def _gpus(sys_root: Path, nvidia: Path, visible: str | None) -> Iterator[int | None]:
+    """Yield the node of each visible GPU; the driver's order is that of the bus, as CUDA's is for GPUs of one kind."""
+    present = sorted(nvidia.iterdir()) if nvidia.is_dir() else []
+    uuids = {_uuid(folder): folder for folder in present}
+    entries = [str(index) for index in range(len(present))] if visible is None else visible.split(",")
+    for entry in map(str.strip, entries):
+        if entry.isdigit() and int(entry) < len(present):
+            yield _pci_node(sys_root, present[int(entry)].name)
+        elif entry.startswith("GPU-"):
+            found = [folder for uuid, folder in uuids.items() if uuid.startswith(entry)]
+            yield _pci_node(sys_root, found[0].name) if len(found) == 1 else None
+        elif entry.startswith("MIG-"):
+            yield None
+        else:
+            return  # CUDA's list ends at the first entry that names no device
+
+
+def _uuid(folder: Path) -> str:
+    try:
+        found = _UUID.search((folder / "information").read_text())
+    except OSError:
+        found = None
+    return found[1] if found else folder.name
+
+
+def _pci_node(sys_root: Path, address: str) -> int | None:
+    try:
+        node = int((sys_root / "bus/pci/devices" / address.lower() / "numa_node").read_text())
+    except (OSError, ValueError):
+        return None
+    return node if node >= 0 else None  # -1: the firmware does not say
