@@ -65,14 +65,14 @@ def test_a_rank_that_leaves_without_a_value():
 
 def test_an_argument_that_cannot_be_sent():
     """The error names the argument and its type, before anything is started."""
-    with pytest.raises(ConfigError, match=r"argument lock= of .*a lock, cannot be sent"):
+    with pytest.raises(ConfigError, match=r"argument lock of print, a lock, cannot be sent"):
         rankwise.run(print, 1, lock=threading.Lock(), num_ranks=1)
 
 
 def test_a_value_that_cannot_be_sent():
-    """The error names the rank and the type of the value."""
-    with pytest.raises(RankFailure, match=r"on rank 0, a lock, cannot be sent back"):
-        rankwise.run(threading.Lock, num_ranks=1)
+    """The error names the rank, and the part of the value that is to blame."""
+    with pytest.raises(RankFailure, match=r"\['a'\]\[1\] of the value of .* on rank 0, a lock, cannot be sent back"):
+        rankwise.run(lambda: {"a": [0, threading.Lock()]}, num_ranks=1)
 
 
 @pytest.mark.parametrize("options", [{"num_ranks": 0}, {"num_ranks": 1, "tee": "loud"}, {"num_ranks": True + 0.5}])

@@ -1,9 +1,16 @@
 """Functions travel by name where a fresh interpreter finds them, also decorated ones."""
 
+import collections
 import functools
 import json
 import pickle
+import threading
 
+import numpy as np
+import pytest
+import torch
+
+from rankwise.errors import ConfigError
 from rankwise.launch import packing
 from rankwise.launch.packing import Reference, pack_call
 
@@ -32,3 +39,67 @@ def test_by_value_where_no_name_leads():
     value = 7
     fn, _, _ = pickle.loads(pickle.loads(pack_call(lambda: value, (), {}))["call"])
     assert fn() == 7
+
+
+class Holder:
+    def __init__(self, **parts):
+        self.__dict__.update(parts)
+
+
+class Slotted:
+    __slots__ = ("hook",)
+
+    def __init__(self, hook):
+        self.hook = hook
+
+
+Pair = collections.namedtuple("Pair", "left right")  # noqa: PYI024
+
+
+def guilty(*args, fn=print, **kwargs):
+    """What an error blames."""
+    with pytest.raises(ConfigError, match="cannot be sent to the ranks") as caught:
+        pack_call(fn, args, kwargs)
+    return str(caught.value).partition(", a lock, cannot be sent")[0]
+
+
+def test_what_cannot_be_sent_is_named_by_its_path():
+    """Attributes, slots, items, fields, parts of torch modules, and what a function inside an argument uses."""
+    lock = threading.Lock()
+    model = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.ReLU())
+    model[1].hook = lock
+    assert guilty(Holder(a=1, model=Holder(hook=lock))) == "argument args[0].model.hook of print"
+    assert guilty(1, Slotted([{"x": lock}])) == "argument args[1].hook[0]['x'] of print"
+    assert guilty(net=model) == "argument net.1.hook of print"
+    assert guilty(pair=Pair(1, functools.partial(print, lock))) == "argument pair.right.args[0] of print"
+    assert guilty(lambda: lock) == "argument args[0], which uses lock of print"
+
+
+def test_what_a_function_uses_and_cannot_be_sent_is_named():
+    """A closure's variable, also one that a function inside it uses, and a value inside that."""
+    held = Holder(locks=[threading.Lock()])
+
+    def inner():
+        return held
+
+    def train():
+        return inner()
+
+    assert guilty(fn=train).endswith("train, which uses inner, which uses held.locks[0]")
+
+
+def test_a_value_that_holds_itself_is_searched_once():
+    """The search for what is to blame ends."""
+    one = Holder(lock=threading.Lock())
+    one.again = one
+    assert guilty(one) == "argument args[0].lock of print"
+
+
+def test_a_function_that_takes_much_along_says_so(capsys):
+    """The variable and its size; large arguments, which were asked for, are not talked about."""
+    held = Holder(small=np.zeros(10), images=np.zeros(9_000_000))
+    pack_call(print, (held,), {})
+    assert capsys.readouterr().err == ""
+    pack_call(lambda: held, (), {})
+    said = capsys.readouterr().err
+    assert "which uses held.images, a ndarray, takes 72 MB to every rank" in said

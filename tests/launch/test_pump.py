@@ -99,7 +99,7 @@ def test_a_progress_bar_of_another_rank_is_not_kept(monkeypatch):
 
 
 def test_an_unfinished_line_of_rank_0_is_shown_soon(monkeypatch):
-    """Dots, prompts and the newest state of a progress bar do not wait for what comes after them; each is shown once."""
+    """Dots, prompts and the newest state of a progress bar do not wait for what comes after them, and come once."""
     read_end, write_end = os.pipe()
     page = Page()
     pump = Pump(read_end, "out", page, shown=True, raw=False, prefix=b"", log=None)

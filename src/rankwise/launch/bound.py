@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rankwise.errors import LaunchError
+from rankwise.launch.contents import find_unsendable
 from rankwise.launch.packing import Reference
 
 __all__ = ["is_loading_main", "run_call", "value_path"]
@@ -78,8 +79,10 @@ def _leave(value: Any, path: Path, rank: int, name: str) -> None:
     try:
         data = _dumps(value)
     except Exception as error:
+        part, guilty = find_unsendable(value, "", _dumps)
+        where = f"{part.removeprefix('.')} of " if part else ""
         raise LaunchError(
-            f"the value of {name} on rank {rank}, a {type(value).__name__}, cannot be sent back: {error}; "
+            f"{where}the value of {name} on rank {rank}, a {type(guilty).__name__}, cannot be sent back: {error}; "
             "return numbers, arrays, tensors or containers of them"
         ) from error
     part = path.with_suffix(".part")

@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from rankwise.errors import ConfigError
+from rankwise.launch.contents import find_heavy, find_unsendable
 
 __all__ = ["Reference", "pack_call"]
 
 _MAIN = "__main__"
+_HEAVY_BYTES = 1 << 26  # that a function takes along: more is said
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,25 +134,40 @@ def pack_call(
 
 def _dump_parts(packer: _Packer, fn: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
     try:
-        return packer.dumps((fn, args, dict(kwargs)))
+        call = packer.dumps((fn, args, dict(kwargs)))
     except ConfigError:
         raise
     except Exception as error:
-        named = [("the function", fn), *((f"argument {i}", arg) for i, arg in enumerate(args))]
-        named += [(f"argument {key}=", value) for key, value in kwargs.items()]
-        for what, value in named:
-            _check_part(packer, what, value, error)
+        named = [("", fn), *((f"args[{i}]", arg) for i, arg in enumerate(args)), *kwargs.items()]
+        for path, value in named:
+            _check_part(packer, path, value, error)
         raise
+    if len(call) > _HEAVY_BYTES and not isinstance(fn, Reference):
+        _say_heavy(packer, fn)
+    return call
 
 
-def _check_part(packer: _Packer, what: str, value: Any, error: Exception) -> None:
+def _check_part(packer: _Packer, path: str, value: Any, error: Exception) -> None:
+    """Say which part of the function, or of an argument, cannot be sent; nothing happens if it can."""
     try:
         packer.dumps(value)
-    except Exception as problem:  # noqa: BLE001
+    except Exception:  # noqa: BLE001
+        where, guilty = find_unsendable(value, path, packer.dumps)
+        what = f"argument {where} of {packer.name}" if path else f"{packer.name}{where}"
         raise ConfigError(
-            f"{what} of {packer.name}, a {type(value).__name__}, cannot be sent to the ranks: {problem}; "
-            "let each rank make it itself"
+            f"{what}, a {type(guilty).__name__}, cannot be sent to the ranks: {error}; let each rank make it itself"
         ) from error
+
+
+def _say_heavy(packer: _Packer, fn: Any) -> None:
+    """Say what a function takes along unasked; large arguments were asked for."""
+    path, part, num_bytes = find_heavy(fn, packer.name, packer.dumps)
+    if num_bytes > _HEAVY_BYTES and part is not fn:
+        print(  # noqa: T201
+            f"rankwise: {path}, a {type(part).__name__}, takes {num_bytes / 1e6:,.0f} MB to every rank: load it in the "
+            "function, or pass its path",
+            file=sys.stderr,
+        )
 
 
 def _reference(fn: Callable[..., Any]) -> Reference | None:

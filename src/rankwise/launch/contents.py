@@ -1,0 +1,141 @@
+"""What a call carries: the parts of a value by their path, the one that cannot be sent, the one that weighs most."""
+
+from __future__ import annotations
+
+import functools
+import pickle
+import reprlib
+import types
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+__all__ = ["find_heavy", "find_unsendable"]
+
+_MAX_DEPTH = 40
+_UNNAMED = " ("  # begins the path of a part that the user has no name for
+_MODULE_TABLES = ("_modules", "_parameters", "_buffers")  # in which a torch module keeps what its attributes lead to
+
+
+def find_unsendable(value: Any, path: str, dump: Callable[[Any], object]) -> tuple[str, Any]:
+    """Return the path and the value of the innermost part that cannot be sent; the value itself if no part is to blame.
+
+    Args:
+        value: cannot be sent.
+        path: how the user calls it, as "args[0]".
+        dump: pickles as it would be sent; raises if that fails.
+    """
+    seen: set[int] = set()
+    for _ in range(_MAX_DEPTH):
+        seen.add(id(value))
+        guilty = next(
+            (part for part in _parts(value) if id(part[1]) not in seen and not _is_sendable(part[1], dump)), None
+        )
+        if guilty is None:
+            break
+        path, value = path + guilty[0], guilty[1]
+    return path, value
+
+
+def find_heavy(value: Any, path: str, dump: Callable[[Any], bytes]) -> tuple[str, Any, int]:
+    """Return the path, the value and the pickled bytes of the innermost part that makes up most of a value.
+
+    Args:
+        value: can be sent.
+        path: how the user calls it.
+        dump: pickles as it would be sent.
+    """
+    num_bytes = len(dump(value))
+    for _ in range(_MAX_DEPTH):
+        named = ((suffix, part) for suffix, part in _parts(value) if not suffix.startswith(_UNNAMED))
+        sizes = [(_size(part, dump), suffix, part) for suffix, part in named]
+        most, suffix, part = max(sizes, key=lambda entry: entry[0], default=(0, "", None))
+        if most <= num_bytes / 2:
+            break
+        path, value, num_bytes = path + suffix, part, most
+    return path, value, num_bytes
+
+
+def _is_sendable(value: Any, dump: Callable[[Any], object]) -> bool:
+    try:
+        dump(value)
+    except Exception:  # noqa: BLE001  (whatever a value's own pickling raises)
+        return False
+    return True
+
+
+def _size(value: Any, dump: Callable[[Any], bytes]) -> int:
+    try:
+        return len(dump(value))
+    except Exception:  # noqa: BLE001  (a part may want its whole)
+        return 0
+
+
+def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what a value holds, each with what its path goes on with."""
+    if isinstance(value, Mapping):
+        yield from ((f"[{reprlib.repr(key)}]", part) for key, part in value.items())
+    elif isinstance(value, tuple) and hasattr(value, "_fields"):
+        yield from ((f".{name}", getattr(value, name)) for name in value._fields)
+    elif isinstance(value, (list, tuple)):
+        yield from ((f"[{number}]", part) for number, part in enumerate(value))
+    elif isinstance(value, (set, frozenset)):
+        yield from ((f"{{{reprlib.repr(part)}}}", part) for part in value)
+    elif isinstance(value, functools.partial):
+        yield ".func", value.func
+        yield from ((f".args[{number}]", part) for number, part in enumerate(value.args))
+        yield from ((f".keywords[{name!r}]", part) for name, part in value.keywords.items())
+    elif isinstance(value, types.MethodType):
+        yield ".__self__", value.__self__
+    elif isinstance(value, types.FunctionType):
+        yield from _used(value)
+    elif isinstance(value, type):
+        yield from ((f".{name}", part) for name, part in vars(value).items() if not name.startswith("__"))
+    else:
+        yield from _state(value)
+
+
+def _used(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    """Yield the variables that a function takes along when it is sent by value."""
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=False)
+    for name, cell in cells:
+        try:
+            yield f", which uses {name}", cell.cell_contents
+        except ValueError:
+            continue  # nothing is in it yet
+    for name in sorted(_global_names(function.__code__) & function.__globals__.keys()):
+        yield f", which uses {name}", function.__globals__[name]
+    yield from ((f", with its default {reprlib.repr(part)}", part) for part in function.__defaults__ or ())
+    yield from ((f", with its default {name}", part) for name, part in (function.__kwdefaults__ or {}).items())
+    yield from ((f".{name}", part) for name, part in vars(function).items())
+
+
+def _global_names(code: types.CodeType) -> set[str]:
+    inner = (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
+    return set(code.co_names).union(*map(_global_names, inner))
+
+
+def _state(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what an object is pickled with: its attributes, else what it is made from."""
+    try:
+        reduced = value.__reduce_ex__(pickle.DEFAULT_PROTOCOL)
+    except Exception:  # noqa: BLE001  (it cannot be pickled, and what it holds is not to blame)
+        return
+    if not isinstance(reduced, tuple):
+        return  # by name
+    state = reduced[2] if len(reduced) > 2 else None
+    tables = state if isinstance(state, tuple) else (state,)
+    for table in tables:
+        if isinstance(table, dict):
+            yield from _attributes(table)
+        elif table is not None:
+            yield f"{_UNNAMED}its state)", table
+    yield f"{_UNNAMED}of class {type(value).__name__})", type(value)
+    yield from ((f"{_UNNAMED}made with argument {number})", part) for number, part in enumerate(reduced[1]))
+
+
+def _attributes(table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, part in table.items():
+        if name in _MODULE_TABLES and isinstance(part, dict):
+            yield from ((f".{inner}", inside) for inner, inside in part.items())
+        else:
+            yield f".{name}", part
