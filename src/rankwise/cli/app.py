@@ -10,6 +10,7 @@ import typer
 from rankwise._version import __version__
 from rankwise.cli.checkpoint_app import checkpoint_commands
 from rankwise.cli.data_app import data_commands
+from rankwise.cli.env import env_command
 from rankwise.cli.rows_app import rows_commands
 from rankwise.cli.run import run_command
 from rankwise.cli.saying import plain_warnings
@@ -59,6 +60,7 @@ app.command(
     no_args_is_help=True,
     epilog="Exit codes: 0 the same training, 1 not, 2 a run failed.",
 )(verify_command)
+app.command("env", epilog="Paste it into a report; it holds no secrets that it knows, but read it first.")(env_command)
 app.add_typer(data_commands, name="data")
 app.add_typer(rows_commands, name="rows")
 app.add_typer(checkpoint_commands, name="checkpoint")

@@ -17,7 +17,7 @@ _ABSENT = object()
 _MASK = "***"
 # Words that name a secret wherever they stand. "key" and "token" are words of models and data as well (label_key,
 # pad_token): the first needs one of its companions before it, the second none of those.
-_SECRETS = {"secret", "password", "passwd", "pwd", "passphrase", "credential", "authorization"}
+_SECRETS = {"secret", "password", "passwd", "pwd", "passphrase", "credential", "authorization", "jwt"}
 _KEYS = {"api", "access", "secret", "private", "encryption", "signing", "account", "auth", "ssh", "license", "service"}
 _TOKENS = {"pad", "bos", "eos", "sep", "cls", "unk", "mask", "stop", "start", "end", "special", "image", "prefix"}
 _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|[^A-Za-z0-9]+")

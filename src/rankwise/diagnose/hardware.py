@@ -1,0 +1,194 @@
+"""What this machine has, as the kernel and its tools say: cores, GPUs, memory, disks, network; loads no torch."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import re
+import shutil
+import socket
+import struct
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rankwise.launch.cores import num_usable_cores, num_visible_gpus
+from rankwise.launch.topology import read_topology
+
+__all__ = ["cpus", "disks", "gpus", "memory", "network"]
+
+_PROC = Path("/proc")
+_GROUPS = Path("/sys/fs/cgroup")
+_QUERY = "index,name,uuid,driver_version,memory.total,memory.used,compute_cap,pci.bus_id"
+_TOOL_S = 20.0
+_SIOCGIFADDR = 0x8915
+_UNLIMITED = 1 << 60  # what version 1 of control groups says for "no limit" lies above it
+
+
+def cpus() -> dict[str, Any]:
+    """Return model, number, affinity mask, quota and NUMA nodes of the processors."""
+    topology = read_topology()
+    return {
+        "model": _cpu_model(),
+        "online": os.cpu_count(),
+        "affinity": shorten(topology.threads),
+        "usable_with_quota": num_usable_cores(),
+        "numa_nodes": {str(node): shorten(threads) for node, threads in topology.nodes.items()},
+    }
+
+
+def shorten(numbers: Iterator[int] | tuple[int, ...]) -> str:
+    """Return numbers in the kernel's form: `0-3,8`."""
+    parts: list[list[int]] = []
+    for number in sorted(numbers):
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1] = [parts[-1][0], number]
+        else:
+            parts.append([number])
+    return ",".join("-".join(map(str, part)) for part in parts)
+
+
+def _cpu_model() -> str:
+    with contextlib.suppress(OSError):
+        found = re.search(r"^model name\s*:\s*(.+)$", (_PROC / "cpuinfo").read_text(), re.MULTILINE)
+        if found:
+            return found[1]
+    return platform.processor() or platform.machine()
+
+
+def gpus() -> dict[str, Any]:
+    """Return what nvidia-smi says, or why it says nothing."""
+    told: dict[str, Any] = {"visible": num_visible_gpus(), "devices": []}
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return told | {"note": "no nvidia-smi on PATH"}
+    try:
+        done = subprocess.run(  # noqa: S603
+            [tool, f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"],
+            capture_output=True,
+            text=True,
+            timeout=_TOOL_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return told | {"note": f"nvidia-smi: {error}"}
+    if done.returncode:
+        lines = (done.stdout + done.stderr).strip().splitlines() or ["nothing said"]
+        return told | {"note": f"nvidia-smi ended with {done.returncode}: {lines[0]}"}
+    names = [name.replace(".", "_") for name in _QUERY.split(",")]
+    rows = [[field.strip() for field in line.split(",")] for line in done.stdout.splitlines() if line.strip()]
+    devices = [dict(zip(names, row, strict=False)) for row in rows]
+    for device in devices:
+        device["numa_node"] = _numa_node(device.get("pci_bus_id", ""))
+    return told | {"devices": devices}
+
+
+def _numa_node(bus_id: str) -> str:
+    """nvidia-smi writes the domain with eight digits, the kernel with four."""
+    domain, _, rest = bus_id.lower().partition(":")
+    try:
+        return Path(f"/sys/bus/pci/devices/{domain[-4:]}:{rest}/numa_node").read_text().strip()
+    except OSError:
+        return "unknown"
+
+
+def memory() -> dict[str, Any]:
+    """Return memory in GiB: of the machine, of swap, and what control groups leave."""
+    fields: dict[str, float] = {}
+    with contextlib.suppress(OSError):
+        for line in (_PROC / "meminfo").read_text().splitlines():
+            name, _, rest = line.partition(":")
+            fields[name] = _gib(int(rest.split()[0]) * 1024)
+    limit = min(_memory_limits(), default=None)
+    return {
+        "total_gib": fields.get("MemTotal"),
+        "available_gib": fields.get("MemAvailable"),
+        "swap_gib": fields.get("SwapTotal"),
+        "group_limit_gib": None if limit is None else _gib(limit),
+    }
+
+
+def _gib(num_bytes: float) -> float:
+    return round(num_bytes / (1 << 30), 2)
+
+
+def _memory_limits() -> Iterator[int]:
+    """Yield the memory limits of this process's groups and those above them, in bytes."""
+    with contextlib.suppress(OSError):
+        for line in (_PROC / "self/cgroup").read_text().splitlines():
+            _, kinds, path = line.split(":", 2)
+            if kinds and "memory" not in kinds.split(","):
+                continue
+            root, name = (_GROUPS / "memory", "memory.limit_in_bytes") if kinds else (_GROUPS, "memory.max")
+            folder = root / path.lstrip("/")
+            for place in (folder, *folder.parents):
+                with contextlib.suppress(OSError, ValueError):
+                    limit = int((place / name).read_text())
+                    if limit < _UNLIMITED:
+                        yield limit
+                if place == root:
+                    break
+
+
+def disks() -> dict[str, Any]:
+    """Return size and free space, in GiB, of where ranks share memory and put temporary files, and of this folder."""
+    places = {"/dev/shm": Path("/dev/shm"), "temporary": Path(tempfile.gettempdir()), "here": Path.cwd()}  # noqa: S108
+    found: dict[str, Any] = {}
+    for name, path in places.items():
+        with contextlib.suppress(OSError):
+            usage = shutil.disk_usage(path)
+            found[name] = {"size_gib": _gib(usage.total), "free_gib": _gib(usage.free)}
+    return found
+
+
+def network() -> dict[str, Any]:
+    """Return interfaces with their addresses, and which of them ranks would take."""
+    interfaces = {name: _addresses(name) for _, name in socket.if_nameindex()}
+    address = ""
+    with contextlib.suppress(OSError):
+        address = socket.gethostbyname(socket.gethostname())
+    by_name = next((name for name, found in interfaces.items() if address in found), "none of them")
+    return {
+        "host": socket.gethostname(),
+        "host_address": address or "the host's name does not resolve",
+        "interfaces": interfaces,
+        "default_route": _default_route(),
+        "taken": {
+            "on one machine": next((name for name in ("lo", "lo0") if name in interfaces), "none"),
+            "on several": os.environ.get("GLOO_SOCKET_IFNAME") or _told(by_name, address),
+        },
+    }
+
+
+def _told(interface: str, address: str) -> str:
+    """Gloo takes the address of the host's name; where that is the loopback one, no other machine can reach it."""
+    if address.startswith("127."):
+        return f"{interface}: the host's name is {address}, which no other machine reaches; set GLOO_SOCKET_IFNAME"
+    return interface
+
+
+def _addresses(interface: str) -> list[str]:
+    found: list[str] = []
+    with contextlib.suppress(OSError, ImportError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        import fcntl
+
+        answer = fcntl.ioctl(asked.fileno(), _SIOCGIFADDR, struct.pack("256s", interface[:15].encode()))
+        found.append(socket.inet_ntoa(answer[20:24]))
+    with contextlib.suppress(OSError):
+        for line in (_PROC / "net/if_inet6").read_text().splitlines():
+            digits, *_, name = line.split()
+            if name == interface:
+                found.append(socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits)))
+    return found
+
+
+def _default_route() -> str:
+    with contextlib.suppress(OSError):
+        for line in (_PROC / "net/route").read_text().splitlines()[1:]:
+            interface, destination, *_ = line.split()
+            if destination == "00000000":
+                return interface
+    return "none"
