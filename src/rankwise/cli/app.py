@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Annotated
 
@@ -11,6 +12,7 @@ from rankwise._version import __version__
 from rankwise.cli.checkpoint_app import checkpoint_commands
 from rankwise.cli.data_app import data_commands
 from rankwise.cli.env import env_command
+from rankwise.cli.kubeflow_words import announced_options
 from rankwise.cli.rows_app import rows_commands
 from rankwise.cli.run import run_command
 from rankwise.cli.saying import plain_warnings
@@ -49,8 +51,12 @@ def _options(
 
 app.command(
     "run",
-    # --max_restarts is --max-restarts, as for torchrun
-    context_settings={"allow_interspersed_args": False, "token_normalize_func": lambda word: word.replace("_", "-")},
+    # --max_restarts is --max-restarts, as for torchrun, and PET_MAX_RESTARTS is its default
+    context_settings={
+        "allow_interspersed_args": False,
+        "token_normalize_func": lambda word: word.replace("_", "-"),
+        "default_map": announced_options(os.environ),
+    },
     no_args_is_help=True,
     epilog="Everything after TARGET belongs to it. Options of torchrun are understood.",
 )(run_command)

@@ -17,7 +17,7 @@ class Place:
     """What the environment says about this process.
 
     Attributes:
-        family: whose variables were read: "torchrun", "open mpi", "mpich", "slurm" or "none".
+        family: whose variables were read: "torchrun", "open mpi", "mpich", "slurm", "kubeflow" or "none".
         rank: global rank.
         world_size: number of ranks.
         local_rank: rank on this machine.
@@ -47,13 +47,15 @@ def find_place(environ: Mapping[str, str]) -> Place:
     """Return this process's place; the first complete family of variables wins.
 
     The families, in this order: rankwise and torchrun (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT), Open
-    MPI (OMPI_COMM_WORLD_*), MPICH (PMI_* and MPI_LOCAL*), Slurm (inside a job step only), none (a world of one). The
-    launchers of MPI come before Slurm: in an allocation they start their own daemons with srun, one on each machine.
+    MPI (OMPI_COMM_WORLD_*), MPICH (PMI_* and MPI_LOCAL*), Slurm (inside a job step only), Kubeflow (pods
+    of one rank), none (a world of one). The launchers of MPI come before Slurm: in an allocation they start their own
+    daemons with srun, one on each machine.
 
     Raises:
         WorldError: the variables of the family contradict each other, or RANK, WORLD_SIZE or LOCAL_RANK are set and no
             family is complete.
     """
+    from rankwise.world.kubeflow import kubeflow_place
     from rankwise.world.mpich import mpich_place
     from rankwise.world.open_mpi import open_mpi_place
     from rankwise.world.slurm import slurm_place
@@ -63,6 +65,7 @@ def find_place(environ: Mapping[str, str]) -> Place:
         open_mpi_place,
         mpich_place,
         slurm_place,
+        kubeflow_place,
     )
     found = next((place for family in families if (place := family(environ)) is not None), None)
     if found is not None and found.family != "none":
