@@ -9,17 +9,19 @@ from typing import Annotated, Literal
 import typer
 
 from rankwise.cli.ranks import parse_env
-from rankwise.cli.torchrun_words import check_nodes, say_unneeded
+from rankwise.cli.torchrun_words import say_unneeded
+from rankwise.launch.backend import supervise
 from rankwise.launch.cores import count_ranks
 from rankwise.launch.dry_run import describe_job
+from rankwise.launch.elastic.nodes import parse_nodes
 from rankwise.launch.job import Job
-from rankwise.launch.local.supervisor import supervise
 from rankwise.launch.show import parse_show
 from rankwise.launch.target import parse_target
 
 __all__ = ["run_command"]
 
 _TORCHRUN = "torchrun's options"
+_NODES = "Several machines"
 _OUTPUT = "Output"
 _FAILURE = "When something goes wrong"
 
@@ -141,9 +143,49 @@ def run_command(  # noqa: PLR0917  (typer's way: a parameter per option)
             rich_help_panel=_OUTPUT,
         ),
     ] = None,
+    nnodes: Annotated[
+        str,
+        typer.Option(
+            metavar="N|MIN:MAX", help="Number of nodes, each of which runs this command.", rich_help_panel=_NODES
+        ),
+    ] = "1",
+    rdzv: Annotated[
+        str | None,
+        typer.Option(
+            "--rdzv",
+            metavar="HOST[,HOST][:PORT]",
+            help="Where the nodes meet, the same on all of them: the first host holds the rendezvous, the next one "
+            "when it is lost. Port: 29400.",
+            rich_help_panel=_NODES,
+        ),
+    ] = None,
+    node_rank: Annotated[
+        int | None,
+        typer.Option(
+            "--node-rank", metavar="K", help="Which node this is. Default: as they come.", rich_help_panel=_NODES
+        ),
+    ] = None,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--token-file",
+            metavar="FILE",
+            help="What the nodes show each other. Default: RANKWISE_TOKEN, else ~/.config/rankwise/token.",
+            rich_help_panel=_NODES,
+        ),
+    ] = None,
+    join_timeout: Annotated[
+        float,
+        typer.Option(
+            "--join-timeout",
+            metavar="SECONDS",
+            help="How long nodes wait for each other, also for the replacement of a lost one.",
+            rich_help_panel=_NODES,
+        ),
+    ] = 300.0,
     master_addr: Annotated[
-        str, typer.Option("--master-addr", metavar="ADDRESS", rich_help_panel=_TORCHRUN)
-    ] = "127.0.0.1",
+        str | None, typer.Option("--master-addr", metavar="ADDRESS", rich_help_panel=_TORCHRUN)
+    ] = None,
     master_port: Annotated[
         int | None,
         typer.Option(
@@ -153,8 +195,6 @@ def run_command(  # noqa: PLR0917  (typer's way: a parameter per option)
             rich_help_panel=_TORCHRUN,
         ),
     ] = None,
-    nnodes: Annotated[str, typer.Option(metavar="1", rich_help_panel=_TORCHRUN)] = "1",
-    node_rank: Annotated[int, typer.Option("--node-rank", metavar="0", rich_help_panel=_TORCHRUN)] = 0,
     standalone: Annotated[bool, typer.Option("--standalone", hidden=True)] = False,
     rdzv_backend: Annotated[str | None, typer.Option("--rdzv-backend", hidden=True)] = None,
     rdzv_endpoint: Annotated[str | None, typer.Option("--rdzv-endpoint", hidden=True)] = None,
@@ -166,11 +206,12 @@ def run_command(  # noqa: PLR0917  (typer's way: a parameter per option)
     local_addr: Annotated[str | None, typer.Option("--local-addr", hidden=True)] = None,
     signals_to_handle: Annotated[str | None, typer.Option("--signals-to-handle", hidden=True)] = None,
 ) -> None:
-    """Run a script, module or function on N ranks of this machine, as one."""
+    """Run a script, module or function on N ranks of this machine, or of each of several, as one."""
+    several = nnodes not in {"1", "1:1"}
     say_unneeded(
         rdzv_backend=rdzv_backend,
-        rdzv_endpoint=rdzv_endpoint,
-        rdzv_id=rdzv_id,
+        rdzv_endpoint=None if several else rdzv_endpoint,
+        rdzv_id=None if several else rdzv_id,
         rdzv_conf=rdzv_conf,
         monitor_interval=monitor_interval,
         start_method=start_method,
@@ -178,8 +219,18 @@ def run_command(  # noqa: PLR0917  (typer's way: a parameter per option)
         local_addr=local_addr,
         signals_to_handle=signals_to_handle,
     )
-    check_nodes(nnodes, node_rank)
     del standalone  # what this command does anyway
+    nodes = parse_nodes(
+        nnodes,
+        rdzv=rdzv or (rdzv_endpoint if several else None),
+        node_rank=node_rank,
+        master_addr=master_addr,
+        master_port=master_port,
+        token_file=token_file,
+        join_timeout_s=join_timeout,
+        nproc=nproc,
+        name=rdzv_id or "",
+    )
     job = Job(
         target=parse_target(words, as_module=module),
         num_ranks=count_ranks(nproc, "--nproc", ranks_per_gpu=ranks_per_gpu),
@@ -195,8 +246,10 @@ def run_command(  # noqa: PLR0917  (typer's way: a parameter per option)
         min_ranks=min_ranks,
         show=parse_show(tee, redirects),
         log_dir=log_dir,
-        master_addr=master_addr,
-        master_port=master_port,
+        master_addr=master_addr or "127.0.0.1",
+        # without --rdzv it is where the nodes meet, as under torchrun
+        master_port=None if several and rdzv is None and rdzv_endpoint is None else master_port,
+        nodes=nodes,
         env=parse_env(env or []),
     )
     if dry_run:

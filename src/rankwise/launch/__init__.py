@@ -7,10 +7,10 @@ from rankwise._lazy import door
 __all__ = ["Device", "Job", "Outcome", "Platform", "Target", "Wrapper", "breakpoint", "run", "supervise", "wrapper"]
 
 if TYPE_CHECKING:
+    from rankwise.launch.backend import supervise
     from rankwise.launch.calls import run
     from rankwise.launch.debugger import breakpoint  # noqa: A004
     from rankwise.launch.job import Job
-    from rankwise.launch.local.supervisor import supervise
     from rankwise.launch.outcome import Outcome
     from rankwise.launch.platforms import Device, Platform
     from rankwise.launch.target import Target
@@ -27,7 +27,7 @@ else:
             "Wrapper": "rankwise.launch.wrapping",
             "breakpoint": "rankwise.launch.debugger",
             "run": "rankwise.launch.calls",
-            "supervise": "rankwise.launch.local.supervisor",
+            "supervise": "rankwise.launch.backend",
             "wrapper": "rankwise.launch.wrapping",
         },
     )

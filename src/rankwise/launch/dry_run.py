@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rankwise.launch.job import Job
 from rankwise.launch.local.binding import Seat, seats_of
-from rankwise.launch.local.environment import rank_environment
+from rankwise.launch.local.environment import Part, rank_environment
 from rankwise.launch.local.hang import DEFAULT_TIMEOUT_S
 
 __all__ = ["describe_job"]
@@ -28,20 +28,32 @@ def describe_job(job: Job) -> str:
     lines = [
         f"command    {command}",
         f"ranks      {job.num_ranks} on this machine",
+        *_describe_nodes(job),
         f"cores      {_bound(seats)}",
         f"restarts   up to {job.max_restarts}",
         f"hang after {_patience(job.hang_timeout_s)}",
         f"logs       {job.logs / 'attempt-N' if job.logs is not None else 'none'}",
         "variables  of rank 0:",
     ]
-    env = rank_environment(
-        job, rank=0, seat=seats[0], attempt=0, port=job.master_port or 0, run_id="ID", vitals=Path("FOLDER")
-    )
+    part = Part(world_size=job.num_ranks, master_addr=job.master_addr, master_port=job.master_port or 0)
+    env = rank_environment(job, part, rank=0, seat=seats[0], attempt=0, run_id="ID", vitals=Path("FOLDER"))
     added = {name: value for name, value in env.items() if os.environ.get(name) != value}
     if job.master_port is None:
         added["MASTER_PORT"] = "a free one, held until the end"
+    if job.nodes is not None:
+        theirs = ("RANK", "ROLE_RANK", "GROUP_RANK", "WORLD_SIZE", "ROLE_WORLD_SIZE", "GROUP_WORLD_SIZE", "MASTER_ADDR")
+        added |= dict.fromkeys(theirs, "as the nodes agree")
     added |= {name: "a random one" for name in added if name == "RANKWISE_SECRET"}
     return "\n".join([*lines, *(f"  {name}={value}" for name, value in sorted(added.items()))])
+
+
+def _describe_nodes(job: Job) -> list[str]:
+    nodes = job.nodes
+    if nodes is None:
+        return []
+    number = f"{nodes.min_nodes} to {nodes.max_nodes}" if nodes.elastic else str(nodes.max_nodes)
+    rank = "" if nodes.node_rank is None else f", this is node {nodes.node_rank}"
+    return [f"nodes      {number}{rank}; they meet at port {nodes.port} of {', then '.join(nodes.rendezvous)}"]
 
 
 def _bound(seats: Sequence[Seat]) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from rankwise.errors import ConfigError
+from rankwise.launch.elastic.nodes import Nodes
 from rankwise.launch.show import Show
 from rankwise.launch.target import Target
 
@@ -18,11 +19,11 @@ __all__ = ["Job"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """One launch on this machine: what runs, how often, and what happens when something fails.
+    """One launch, seen from this machine: what runs, how often, and what happens when something fails.
 
     Attributes:
         target: what every rank runs.
-        num_ranks: number of processes, >= 1.
+        num_ranks: number of processes on this machine, >= 1.
         max_restarts: how often all ranks are started again after a failure, >= 0.
         run_dir: run directory, handed to the ranks as RANKWISE_RUN_DIR; logs go to its `logs/`.
         fresh: the first attempt sees RANKWISE_FRESH=1.
@@ -44,6 +45,7 @@ class Job:
         num_threads: OMP_NUM_THREADS of a rank; None: its part of the usable cores, unless the variable is set already.
         binding: which cores a rank may run on, see `seat_ranks`: "auto", "numa", "core" or "none".
         ranks_per_gpu: how many ranks compute on one GPU, handed to the ranks as RANKWISE_RANKS_PER_GPU; None: one.
+        nodes: the other machines of this launch and the way to them; None: there are none.
 
     Raises:
         ConfigError: a value that cannot work.
@@ -68,6 +70,7 @@ class Job:
     num_threads: int | None = None
     binding: Literal["auto", "numa", "core", "none"] = "auto"
     ranks_per_gpu: int | None = None
+    nodes: Nodes | None = None
 
     def __post_init__(self) -> None:
         if self.max_restarts < 0:
@@ -101,6 +104,10 @@ class Job:
             raise ConfigError(f"num_ranks must be at least 1, got {self.num_ranks}")
         if self.min_ranks is not None and not 1 <= self.min_ranks <= self.num_ranks:
             raise ConfigError(f"min_ranks must be between 1 and the {self.num_ranks} ranks, got {self.min_ranks}")
+        if self.min_ranks is not None and self.nodes is not None:
+            raise ConfigError("min_ranks is for one machine; with several nodes say --nnodes MIN:MAX")
+        if self.nodes is not None:
+            return  # the console may be asked to show ranks of other nodes
         self.show.check(self.num_ranks if self.min_ranks is None else self.min_ranks)
 
     @property

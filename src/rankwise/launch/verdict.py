@@ -100,6 +100,7 @@ class Failure:
         exitcode: what the whole launch should exit with.
         witness: the rank that `detail` is of; None if it is this one.
         places: where each rank was, of a hang.
+        waits: of a hang: the rank itself waits for others; the cause may be on another node.
     """
 
     rank: int
@@ -109,6 +110,7 @@ class Failure:
     exitcode: int
     witness: int | None = None
     places: Mapping[int, str] = field(default_factory=dict)
+    waits: bool = False
 
 
 def is_collateral(report: Report) -> bool:

@@ -7,13 +7,14 @@ import time
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from rankwise import vitals
 from rankwise.errors import Interrupted, LaunchError
 from rankwise.launch.job import Job
 from rankwise.launch.local.binding import seated, seats_of
 from rankwise.launch.local.console import Console
-from rankwise.launch.local.environment import rank_environment
+from rankwise.launch.local.environment import Part, rank_environment
 from rankwise.launch.local.hang import CHECK_INTERVAL_S, HangWatch, blame
 from rankwise.launch.local.loop import Loop
 from rankwise.launch.local.ports import HeldPort
@@ -23,7 +24,7 @@ from rankwise.launch.local.sessions import end_sessions
 from rankwise.launch.local.wiring import Wires, wire
 from rankwise.launch.verdict import Failure, RankEnd, decide, is_timeout
 
-__all__ = ["Attempt"]
+__all__ = ["Attempt", "Fellows"]
 
 SETTLE_S = 0.2  # how long to listen for an earlier failure once one is clear
 SETTLE_COLLATERAL_S = 3.0  # how long to wait for the cause when only its consequences have shown
@@ -32,6 +33,16 @@ HELD_S = 0.05  # how soon to look again whether a slow console has room
 DRAIN_S = 0.5  # how long output may still come after the last rank has ended
 SHUTDOWN_AFTER_FAILURE_S = 5.0
 SHUTDOWN_FROM_OUTSIDE_S = 30.0
+
+
+class Fellows(Protocol):
+    """The other nodes of an attempt, which must hear of an end as soon as it begins."""
+
+    def failing(self) -> None:
+        """The ranks here are ended because one of them has failed."""
+
+    def leaving(self, number: int) -> None:
+        """The ranks here are asked to save and end, by a signal from outside."""
 
 
 class Attempt:
@@ -44,13 +55,27 @@ class Attempt:
         loop: entered by the caller.
         console: where output goes.
         logs: existing folder for this attempt's logs, None for none.
+        part: which ranks of the world are on this machine; None: all of them.
+        fellows: the other nodes, None if there are none.
     """
 
-    def __init__(self, job: Job, number: int, run_id: str, *, loop: Loop, console: Console, logs: Path | None) -> None:
+    def __init__(
+        self,
+        job: Job,
+        number: int,
+        run_id: str,
+        *,
+        loop: Loop,
+        console: Console,
+        logs: Path | None,
+        part: Part | None = None,
+        fellows: Fellows | None = None,
+    ) -> None:
         self.interrupted: int | None = None
         self.hidden_lines: dict[int, int] = {}
         self._job, self._number, self._run_id = job, number, run_id
         self._loop, self._console, self._logs = loop, console, logs
+        self._part, self._fellows = part, fellows
         self._ranks: list[RankProcess] = []
         self._wires: list[Wires] = []
         self._open_pumps: set[Pump] = set()
@@ -64,11 +89,11 @@ class Attempt:
 
     def run(self) -> tuple[Failure | None, list[RankEnd]]:
         """Run the ranks to their end; return the root cause of a failure, None without one, and every rank's end."""
-        port = HeldPort(self._job.master_port)
+        port = HeldPort(self._job.master_port) if self._part is None else None
         self._folder = vitals.make_folder()
         self._watch = HangWatch(self._folder, self._job.hang_timeout_s)
         try:
-            self._start(port)
+            self._start(self._part or self._all_of_it(port))
             while not self._is_over():
                 self._loop.step(self._patience())
                 self._let_go()
@@ -80,35 +105,35 @@ class Attempt:
             ends = self._ends()
         finally:
             self._clean_up()
-            port.close()
+            if port is not None:
+                port.close()
         return self._hung or decide(ends), ends
 
-    def _start(self, port: HeldPort) -> None:
-        job = self._job
+    def _all_of_it(self, port: HeldPort | None) -> Part:
+        assert port is not None
         port.hand_over()
-        for rank, seat in enumerate(seats_of(job)):
+        job = self._job
+        return Part(world_size=job.num_ranks, master_addr=job.master_addr, master_port=port.number)
+
+    def _start(self, part: Part) -> None:
+        job = self._job
+        for rank, seat in enumerate(seats_of(job), part.first_rank):
             env = rank_environment(
-                job,
-                rank=rank,
-                seat=seat,
-                attempt=self._number,
-                port=port.number,
-                run_id=self._run_id,
-                vitals=self._folder,
+                job, part, rank=rank, seat=seat, attempt=self._number, run_id=self._run_id, vitals=self._folder
             )
             try:
                 with seated(seat):
-                    process, wires = self._start_rank(rank, env)
+                    process, wires = self._start_rank(rank, part.world_size, env)
             except OSError as error:
-                raise LaunchError(f"rank {rank} of {job.num_ranks} cannot be started: {error}") from error
+                raise LaunchError(f"rank {rank} of {part.world_size} cannot be started: {error}") from error
             self._ranks.append(process)
             self._loop.watch(process.report_fd, partial(self._read_report, process))
             for pump in wires.pumps:
                 self._open_pumps.add(pump)
                 self._loop.watch(pump.fd, partial(self._pump, pump))
 
-    def _start_rank(self, rank: int, env: Mapping[str, str]) -> tuple[RankProcess, Wires]:
-        wires = wire(rank, self._job.num_ranks, self._job.show, self._console, self._logs)
+    def _start_rank(self, rank: int, world_size: int, env: Mapping[str, str]) -> tuple[RankProcess, Wires]:
+        wires = wire(rank, world_size, self._job.show, self._console, self._logs)
         self._wires.append(wires)
         try:
             target, pumps = self._job.target, wires.pumps
@@ -209,6 +234,8 @@ class Attempt:
             self._kill()
             return
         self.interrupted = number
+        if self._fellows is not None:
+            self._fellows.leaving(number)
         patience = self._grace_s()
         name = signal.Signals(number).name
         if self._alive():
@@ -224,7 +251,16 @@ class Attempt:
     def _stop_the_others(self) -> None:
         """End what a failure has left: nothing can be saved together any more."""
         vitals.mark_failed(self._folder)
+        if self._fellows is not None:
+            self._fellows.failing()
         self._stop(signal.SIGTERM, self._shutdown_s(SHUTDOWN_AFTER_FAILURE_S))
+
+    def end_with_fellows(self, *, in_peace: bool) -> None:
+        """End the ranks because other nodes end theirs; in peace: they may save, together."""
+        if not in_peace:
+            self._stop_the_others()
+        elif self._stop_s is None:
+            self._stop(signal.SIGTERM, self._grace_s())
 
     def _stop(self, number: int, patience: float) -> None:
         now = time.monotonic()

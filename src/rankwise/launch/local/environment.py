@@ -4,25 +4,52 @@ from __future__ import annotations
 
 import os
 import secrets
+from dataclasses import dataclass
 from pathlib import Path
 
 from rankwise.launch.job import Job
 from rankwise.launch.local.binding import Seat
 
-__all__ = ["rank_environment"]
+__all__ = ["Part", "rank_environment"]
 
 # what an outer launch has left in our own environment and must not reach these ranks; RANKWISE_RUN_DIR and
 # RANKWISE_RESUME are the user's, and stay
 _OURS = ("RANKWISE_FRESH", "RANKWISE_VITALS")
-_STALE = (*_OURS, "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE")
+# and what the ranks need not know: the token is between supervisors
+_STALE = (*_OURS, "RANKWISE_TOKEN", "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE")
 
 
 # what the ranks of this process's launches show each other when they meet, see world/arrival
 _SECRET = secrets.token_hex(16)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """Which ranks of a world are on this machine; one machine has all of them.
+
+    Attributes:
+        world_size: ranks on all nodes.
+        first_rank: global rank of this node's first one; the others follow.
+        node_rank: which node this is.
+        num_nodes: of the world.
+        master_addr: where rank 0 listens.
+        master_port: its port, which its node holds.
+        secret: what the ranks of all nodes show each other when they meet; "" takes this process's own.
+        interface: through which the other nodes are reached, "" leaves it to the libraries.
+    """
+
+    world_size: int
+    first_rank: int = 0
+    node_rank: int = 0
+    num_nodes: int = 1
+    master_addr: str
+    master_port: int
+    secret: str = ""
+    interface: str = ""
+
+
 def rank_environment(
-    job: Job, *, rank: int, seat: Seat, attempt: int, port: int, run_id: str, vitals: Path
+    job: Job, part: Part, *, rank: int, seat: Seat, attempt: int, run_id: str, vitals: Path
 ) -> dict[str, str]:
     """Return the whole environment of a rank.
 
@@ -31,26 +58,33 @@ def rank_environment(
 
     Args:
         job: the launch.
-        rank: global rank; on one machine also the local one.
+        part: which ranks of the world are here.
+        rank: global rank.
         seat: its part of the machine.
         attempt: which attempt of this launch, from 0.
-        port: where rank 0 listens.
         run_id: name of this launch, the same for all of its attempts.
         vitals: folder for the vitals of this attempt.
     """
-    size = str(job.num_ranks)
+    local, size, local_size = str(rank - part.first_rank), str(part.world_size), str(job.num_ranks)
     env = {name: value for name, value in os.environ.items() if name not in _STALE}
     env.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
     env.setdefault("RANKWISE_SECRET", _SECRET)
+    if part.secret:
+        env["RANKWISE_SECRET"] = part.secret  # an outer launch may have left another one on each node
+    if part.interface:
+        # by itself gloo takes the address of the host's name, which may be one that other nodes do not reach
+        env.setdefault("GLOO_SOCKET_IFNAME", part.interface)
+        env.setdefault("NCCL_SOCKET_IFNAME", f"={part.interface}")
     threads = job.num_threads
     if threads is None and job.num_ranks > 1 and "OMP_NUM_THREADS" not in env:
         threads = seat.num_threads
     if threads is not None:
         env["OMP_NUM_THREADS"] = str(threads)
     env |= job.env
-    env |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "ROLE_RANK": str(rank), "GROUP_RANK": "0"}
-    env |= {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "ROLE_WORLD_SIZE": size, "GROUP_WORLD_SIZE": "1"}
-    env |= {"ROLE_NAME": "default", "MASTER_ADDR": job.master_addr, "MASTER_PORT": str(port)}
+    env |= {"RANK": str(rank), "LOCAL_RANK": local, "ROLE_RANK": str(rank), "GROUP_RANK": str(part.node_rank)}
+    env |= {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": local_size, "ROLE_WORLD_SIZE": size}
+    env |= {"GROUP_WORLD_SIZE": str(part.num_nodes), "ROLE_NAME": "default"}
+    env |= {"MASTER_ADDR": part.master_addr, "MASTER_PORT": str(part.master_port)}
     env |= {
         "TORCHELASTIC_RESTART_COUNT": str(attempt),
         "TORCHELASTIC_MAX_RESTARTS": str(job.max_restarts),

@@ -108,6 +108,7 @@ def blame(folder: Path, alive: Collection[int], reason: str, gone: Mapping[int, 
         status=None,
         exitcode=1,
         places=places,
+        waits=_waits(stacks[culprit.rank]) > 0,
     )
 
 

@@ -6,6 +6,7 @@ import contextlib
 import os
 import selectors
 import signal
+import time
 from collections import deque
 from collections.abc import Callable
 from types import FrameType, TracebackType
@@ -17,7 +18,7 @@ _HANDLED = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIG
 
 
 class Loop:
-    """Waits for descriptors to become readable and collects signals, without polling.
+    """Waits for descriptors to become readable and collects signals, without polling; calls what is due now and then.
 
     A context manager, to be entered in the main thread: it takes over the signals a supervisor cares for, and gives
     them back. A SIGHUP that was ignored before (`nohup`) stays ignored.
@@ -30,6 +31,8 @@ class Loop:
         self.signals: deque[int] = deque()
         self._selector = selectors.DefaultSelector()
         self._previous: dict[int, Any] = {}
+        self._repeated: list[tuple[Callable[[], object], float]] = []
+        self._due_s: dict[Callable[[], object], float] = {}
 
     def __enter__(self) -> Self:
         self._wake_read, self._wake_write = os.pipe()
@@ -63,12 +66,31 @@ class Loop:
         with contextlib.suppress(KeyError):
             self._selector.unregister(fd)
 
+    def every(self, seconds: float, callback: Callable[[], object]) -> None:
+        """Call `callback` about every so many seconds, while `step` is called."""
+        self._repeated.append((callback, seconds))
+        self._due_s[callback] = time.monotonic() + seconds
+
+    def forget_every(self, callback: Callable[[], object]) -> None:
+        """Call it no longer; nothing happens if it was not called."""
+        self._repeated = [(other, seconds) for other, seconds in self._repeated if other != callback]
+        self._due_s.pop(callback, None)
+
     def step(self, timeout_s: float | None) -> None:
-        """Wait until something happens or the time is over, and run the callbacks."""
+        """Wait until something happens or the time is over, and run the callbacks; what came before what is due."""
+        if self._due_s:
+            due_s = max(0.0, min(self._due_s.values()) - time.monotonic())
+            timeout_s = due_s if timeout_s is None else min(timeout_s, due_s)
         if self.signals:
             timeout_s = 0
         for key, _ in self._selector.select(timeout_s):
-            key.data()
+            if self._selector.get_map().get(key.fd) is not None:  # not forgotten by the one before
+                key.data()
+        now = time.monotonic()
+        for callback, seconds in self._repeated:
+            if now >= self._due_s.get(callback, now + 1.0):
+                self._due_s[callback] = now + seconds
+                callback()
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
         self.signals.append(number)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import re
 import secrets
 import time
 from contextlib import nullcontext
 from dataclasses import replace
-from pathlib import Path
 
 from rankwise.errors import LaunchError
 from rankwise.launch.cores import num_visible_gpus
@@ -17,12 +14,11 @@ from rankwise.launch.job import Job
 from rankwise.launch.local.attempt import Attempt
 from rankwise.launch.local.console import Console
 from rankwise.launch.local.loop import Loop
-from rankwise.launch.outcome import Outcome, describe_failure, describe_others
-from rankwise.launch.verdict import Failure, RankEnd
+from rankwise.launch.local.telling import describe_end, next_logs, tell, tell_hidden, with_time_left
+from rankwise.launch.outcome import Outcome
+from rankwise.launch.verdict import Failure
 
 __all__ = ["supervise"]
-
-_MAX_SECONDS = "RANKWISE_MAX_SECONDS"
 
 
 def supervise(
@@ -50,7 +46,7 @@ def supervise(
     with nullcontext(loop) if loop is not None else Loop() as entered:
         outcome = _attempts(job, entered, console)
     if tell_last and outcome.text:
-        _tell(console, outcome.text)
+        tell(console, outcome.text)
     console.flush()
     return outcome
 
@@ -60,18 +56,18 @@ def _attempts(job: Job, loop: Loop, console: Console) -> Outcome:
     begun_s, gpus = time.monotonic(), num_visible_gpus()
     number = failures = 0  # of the whole launch; at this number of ranks
     while True:
-        logs = _next_logs(job.logs, job.run_dir)
-        attempt = Attempt(_with_time_left(job, begun_s), number, run_id, loop=loop, console=console, logs=logs)
+        logs = next_logs(job.logs, job.run_dir)
+        attempt = Attempt(with_time_left(job, begun_s), number, run_id, loop=loop, console=console, logs=logs)
         failure: Failure | None = None
         try:
             failure, ends = attempt.run()
-            text = _describe(failure, ends, logs) if failure is not None else ""
+            text = describe_end(failure, ends, logs) if failure is not None else ""
             why = "" if failure is None else f"rank {failure.rank} failed"
         except LaunchError as error:
             if not attempt.num_started or _with_ranks(job, attempt.num_started) is None:
                 raise
             ends, text, why = [], str(error), "no more could be started"
-        _tell_hidden(console, attempt.hidden_lines, logs)
+        tell_hidden(console, attempt.hidden_lines, logs)
         number, failures = number + 1, failures + 1
         following = _following(job, failures, had_gpus=gpus, started=attempt.num_started) if why else None
         if following is None or attempt.interrupted is not None:
@@ -81,7 +77,7 @@ def _attempts(job: Job, loop: Loop, console: Console) -> Outcome:
             return Outcome(
                 failure=failure, interrupted=attempt.interrupted, again=again, num_attempts=number, text=text
             )
-        _tell(console, text)
+        tell(console, text)
         if following is job:
             what = f"starting all ranks again, restart {failures} of {job.max_restarts}"
         else:
@@ -110,49 +106,3 @@ def _following(job: Job, failures: int, *, had_gpus: int, started: int) -> Job |
 def _with_ranks(job: Job, num_ranks: int) -> Job | None:
     allowed = job.min_ranks is not None and num_ranks >= job.min_ranks
     return replace(job, num_ranks=num_ranks) if allowed else None
-
-
-def _with_time_left(job: Job, begun_s: float) -> Job:
-    """Let the time limit of the ranks, where the environment holds one, count from the begin of the launch."""
-    text = job.env.get(_MAX_SECONDS, os.environ.get(_MAX_SECONDS, ""))
-    with contextlib.suppress(ValueError):
-        left_s = max(1.0, float(text) - (time.monotonic() - begun_s))
-        return replace(job, env={**job.env, _MAX_SECONDS: f"{left_s:g}"})
-    return job
-
-
-def _describe(failure: Failure, ends: list[RankEnd], logs: Path | None) -> str:
-    text = describe_failure(failure, len(ends), describe_others(ends, failure))
-    return text if logs is None else f"{text}\nlogs: {logs}"
-
-
-def _tell(console: Console, text: str) -> None:
-    first, _, rest = text.partition("\n")
-    console.say(first)
-    if rest:
-        console.block(rest)
-
-
-def _tell_hidden(console: Console, hidden: dict[int, int], logs: Path | None) -> None:
-    lines = {rank: number for rank, number in hidden.items() if number}
-    if lines and logs is None:
-        ranks = ", ".join(map(str, sorted(lines)))
-        console.say(f"not shown: {sum(lines.values())} lines on stdout of rank {ranks} (--tee all shows them)")
-
-
-def _next_logs(root: Path | None, run_dir: Path | None) -> Path | None:
-    """Make the next `attempt-<n>` folder; logs of earlier attempts and launches stay."""
-    if root is None:
-        return None
-    try:
-        if run_dir is not None:
-            run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)  # as the ranks would make it: for its owner alone
-        root.mkdir(parents=True, exist_ok=True)
-        taken = [int(m[1]) for m in (re.fullmatch(r"attempt-(\d+)", entry.name) for entry in root.iterdir()) if m]
-        folder = root / f"attempt-{max(taken, default=-1) + 1}"
-        folder.mkdir()
-    except OSError as error:
-        raise LaunchError(
-            f"cannot write logs to {root}: {error.strerror}; choose another --log-dir or --run-dir"
-        ) from error
-    return folder

@@ -1,0 +1,52 @@
+"""The backends of a launch behind one call: the ranks of this machine, or this machine's part of several."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from rankwise.launch.job import Job
+from rankwise.launch.local.console import Console
+from rankwise.launch.local.loop import Loop
+from rankwise.launch.outcome import Outcome
+
+__all__ = ["Backend", "backend_of", "supervise"]
+
+
+class Backend(Protocol):
+    """Starts the ranks of a job and stays with them to their end."""
+
+    def __call__(
+        self, job: Job, *, loop: Loop | None = None, console: Console | None = None, tell_last: bool = True
+    ) -> Outcome:
+        """Run the job; see `supervise`."""
+        ...
+
+
+def backend_of(job: Job) -> Backend:
+    """Return what runs a job: `elastic` where it names other nodes, else `local`."""
+    if job.nodes is not None:
+        from rankwise.launch.elastic.supervisor import supervise_node
+
+        return supervise_node
+    from rankwise.launch.local.supervisor import supervise as supervise_local
+
+    return supervise_local
+
+
+def supervise(job: Job, *, loop: Loop | None = None, console: Console | None = None, tell_last: bool = True) -> Outcome:
+    """Start the ranks, watch over them, start all of them again after a failure as often as the job allows.
+
+    To be called in the main thread of a process without other threads. When it returns, no rank is left. If this
+    process is killed, its ranks are killed too.
+
+    Args:
+        job: what to run.
+        loop: an entered loop whose descriptors are served while the ranks run; None makes one.
+        console: where the ranks' output and our messages go; None makes one.
+        tell_last: print the failure that ends the launch; it stands in `Outcome.text` in any case.
+
+    Raises:
+        LaunchError: the ranks cannot be started, or other nodes cannot be found or joined.
+        ConfigError: several nodes, and no token that they could show each other.
+    """
+    return backend_of(job)(job, loop=loop, console=console, tell_last=tell_last)

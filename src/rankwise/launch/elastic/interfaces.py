@@ -1,0 +1,64 @@
+"""Addresses of this machine: which are its own, which interface has them, who can reach them."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import ipaddress
+import socket
+import struct
+
+__all__ = ["interface_of", "is_loopback", "is_own", "is_public", "resolve"]
+
+_SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
+_ELSEWHERE = "192.0.2.1"  # of no machine: its route is the default one; nothing is sent
+
+
+def resolve(host: str) -> list[str]:
+    """Return the addresses of a host, [] if its name is not known.
+
+    This machine's own name is often 127.0.1.1 to itself: then it is the address that its default route uses, which
+    others can reach.
+    """
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return []
+    addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
+    if all(map(is_loopback, addresses)) and host != "localhost" and not host.startswith("127.") and host != "::1":
+        with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((_ELSEWHERE, 9))
+            return [str(probe.getsockname()[0])]
+    return addresses
+
+
+def is_own(address: str) -> bool:
+    """Whether this machine has an address."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError:
+            return False
+    return True
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only this machine reaches an address."""
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+
+
+def is_public(address: str) -> bool:
+    """Whether the whole Internet may reach an address."""
+    return ipaddress.ip_address(address.partition("%")[0]).is_global
+
+
+def interface_of(address: str) -> str:
+    """Return the name of the interface that has an IPv4 address, "" if it cannot be told."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):
+                packed = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+                if socket.inet_ntoa(packed[20:24]) == address:
+                    return name
+    return ""

@@ -1,0 +1,151 @@
+"""A node's side of its connection to the rendezvous."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rankwise.errors import LaunchError
+from rankwise.launch.elastic.coordinator import HELLO, NODE, REFUSED
+from rankwise.launch.elastic.peer import BEAT_S, SILENT_S, Peer, PeerGone
+from rankwise.launch.elastic.seal import Seal
+from rankwise.launch.local.loop import Loop
+
+__all__ = ["Link"]
+
+_TICK_S = 0.25
+
+
+class Link:
+    """Joins a rendezvous and passes on what it says.
+
+    Args:
+        peer: connected to it; taken over.
+        host: its name, for messages.
+        token: that it must know too.
+        loop: that serves it.
+        join: what this node says first.
+
+    Attributes:
+        messages: that have come and were not yet taken out, oldest first.
+        lost: why there is no rendezvous any more, "" while there is.
+        silent: it was lost by silence and may still live.
+        welcome: it has let us in.
+        own_address: where the rendezvous sees this node.
+    """
+
+    def __init__(self, peer: Peer, host: str, token: str, loop: Loop, join: Mapping[str, Any]) -> None:
+        self.messages: deque[dict[str, Any]] = deque()
+        self.lost, self.silent, self.welcome = "", False, False
+        self.own_address = peer.addresses[0]
+        self.host = host
+        self._peer, self._token, self._loop, self._join = peer, token, loop, join
+        self._seal: Seal | None = None
+        self._error: LaunchError | None = None
+        self._ticked_s = time.monotonic()
+        self.on_message: Callable[[], object] = lambda: None
+        loop.watch(peer.fileno(), self._read)
+        loop.every(_TICK_S, self._tick)
+
+    def check(self) -> None:
+        """Raise what makes it senseless to go on.
+
+        Raises:
+            LaunchError: this is no rendezvous of ours, or it does not let this node in, with the reason.
+        """
+        if self._error is not None:
+            raise self._error
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Tell the rendezvous something; nothing happens if it is lost."""
+        if self._seal is None or self.lost:
+            return
+        try:
+            self._peer.write(self._seal.line(message))
+        except PeerGone as gone:
+            self._lose(str(gone), silent=False)
+
+    def close(self) -> None:
+        """Let the connection go."""
+        if not self.lost:
+            self._lose("we have left", silent=False)
+
+    def _read(self) -> None:
+        try:
+            for line in self._peer.read():
+                self._take(line)
+        except PeerGone as gone:
+            self._lose(str(gone), silent=False)
+        self.on_message()
+
+    def _take(self, line: bytes) -> None:
+        where = f"{self.host} ({self._peer.addresses[1]})"
+        if self._seal is None:
+            if not line.startswith(HELLO):
+                kind = HELLO.rpartition(b"-")[0]
+                what = (
+                    "a rendezvous of another version of rankwise" if line.startswith(kind) else "no rendezvous of ours"
+                )
+                self._error = LaunchError(f"{where} answers, but it is {what}; it says {line[:60]!r}")
+                return
+            nonce = secrets.token_hex(16)
+            nonces = f"{line[len(HELLO) :].decode(errors='replace')} {nonce}"
+            self._seal = Seal(self._token, nonces, ours="node", theirs="rendezvous")
+            self._peer.write(NODE + nonce.encode() + b"\n")
+            self._peer.write(self._seal.line(self._join))
+            return
+        if line.startswith(REFUSED):
+            self._error = LaunchError(
+                f"the rendezvous at {where} has another token: give all nodes the same, in RANKWISE_TOKEN, by "
+                "--token-file, or in ~/.config/rankwise/token"
+            )
+            return
+        message = self._message(line)
+        if message is None:
+            self._error = LaunchError(f"{where} sends what a rendezvous with our token would not")
+            return
+        self._peer.hear()
+        self._sort(message, where)
+
+    def _message(self, line: bytes) -> dict[str, Any] | None:
+        assert self._seal is not None
+        try:
+            return self._seal.message(line)
+        except json.JSONDecodeError:
+            return None
+
+    def _sort(self, message: dict[str, Any], where: str) -> None:
+        if message.get("kind") == "refused":
+            self._error = LaunchError(f"the rendezvous at {where} does not let this node in: {message.get('why')}")
+        elif message.get("kind") == "welcome":
+            self.welcome = True
+        elif message.get("kind") != "beat":
+            self.messages.append(message)
+
+    def _tick(self) -> None:
+        now, before = time.monotonic(), self._ticked_s
+        self._ticked_s = now
+        if now > before + SILENT_S / 2:
+            self._peer.hear()  # it was we who were away
+        try:
+            if now > self._peer.heard_s + SILENT_S:
+                self._lose(f"nothing heard from it for {SILENT_S:g} s (machine or link is down)", silent=True)
+                self.on_message()
+            elif self.welcome and now > self._peer.spoken_s + BEAT_S:
+                self.send({"kind": "beat"})
+            else:
+                self._peer.flush()
+        except PeerGone as gone:
+            self._lose(str(gone), silent=False)
+            self.on_message()
+
+    def _lose(self, why: str, *, silent: bool) -> None:
+        if not self.lost:
+            self.lost, self.silent = why, silent
+            self._loop.forget_every(self._tick)
+            self._loop.forget(self._peer.fileno())
+            self._peer.close()

@@ -1,0 +1,149 @@
+"""Finding the rendezvous: a host of the list that answers, or this machine if it is the first that can."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import time
+from collections.abc import Callable, Sequence
+
+from rankwise.errors import LaunchError
+from rankwise.launch.elastic.interfaces import is_own, is_public, resolve
+from rankwise.launch.elastic.nodes import Nodes
+from rankwise.launch.elastic.peer import Peer
+from rankwise.launch.local.loop import Loop
+
+__all__ = ["Meeting", "StoppedWhileWaiting"]
+
+_CONNECT_S = 2.0
+_AGAIN_S = 0.5
+_SAY_AFTER_S = 2.0  # nodes are not started in the same second
+_TAKE_OVER_S = 15.0  # how long the hosts before ours in the list have to appear
+_STOPS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}
+
+
+class StoppedWhileWaiting(Exception):  # noqa: N818  (it is asked for, and caught by the supervisor)
+    """A signal asked this node to end before its ranks were started; its number is the argument."""
+
+
+class Meeting:
+    """Looks for the rendezvous of a run.
+
+    Args:
+        nodes: where it may be.
+        loop: that serves signals, and a rendezvous of our own, meanwhile.
+        say: to the console.
+    """
+
+    def __init__(self, nodes: Nodes, loop: Loop, say: Callable[[str], None]) -> None:
+        self._nodes, self._loop, self._say = nodes, loop, say
+        self._said: set[str] = set()
+
+    def find(self, *, without: Sequence[str] = (), patience_s: float) -> tuple[str, Peer | socket.socket]:
+        """Return a host and a connection to it, or a listening socket if this machine is to hold the rendezvous.
+
+        Args:
+            without: hosts that have held it and are lost.
+            patience_s: how long to try.
+
+        Raises:
+            LaunchError: no host of the list was reached in time, with what each said.
+            StoppedWhileWaiting: a signal.
+        """
+        hosts = [host for host in self._nodes.rendezvous if host not in without]
+        begun_s, troubles = time.monotonic(), dict[str, str]()
+        take_over_s = begun_s + (_TAKE_OVER_S / 3 if without else _TAKE_OVER_S)
+        while True:
+            for number, host in enumerate(hosts):
+                found = self._try(hosts, number, take_over_s, troubles)
+                if isinstance(found, socket.socket):
+                    return host, found
+                if found is not None:
+                    return found
+            now = time.monotonic()
+            if now > begun_s + _SAY_AFTER_S:
+                self._tell(troubles)
+            if now > begun_s + patience_s:
+                said = "; ".join(f"{host}: {why}" for host, why in troubles.items())
+                raise LaunchError(f"no rendezvous after {patience_s:g} s: {said}")
+            while time.monotonic() < now + _AGAIN_S:
+                self.pause(_AGAIN_S)
+
+    def pause(self, seconds: float) -> None:
+        """Serve the loop until something happens, no longer than so many seconds.
+
+        Raises:
+            StoppedWhileWaiting: a signal.
+        """
+        self._loop.step(seconds)
+        while self._loop.signals:
+            number = self._loop.signals.popleft()
+            if number in _STOPS:
+                raise StoppedWhileWaiting(number)
+
+    def _try(
+        self, hosts: list[str], number: int, take_over_s: float, troubles: dict[str, str]
+    ) -> socket.socket | tuple[str, Peer] | None:
+        host = hosts[number]
+        addresses = resolve(host)
+        own = [address for address in addresses if is_own(address)]
+        if not own:
+            return self._connect(host, addresses, troubles)
+        # one that came back after its loss joins the run that went on elsewhere
+        for other in hosts[:number] + hosts[number + 1 :]:
+            found = self._connect(other, resolve(other), troubles)
+            if found is not None:
+                return found
+        if number and time.monotonic() < take_over_s:
+            return None
+        listener = _listen(own[0], self._nodes.port)
+        if listener is None:
+            return self._connect(host, own, troubles)
+        if number:
+            self._say(f"{', '.join(hosts[:number])} cannot be reached: the rendezvous is here, at {host}")
+        if is_public(own[0]):
+            self._say(
+                f"the rendezvous listens on {own[0]}, a public address: the whole Internet may try its port; nodes are "
+                "let in by the token alone, and what the ranks exchange is not encrypted"
+            )
+        return listener
+
+    def _connect(self, host: str, addresses: list[str], troubles: dict[str, str]) -> tuple[str, Peer] | None:
+        port = self._nodes.port
+        if not addresses:
+            troubles[host] = "this name is not known here (--rdzv, or the hosts file)"
+        for address in addresses:
+            try:
+                return host, Peer(socket.create_connection((address, port), _CONNECT_S))
+            except TimeoutError:
+                troubles[host] = (
+                    f"no answer from {address} port {port}: a firewall drops it, or the machine or link is down"
+                )
+            except ConnectionRefusedError:
+                troubles[host] = (
+                    f"{address} refuses port {port}: nothing listens there yet, or a firewall refuses (is it started "
+                    "there, with the same --rdzv?)"
+                )
+            except OSError as error:
+                troubles[host] = f"{address} port {port}: {error.strerror}"
+        return None
+
+    def _tell(self, troubles: dict[str, str]) -> None:
+        for host, why in troubles.items():
+            if why not in self._said:
+                self._said.add(why)
+                self._say(f"waiting for the rendezvous at {host}: {why}")
+
+
+def _listen(address: str, port: int) -> socket.socket | None:
+    """Listen on one address alone; None if somebody does already, on this machine too there may be several nodes."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((address, port))
+        listener.listen(1024)
+    except OSError:
+        listener.close()
+        return None
+    return listener

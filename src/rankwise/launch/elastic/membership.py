@@ -1,0 +1,377 @@
+"""Who takes part in a run of several nodes, and what happens next: pure decisions, without sockets and clocks.
+
+A run is a row of *rounds*. In a round the ranks of its nodes are started together and end together. Between rounds the
+nodes *gather*. What comes in are joins, losses and the nodes' own words; what goes out are `Action`s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+__all__ = ["Action", "Cause", "Done", "End", "Member", "Membership", "Rules", "Say", "Start", "Stop", "done_from"]
+
+_FIRST_CALL_S = 5.0  # beyond the least number of nodes, more are awaited so long
+_LAST_CALL_S = 2.0  # the same once the run has begun: those that are there want to go on
+_REMIND_S = 30.0
+_FIRST_REMINDER_S = 3.0
+
+Phase = Literal["gathering", "running", "stopping", "over"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rules:
+    """What the nodes have agreed on by being started alike.
+
+    Attributes:
+        min_nodes: least number of nodes of a round.
+        max_nodes: greatest number.
+        max_restarts: how many rounds may fail before the run has failed.
+        join_timeout_s: how long to gather.
+        others_may_host: another node may hold the rendezvous too, so that two parts of a cut network could go on.
+    """
+
+    min_nodes: int
+    max_nodes: int
+    max_restarts: int = 0
+    join_timeout_s: float = 300.0
+    others_may_host: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Done:
+    """How a node's ranks ended in a round.
+
+    Attributes:
+        status: "ended": all well; "failed"; "again": saved and ended because they were asked to; "stopped": by us.
+        rank: global rank of the failure.
+        headline: what happened to it.
+        text: the whole report.
+        exitcode: what the launch should exit with.
+        suspicion: as `RankEnd.suspicion`: 0 is a cause, 2 a consequence.
+        failed_s: when, on the coordinator's clock.
+    """
+
+    status: str
+    rank: int = 0
+    headline: str = ""
+    text: str = ""
+    exitcode: int = 0
+    suspicion: int = 0
+    failed_s: float = 0.0
+
+
+@dataclass(kw_only=True, slots=True)
+class Member:
+    """A node that takes part or waits to.
+
+    Attributes:
+        key: unique in the run; later ones are greater.
+        name: host name.
+        address: where other nodes reach it.
+        num_ranks: ranks that it starts.
+        wish: the node rank that it asked for.
+        port: that it holds for rank 0; None while its ranks run.
+        seat: its node rank in the newest round; None before its first.
+        first_rank: the global rank of its first rank there.
+        done: how its ranks ended in this round.
+        joined_s: when it came.
+    """
+
+    key: int
+    name: str
+    address: str
+    num_ranks: int
+    wish: int | None = None
+    port: int | None = None
+    seat: int | None = None
+    first_rank: int = 0
+    done: Done | None = None
+    joined_s: float = 0.0
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.address})"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Start:
+    """Start the ranks of these nodes, in this order."""
+
+    number: int
+    members: tuple[Member, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stop:
+    """End the ranks of the round; in peace: let them save."""
+
+    in_peace: bool
+    keys: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cause:
+    """Tell a failure: the report where it happened and at the rendezvous, one line elsewhere."""
+
+    key: int
+    line: str
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Say:
+    """Say something on all nodes."""
+
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class End:
+    """The run is over.
+
+    Attributes:
+        exitcode: of the failure; 0 without one.
+        again: the ranks have saved, the same command goes on.
+        signal: that came from outside.
+        line: why it failed.
+        rank: global rank of the failure.
+    """
+
+    exitcode: int = 0
+    again: bool = False
+    signal: int | None = None
+    line: str = ""
+    rank: int = 0
+
+
+Action = Start | Stop | Cause | Say | End
+
+
+@dataclass(kw_only=True, slots=True)
+class Membership:
+    """The state of a run; each method takes one event and the time, and returns what to do.
+
+    Attributes:
+        rules: of the run.
+        now_s: when it begins, monotonic.
+        number: of the next round.
+        failures: rounds that have failed.
+        quorum: more nodes than `rules.min_nodes` that the next round needs, after the network may have been cut.
+    """
+
+    rules: Rules
+    now_s: float
+    number: int = 0
+    failures: int = 0
+    quorum: int = 0
+    phase: Phase = "gathering"
+    members: dict[int, Member] = field(default_factory=dict)
+    round: tuple[int, ...] = ()
+    lost: list[Member] = field(default_factory=list)
+    _silent: int = 0
+    _signal: int | None = None
+    _growing: bool = False
+    _since_s: float = 0.0
+    _changed_s: float = 0.0
+    _reminded_s: float = 0.0
+    _out: list[Action] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._since_s = self._changed_s = self._reminded_s = self.now_s
+
+    def join(self, member: Member, now: float) -> list[Action]:
+        """A node has come."""
+        member.joined_s = self._changed_s = now
+        twin = next((m for m in self.members.values() if m.wish is not None and m.wish == member.wish), None)
+        self.members[member.key] = member
+        if twin is not None:
+            self._say(f"nodes {twin} and {member} both have --node-rank {member.wish}: the second waits for its turn")
+        elif self.phase in {"running", "stopping"} and len(self.round) >= self.rules.max_nodes:
+            self._say(f"node {member} waits: {len(self.round)} nodes are at work, and more are not wanted")
+        return self._settle(now)
+
+    def tick(self, now: float) -> list[Action]:
+        """Time has gone by."""
+        return self._settle(now)
+
+    def failing(self, key: int, now: float) -> list[Action]:
+        """A node ends its ranks because one of them has failed."""
+        if key in self.round and self.phase in {"running", "stopping"}:
+            self._stop(in_peace=False)
+        return self._settle(now)
+
+    def leaving(self, key: int, signal: int, now: float) -> list[Action]:
+        """A node ends its ranks because it was asked to from outside."""
+        if key in self.round and self.phase in {"running", "stopping"}:
+            self._signal = signal if self._signal is None else self._signal
+            self._say(f"node {self.members[key]} was asked to end (signal {signal}): all nodes save and end")
+            self._stop(in_peace=True)
+        return self._settle(now)
+
+    def done(self, key: int, done: Done, port: int, now: float) -> list[Action]:
+        """The ranks of a node have ended; it holds a port for the next round."""
+        member = self.members.get(key)
+        if member is not None:
+            member.done, member.port = done, port
+            if done.status == "failed" and key in self.round:
+                self._stop(in_peace=False)
+        return self._settle(now)
+
+    def gone(self, key: int, why: str, now: float, *, silent: bool) -> list[Action]:
+        """A node is there no more; silent: it may still live behind a cut link."""
+        member = self.members.pop(key, None)
+        if member is not None and self.phase != "over":
+            at_work = key in self.round and self.phase in {"running", "stopping"} and member.done is None
+            self._changed_s = now
+            if at_work:
+                self._say(f"node {member} is lost: {why}")
+                self.lost.append(member)
+                self._silent += silent
+                self._stop(in_peace=False)
+            else:
+                self._say(f"node {member} has left: {why}")
+        return self._settle(now)
+
+    def _say(self, text: str) -> None:
+        self._out.append(Say(text=text))
+
+    def _stop(self, *, in_peace: bool) -> None:
+        if self.phase == "stopping" and in_peace:
+            return
+        self.phase = "stopping"
+        keys = tuple(key for key in self.round if key in self.members and self.members[key].done is None)
+        self._out.append(Stop(in_peace=in_peace, keys=keys))
+
+    def _settle(self, now: float) -> list[Action]:
+        if self.phase in {"running", "stopping"}:
+            here = [self.members[key] for key in self.round if key in self.members]
+            if all(member.done is not None for member in here):
+                self._judge(here, now)
+            elif self.phase == "running" and self._may_grow(now):
+                self._growing = True
+                self._say("another node has come: the ranks save, and go on with it")
+                self._stop(in_peace=True)
+        if self.phase == "gathering":
+            self._gather(now)
+        out, self._out = self._out, []
+        return out
+
+    def _may_grow(self, now: float) -> bool:
+        wishes = {self.members[key].wish for key in self.round if key in self.members} - {None}
+        return len(self.round) < self.rules.max_nodes and any(
+            member.key not in self.round and now >= member.joined_s + _LAST_CALL_S and member.wish not in wishes
+            for member in self.members.values()
+        )
+
+    def _judge(self, here: list[Member], now: float) -> None:
+        """All ranks of the round have ended, or their nodes are lost."""
+        ends = [member.done for member in here if member.done is not None]
+        states = [done.status for done in ends]
+        if self._signal is not None and not self.lost:
+            self._end(End(again="again" in states, signal=self._signal))
+        elif self.lost:
+            self._judge_loss(here, now)
+        elif any(d.status == "failed" and not (self._growing and d.suspicion == 2) for d in ends):
+            self._judge_failure(here, now)
+        elif all(state == "ended" for state in states):
+            self._end(End())
+        elif self._growing:
+            self._gather_again(now)
+        else:
+            # the ranks have agreed among themselves: their time is over
+            self._end(End(again="again" in states, exitcode=0 if "again" in states else 1, line="the ranks were ended"))
+
+    def _judge_loss(self, here: list[Member], now: float) -> None:
+        names = ", ".join(map(str, self.lost))
+        first = self.lost[0].first_rank
+        line = f"node {names} was lost"
+        if not here:
+            self._end(End(exitcode=1, line=line, rank=first))
+        elif self.rules.others_may_host and self._silent and 2 * len(here) < len(self.round):
+            line += f"; the {len(here)} nodes here may be a cut off minority of {len(self.round)}, which must not go on"
+            self._end(End(exitcode=1, line=line, rank=first))
+        elif self._signal is not None or not self._may_go_on(counts=self.rules.min_nodes == self.rules.max_nodes):
+            self._end(End(exitcode=1, line=line, rank=first))
+        else:
+            if self.rules.min_nodes == self.rules.max_nodes:
+                self._say(f"restart {self.failures} of {self.rules.max_restarts} once another node has come")
+            self._gather_again(now)
+
+    def _judge_failure(self, here: list[Member], now: float) -> None:
+        failed = [
+            (member, member.done) for member in here if member.done is not None and member.done.status == "failed"
+        ]
+        member, done = min(failed, key=lambda pair: (pair[1].suspicion, pair[1].failed_s))
+        line = f"rank {done.rank} on node {member} {done.headline}"
+        early = [str(other) for other in here if other.done is not None and other.done.status == "ended"]
+        if done.suspicion == 2 and early:
+            line += f" (the ranks of node {', '.join(early)} had finished: do all ranks call the same collectives?)"
+        self._out.append(Cause(key=member.key, line=line, text=done.text))
+        if self._may_go_on(counts=True):
+            self._say(f"starting all ranks again, restart {self.failures} of {self.rules.max_restarts}")
+            self._gather_again(now)
+        else:
+            self._end(End(exitcode=done.exitcode or 1, line=line, rank=done.rank))
+
+    def _may_go_on(self, *, counts: bool) -> bool:
+        self.failures += counts
+        return self.failures <= self.rules.max_restarts or not counts
+
+    def _gather_again(self, now: float) -> None:
+        self.phase = "gathering"
+        self._since_s = self._changed_s = self._reminded_s = now
+        self._growing, self._silent, self.quorum = False, 0, 0
+
+    def _gather(self, now: float) -> None:
+        here, rules = self._candidates(), self.rules
+        least = max(rules.min_nodes, self.quorum)
+        call_s = _FIRST_CALL_S if self.number == 0 else _LAST_CALL_S
+        if len(here) >= rules.max_nodes or (len(here) >= least and now >= self._changed_s + call_s):
+            self._begin(here)
+        elif len(here) < least:
+            self._wait(here, least, now)
+
+    def _candidates(self) -> list[Member]:
+        """Those that the next round may have: who was in the last one first, each node rank once."""
+        found, wishes = list[Member](), set[int]()
+        known = sorted(self.members.values(), key=lambda m: (m.seat is None, m.seat, m.key))
+        for member in known:
+            if member.port is not None and member.wish not in wishes and len(found) < self.rules.max_nodes:
+                found.append(member)
+                wishes |= {member.wish} if member.wish is not None else set()
+        return found
+
+    def _begin(self, here: list[Member]) -> None:
+        here = sorted(here, key=lambda m: (m.wish is None, m.wish or 0))  # stable: as they come where none is wished
+        for member in self.members.values():
+            member.seat = None
+        first = 0
+        for seat, member in enumerate(here):
+            member.seat, member.first_rank, member.done = seat, first, None
+            first += member.num_ranks
+        self.round, self.lost, self.phase = tuple(member.key for member in here), [], "running"
+        self._out.append(Start(number=self.number, members=tuple(here)))
+        self.number, self.quorum = self.number + 1, 0
+
+    def _wait(self, here: list[Member], least: int, now: float) -> None:
+        names = ", ".join(map(str, here)) or "none"
+        lost = f"; lost: {', '.join(map(str, self.lost))}" if self.lost else ""
+        if now >= self._since_s + self.rules.join_timeout_s:
+            limit = f"{self.rules.join_timeout_s:g} s (--join-timeout)"
+            self._end(End(exitcode=1, line=f"{len(here)} of {least} nodes came in {limit}: {names}{lost}"))
+        elif now >= self._reminded_s + (_FIRST_REMINDER_S if self._reminded_s == self._since_s else _REMIND_S):
+            self._reminded_s = now
+            self._say(f"waiting for {least - len(here)} more of {least} nodes; here: {names}{lost}")
+
+    def _end(self, end: End) -> None:
+        self.phase = "over"
+        self._out.append(end)
+
+
+def done_from(message: Mapping[str, Any], now: float) -> Done:
+    """Read a node's report; what is missing or of another kind is taken as nothing."""
+    age = message.get("age_s")
+    texts = {name: str(message.get(name, "")) for name in ("status", "headline", "text")}
+    numbers = {name: int(message.get(name) or 0) for name in ("rank", "exitcode", "suspicion")}
+    return Done(**texts, **numbers, failed_s=now - float(age or 0.0))  # type: ignore[arg-type]

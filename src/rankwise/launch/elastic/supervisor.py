@@ -1,0 +1,319 @@
+"""A node's supervisor: finds the rendezvous, runs its part of each round, and tells the other nodes how it went."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import time
+from collections.abc import Mapping
+from contextlib import nullcontext
+from typing import Any
+
+from rankwise.errors import LaunchError
+from rankwise.launch.elastic.coordinator import Coordinator
+from rankwise.launch.elastic.interfaces import interface_of, is_loopback
+from rankwise.launch.elastic.likeness import likeness
+from rankwise.launch.elastic.link import Link
+from rankwise.launch.elastic.meeting import Meeting, StoppedWhileWaiting
+from rankwise.launch.elastic.membership import Membership, Rules
+from rankwise.launch.elastic.nodes import Nodes
+from rankwise.launch.elastic.peer import Peer
+from rankwise.launch.elastic.seal import derived_secret, read_token
+from rankwise.launch.job import Job
+from rankwise.launch.local.attempt import Attempt
+from rankwise.launch.local.console import Console
+from rankwise.launch.local.environment import Part
+from rankwise.launch.local.loop import Loop
+from rankwise.launch.local.ports import HeldPort
+from rankwise.launch.local.telling import describe_end, next_logs, tell, tell_hidden, with_time_left
+from rankwise.launch.outcome import Outcome
+from rankwise.launch.verdict import Failure, RankEnd
+
+__all__ = ["supervise_node"]
+
+_FIND_AGAIN_S = 60.0
+_TEXT_CHARACTERS = 1 << 15  # of a report that travels
+
+
+def supervise_node(
+    job: Job, *, loop: Loop | None = None, console: Console | None = None, tell_last: bool = True
+) -> Outcome:
+    """Take part in a run of several nodes, to its end; each node calls it, with the same job but for its own ranks.
+
+    As `local.supervisor.supervise`: for the main thread of a process without other threads; no rank is left when it
+    returns, or when this process is killed.
+
+    Args:
+        job: what to run; its `nodes` are given.
+        loop: an entered loop; None makes one.
+        console: where the ranks' output and our messages go; None makes one.
+        tell_last: print why the run ended, if it was not said already.
+
+    Raises:
+        LaunchError: the nodes do not find each other, do not fit together, or no rendezvous lets this one in.
+        ConfigError: there is no token that could be used.
+    """
+    assert job.nodes is not None
+    console = console or Console()
+    with nullcontext(loop) if loop is not None else Loop() as entered:
+        node = _Node(job, job.nodes, entered, console)
+        try:
+            outcome = node.run()
+        finally:
+            node.close()
+    if outcome.again:
+        console.say("the ranks have saved and ended as they were asked to: the same command goes on")
+    elif tell_last and outcome.text and outcome.text not in node.told:
+        console.say(outcome.text)
+    console.flush()
+    return outcome
+
+
+class _Node:
+    """One node, for the length of a run.
+
+    Attributes:
+        told: lines of causes that the console has shown.
+    """
+
+    def __init__(self, job: Job, nodes: Nodes, loop: Loop, console: Console) -> None:
+        self.told: set[str] = set()
+        self._job, self._nodes, self._loop, self._console = job, nodes, loop, console
+        self._token, self._token_source = read_token(nodes.token_file)
+        self._like = likeness(job.target, nodes, max_restarts=job.max_restarts)
+        self._meeting = Meeting(nodes, loop, console.say)
+        self._port = HeldPort(job.master_port)
+        self._coordinator: Coordinator | None = None
+        self._link: Link | None = None
+        self._attempt: Attempt | None = None
+        self._without: list[str] = []  # hosts that have held the rendezvous and are lost
+        self._run_id = ""
+        self._round = self._failures = self._last_size = self._quorum = self._num_attempts = 0
+        self._interrupted: int | None = None
+        self._text = ""  # the whole report of our last failure
+
+    def run(self) -> Outcome:
+        """Take part until the run is over; meet again elsewhere when the rendezvous is lost."""
+        patience_s = self._nodes.join_timeout_s
+        try:
+            while True:
+                link = self._meet(patience_s)
+                outcome = self._follow(link)
+                if outcome is not None:
+                    return outcome
+                if link.welcome:
+                    patience_s = _FIND_AGAIN_S
+        except StoppedWhileWaiting as stop:
+            if self._link is not None:
+                self._link.send({"kind": "bye"})
+            return Outcome(interrupted=stop.args[0], num_attempts=self._num_attempts)
+
+    def close(self) -> None:
+        """Leave, and let the others read the last word if the rendezvous is here."""
+        if self._link is not None:
+            self._link.close()
+        if self._coordinator is not None:
+            self._coordinator.close()
+        self._port.close()
+
+    def failing(self) -> None:
+        """The ranks here are ended because one of them has failed."""
+        self._send({"kind": "failing"})
+
+    def leaving(self, number: int) -> None:
+        """The ranks here are asked to save and end, by a signal from outside."""
+        self._interrupted = number
+        self._send({"kind": "leaving", "signal": number})
+
+    def _send(self, message: Mapping[str, Any]) -> None:
+        assert self._link is not None
+        self._link.send(message)
+
+    def _meet(self, patience_s: float) -> Link:
+        host, found = self._meeting.find(without=self._without, patience_s=patience_s)
+        if isinstance(found, socket.socket):
+            found = self._host(host, found)
+        join = {
+            "kind": "join",
+            "name": socket.gethostname(),
+            "num_ranks": self._job.num_ranks,
+            "like": self._like,
+            "wish": self._nodes.node_rank,
+            "port": self._port.number,
+            "round": self._round,
+            "failures": self._failures,
+            "quorum": self._quorum,
+            "run_id": self._run_id,
+        }
+        self._link = Link(found, host, self._token, self._loop, join)
+        self._link.on_message = self._hear
+        return self._link
+
+    def _host(self, host: str, listener: socket.socket) -> Peer:
+        nodes = self._nodes
+        rules = Rules(
+            min_nodes=nodes.min_nodes,
+            max_nodes=nodes.max_nodes,
+            max_restarts=self._job.max_restarts,
+            join_timeout_s=nodes.join_timeout_s,
+            others_may_host=len(nodes.rendezvous) > 1,
+        )
+        address = listener.getsockname()
+        self._console.say(
+            f"the rendezvous is here, {host} ({address[0]}) port {address[1]}; token of {self._token_source}"
+        )
+        membership = Membership(rules=rules, now_s=time.monotonic())
+        run_id = self._run_id or f"rankwise-{secrets.token_hex(8)}"
+        self._coordinator = Coordinator(
+            listener, membership, self._token, self._loop, say=self._console.say, run_id=run_id
+        )
+        return Peer(socket.create_connection(address[:2]))
+
+    def _follow(self, link: Link) -> Outcome | None:
+        """Do what the rendezvous says; return how the run ended, None if it goes on elsewhere."""
+        while True:
+            link.check()
+            if link.messages:
+                message = link.messages.popleft()
+                if message["kind"] == "start":
+                    self._take_part(link, message)
+                elif message["kind"] == "end":
+                    return self._outcome(message)
+            elif link.lost:
+                return self._after_loss(link)
+            else:
+                self._meeting.pause(1.0)
+
+    def _hear(self) -> None:
+        """Obey at once what cannot wait for the end of the ranks."""
+        link = self._link
+        assert link is not None
+        if link.lost and self._attempt is not None:
+            self._attempt.end_with_fellows(in_peace=False)
+        kept = []
+        while link.messages:
+            message = link.messages.popleft()
+            if message["kind"] == "say":
+                self._console.say(str(message["text"]))
+            elif message["kind"] == "cause":
+                self._tell_cause(message)
+            elif message["kind"] == "stop" and self._attempt is not None:
+                self._attempt.end_with_fellows(in_peace=bool(message["in_peace"]))
+            else:
+                kept.append(message)  # a stop too, that belongs to a start before it
+        link.messages.extend(kept)
+
+    def _tell_cause(self, message: Mapping[str, Any]) -> None:
+        self.told.add(str(message["line"]))
+        if message["own"]:
+            tell(self._console, self._text)
+        else:
+            self._console.say(str(message["line"]))
+            if message["text"]:
+                self._console.block(str(message["text"]).partition("\n")[2])
+
+    def _take_part(self, link: Link, start: Mapping[str, Any]) -> None:
+        """Run our ranks of a round, and tell how they ended."""
+        self._round, self._failures = int(start["round"]) + 1, int(start["failures"])
+        self._last_size, self._run_id, self._quorum = int(start["num_nodes"]), str(start["run_id"]), 0
+        done: dict[str, Any] = {"status": "stopped"}
+        if not link.lost and not any(message["kind"] == "stop" for message in link.messages):
+            done = self._run_ranks(link, start)
+        self._port.close()
+        self._port = HeldPort(self._job.master_port)
+        link.send({"kind": "done", "port": self._port.number, **done})
+
+    def _run_ranks(self, link: Link, start: Mapping[str, Any]) -> dict[str, Any]:
+        part, job = self._part(link, start), with_time_left(self._job, time.monotonic() - float(start["elapsed_s"]))
+        if part.node_rank == 0:
+            self._port.hand_over()
+        logs = next_logs(job.logs / socket.gethostname() if job.logs is not None else None, job.run_dir)
+        attempt = Attempt(
+            job,
+            int(start["round"]),
+            self._run_id,
+            loop=self._loop,
+            console=self._console,
+            logs=logs,
+            part=part,
+            fellows=self,
+        )
+        self._attempt, self._num_attempts = attempt, self._num_attempts + 1
+        try:
+            failure, ends = attempt.run()
+        except LaunchError as error:
+            headline = f"could not be started: {error}"
+            failure = Failure(rank=part.first_rank, headline=headline, detail="", status=None, exitcode=1)
+            ends = []
+        finally:
+            self._attempt = None
+        tell_hidden(self._console, attempt.hidden_lines, logs)
+        if failure is None:
+            return {"status": _status(ends)}
+        self._text = describe_end(failure, ends, logs, world_size=part.world_size)
+        root = next((end for end in ends if end.rank == failure.rank and end.failed), None)
+        return {
+            "status": "failed",
+            "rank": failure.rank,
+            "headline": failure.headline,
+            "text": self._text[:_TEXT_CHARACTERS],
+            "exitcode": failure.exitcode,
+            "suspicion": int(failure.waits) if root is None or failure.status is None else root.suspicion,
+            "age_s": 0.0 if root is None else time.monotonic() - root.failed_s,
+        }
+
+    def _part(self, link: Link, start: Mapping[str, Any]) -> Part:
+        own, master = link.own_address, str(start["master_addr"])
+        if is_loopback(own) and not is_loopback(master):
+            own = master  # the rendezvous is here: the others know this node by another address than we do
+        return Part(
+            world_size=int(start["world_size"]),
+            first_rank=int(start["first_rank"]),
+            node_rank=int(start["node_rank"]),
+            num_nodes=int(start["num_nodes"]),
+            master_addr=master,
+            master_port=int(start["master_port"]),
+            secret=derived_secret(self._token, f"of the ranks of {self._run_id}, round {start['round']}"),
+            interface="" if is_loopback(own) else interface_of(own),
+        )
+
+    def _outcome(self, end: Mapping[str, Any]) -> Outcome:
+        line = str(end["line"])
+        signal = end["signal"]
+        failure = None
+        if end["exitcode"]:
+            rank, code = int(end["rank"]), int(end["exitcode"])
+            failure = Failure(rank=rank, headline=line, detail="", status=None, exitcode=code)
+        return Outcome(
+            failure=failure,
+            interrupted=None if signal is None else int(signal),
+            again=bool(end["again"]),
+            num_attempts=self._num_attempts,
+            text=line,
+        )
+
+    def _after_loss(self, link: Link) -> Outcome | None:
+        """The rendezvous is lost: return how the run ends for that, None if it may go on elsewhere."""
+        what = f"the rendezvous at {link.host} is lost: {link.lost}"
+        if not link.welcome:
+            self._console.say(what)
+            return None
+        if self._interrupted is not None:
+            return Outcome(interrupted=self._interrupted, num_attempts=self._num_attempts)
+        self._without = [link.host]
+        others = [host for host in self._nodes.rendezvous if host not in self._without]
+        self._failures += not self._nodes.elastic and self._round > 0
+        if not others or self._failures > self._job.max_restarts:
+            why = "--rdzv names no other host" if not others else "no restart is left (--max-restarts)"
+            failure = Failure(rank=0, headline=what, detail="", status=None, exitcode=1)
+            return Outcome(failure=failure, num_attempts=self._num_attempts, text=f"{what}; {why}")
+        # who is silent may go on without us: only the greater part of the nodes may go on without it
+        self._quorum = self._last_size // 2 + 1 if link.silent else 0
+        self._console.say(f"{what}; looking for another one at {', '.join(others)}")
+        return None
+
+
+def _status(ends: list[RankEnd]) -> str:
+    if any(end.interrupted for end in ends):
+        return "again"
+    return "ended" if ends and all(end.status == 0 for end in ends) else "stopped"

@@ -1,0 +1,71 @@
+"""What the supervisors of one machine and of several have in common around an attempt: its logs, time and report."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from rankwise.errors import LaunchError
+from rankwise.launch.job import Job
+from rankwise.launch.local.console import Console
+from rankwise.launch.outcome import describe_failure, describe_others
+from rankwise.launch.verdict import Failure, RankEnd
+
+__all__ = ["describe_end", "next_logs", "tell", "tell_hidden", "with_time_left"]
+
+_MAX_SECONDS = "RANKWISE_MAX_SECONDS"
+
+
+def with_time_left(job: Job, begun_s: float) -> Job:
+    """Let the time limit of the ranks, where the environment holds one, count from the begin of the launch."""
+    text = job.env.get(_MAX_SECONDS, os.environ.get(_MAX_SECONDS, ""))
+    with contextlib.suppress(ValueError):
+        left_s = max(1.0, float(text) - (time.monotonic() - begun_s))
+        return replace(job, env={**job.env, _MAX_SECONDS: f"{left_s:g}"})
+    return job
+
+
+def describe_end(failure: Failure, ends: list[RankEnd], logs: Path | None, *, world_size: int | None = None) -> str:
+    """Tell a failure: the root cause, one line for each other rank of this machine, and where the logs are."""
+    text = describe_failure(failure, len(ends) if world_size is None else world_size, describe_others(ends, failure))
+    return text if logs is None else f"{text}\nlogs: {logs}"
+
+
+def tell(console: Console, text: str) -> None:
+    """Say the first line of a text, and show the rest as it is."""
+    first, _, rest = text.partition("\n")
+    console.say(first)
+    if rest:
+        console.block(rest)
+
+
+def tell_hidden(console: Console, hidden: dict[int, int], logs: Path | None) -> None:
+    """Say how many lines the console did not show, if they are nowhere else."""
+    lines = {rank: number for rank, number in hidden.items() if number}
+    if lines and logs is None:
+        ranks = ", ".join(map(str, sorted(lines)))
+        console.say(f"not shown: {sum(lines.values())} lines on stdout of rank {ranks} (--tee all shows them)")
+
+
+def next_logs(root: Path | None, run_dir: Path | None) -> Path | None:
+    """Make the next `attempt-<n>` folder; logs of earlier attempts and launches stay."""
+    if root is None:
+        return None
+    try:
+        if run_dir is not None:
+            run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)  # as the ranks would make it: for its owner alone
+        root.mkdir(parents=True, exist_ok=True)
+        while True:
+            taken = [int(m[1]) for m in (re.fullmatch(r"attempt-(\d+)", entry.name) for entry in root.iterdir()) if m]
+            folder = root / f"attempt-{max(taken, default=-1) + 1}"
+            with contextlib.suppress(FileExistsError):  # another node of the same name, at the same moment
+                folder.mkdir()
+                return folder
+    except OSError as error:
+        raise LaunchError(
+            f"cannot write logs to {root}: {error.strerror}; choose another --log-dir or --run-dir"
+        ) from error
