@@ -1,0 +1,212 @@
+"""What is decided when nodes join, leave, fail and end, in any order."""
+
+import dataclasses
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankwise.launch.elastic.membership import Cause, Done, End, Member, Membership, Rules, Say, Start, Stop
+
+
+class Run:
+    """A membership with a clock, nodes that obey, and what was decided."""
+
+    def __init__(self, least, most, **rules):
+        self.state = Membership(rules=Rules(min_nodes=least, max_nodes=most, **rules), now_s=0.0)
+        self.now, self.seen, self.next_key = 0.0, [], 0
+
+    def note(self, actions):
+        self.seen += actions
+        return actions
+
+    def join(self, num_ranks=1, wish=None):
+        key = self.next_key
+        self.next_key += 1
+        member = Member(
+            key=key, name=f"n{key}", address=f"10.0.0.{key}", num_ranks=num_ranks, wish=wish, port=1000 + key
+        )
+        self.note(self.state.join(member, self.now))
+        return key
+
+    def wait(self, seconds):
+        for _ in range(int(seconds * 4)):
+            self.now += 0.25
+            self.note(self.state.tick(self.now))
+
+    def done(self, key, status="ended", **fields):
+        fields = {"failed_s": self.now} | fields
+        self.note(self.state.done(key, Done(status=status, **fields), 2000 + key, self.now))
+
+    def gone(self, key, silent=False):
+        self.note(self.state.gone(key, "gone", self.now, silent=silent))
+
+    def of(self, kind):
+        return [action for action in self.seen if isinstance(action, kind)]
+
+    def seats(self):
+        return [member.key for member in self.of(Start)[-1].members]
+
+
+def test_a_fixed_number_starts_once_all_are_there_and_ends_well():
+    """Two nodes with two ranks and one: first ranks 0 and 2; the run ends when both have."""
+    run = Run(2, 2)
+    first = run.join(num_ranks=2)
+    run.wait(2)
+    assert not run.of(Start)
+    second = run.join()
+    assert run.seats() == [first, second]
+    assert [run.state.members[key].first_rank for key in (first, second)] == [0, 2]
+    run.done(second)
+    assert not run.of(End)
+    run.done(first)
+    assert run.of(End) == [End()]
+
+
+def test_wishes_decide_the_order_and_are_given_once():
+    """Node ranks that are asked for are kept; a second node with the same one waits until the first has gone."""
+    run = Run(2, 2, max_restarts=1)
+    one = run.join(wish=1)
+    twin = run.join(wish=1)
+    run.wait(4)
+    assert not run.of(Start)
+    zero = run.join(wish=0)
+    assert run.seats() == [zero, one]
+    run.gone(one)
+    run.done(zero, "stopped")
+    assert run.seats() == [zero, twin]
+
+
+def test_the_root_cause_of_all_nodes_is_told():
+    """A consequence that is reported first does not hide the cause; restarts are counted over all nodes."""
+    run = Run(2, 2, max_restarts=1)
+    keys = run.join(), run.join()
+    for attempt in (1, 2):
+        run.note(run.state.failing(keys[1], run.now))
+        run.done(keys[1], "failed", rank=1, headline="raised ConnectionError", suspicion=2, exitcode=1)
+        run.wait(1)
+        run.done(keys[0], "failed", rank=0, headline="raised ValueError: x", suspicion=0, exitcode=3)
+        assert run.of(Cause)[-1].key == keys[0]
+        assert "rank 0 on node n0 (10.0.0.0) raised ValueError: x" in run.of(Cause)[-1].line
+        assert len(run.of(Start)) == 2 or attempt == 2
+    assert run.of(End)[0].exitcode == 3
+
+
+def test_a_lost_node_of_a_fixed_number_is_replaced_or_named():
+    """Without restarts the run ends naming it; with one it waits for another node, and not for ever."""
+    for restarts, comes in ((0, False), (1, True), (1, False)):
+        run = Run(2, 2, max_restarts=restarts, join_timeout_s=30)
+        keys = run.join(), run.join()
+        run.gone(keys[1])
+        assert run.of(Stop)[-1] == Stop(in_peace=False, keys=(keys[0],))
+        run.done(keys[0], "stopped")
+        if comes:
+            newcomer = run.join()
+            assert run.seats() == [keys[0], newcomer]
+        else:
+            run.wait(31)
+            assert "n1 (10.0.0.1)" in run.of(End)[0].line
+            assert run.of(End)[0].exitcode == 1
+
+
+def test_a_replacement_may_come_before_the_loss_is_noticed():
+    """It waits while all places are taken, and has one as soon as the dead node is given up."""
+    run = Run(2, 2, max_restarts=1)
+    keys = run.join(), run.join()
+    newcomer = run.join()
+    assert "waits" in run.of(Say)[-1].text
+    run.wait(8)
+    run.gone(keys[1], silent=True)
+    run.done(keys[0], "stopped")
+    assert run.seats() == [keys[0], newcomer]
+
+
+def test_an_elastic_run_goes_on_with_fewer_and_grows_again():
+    """1 to 3 nodes: a loss counts as no failure; who comes while the ranks run lets them save first."""
+    run = Run(1, 3)
+    keys = run.join(), run.join()
+    run.wait(6)
+    assert run.seats() == [*keys]
+    run.gone(keys[0])
+    run.done(keys[1], "stopped")
+    run.wait(3)
+    assert run.seats() == [keys[1]]
+    newcomer = run.join()
+    run.wait(3)
+    assert run.of(Stop)[-1] == Stop(in_peace=True, keys=(keys[1],))
+    run.done(keys[1], "again")
+    run.wait(3)
+    assert run.seats() == [keys[1], newcomer]
+    assert not run.of(End)
+    assert run.state.failures == 0
+
+
+def test_a_signal_to_one_node_ends_all_in_peace():
+    """All are asked to save; the run ends as one that is to be continued."""
+    run = Run(2, 2)
+    keys = run.join(), run.join()
+    run.note(run.state.leaving(keys[0], 15, run.now))
+    assert run.of(Stop)[-1].in_peace
+    for key in keys:
+        run.done(key, "again")
+    assert run.of(End) == [End(again=True, signal=15)]
+
+
+def test_a_minority_behind_a_cut_link_does_not_go_on():
+    """Where another host may take over, only one part of a cut network goes on; deaths do not count as cuts."""
+    for silent in (True, False):
+        run = Run(1, 3, others_may_host=True)
+        keys = [run.join() for _ in range(3)]
+        for key in keys[1:]:
+            run.gone(key, silent=silent)
+        run.done(keys[0], "stopped")
+        run.wait(3)
+        assert bool(run.of(End)) == silent
+        assert len(run.of(Start)) == (1 if silent else 2)
+
+
+EVENTS = st.lists(
+    st.tuples(
+        st.sampled_from(["join", "gone", "ended", "failed", "again", "stopped", "signal", "wait"]), st.integers(0, 5)
+    ),
+    max_size=60,
+)
+
+
+@given(EVENTS, st.integers(1, 3), st.integers(0, 2), st.integers(0, 2), st.booleans())
+def test_any_order_of_events_keeps_the_rules(events, least, more, restarts, others):
+    """Rounds never overlap nor exceed their limits, ranks are numbered without gaps, and at most one end is told."""
+    run = Run(least, least + more, max_restarts=restarts, join_timeout_s=60, others_may_host=others)
+    for what, which in events:
+        alive = sorted(run.state.members)
+        key = alive[which % len(alive)] if alive else None
+        before = run.state.phase
+        begun = len(run.of(Start))
+        if what == "join":
+            run.join(num_ranks=which + 1)
+        elif what == "wait":
+            run.wait(which)
+        elif key is None:
+            continue
+        elif what == "gone":
+            run.gone(key, silent=bool(which % 2))
+        elif what == "signal":
+            run.note(run.state.leaving(key, 15, run.now))
+        elif key in run.state.round and before in {"running", "stopping"} and run.state.members[key].done is None:
+            run.done(key, what, suspicion=which % 3, exitcode=1)
+        if len(run.of(Start)) > begun:
+            check_round(run, run.of(Start)[-1], least, least + more)
+    assert len(run.of(End)) <= 1
+    assert (run.state.phase == "over") == bool(run.of(End))
+    assert not run.of(End) or not isinstance(run.seen[run.seen.index(run.of(End)[0]) :][-1], Start)
+    assert run.state.failures <= restarts + 1
+
+
+def check_round(run, start, least, most):
+    members = start.members
+    assert least <= len(members) <= most
+    first = 0
+    for seat, member in enumerate(members):
+        assert (member.seat, member.first_rank, member.done) == (seat, first, None)
+        first += member.num_ranks
+    assert start.number == len(run.of(Start)) - 1
+    assert dataclasses.is_dataclass(start)
