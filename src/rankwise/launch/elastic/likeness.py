@@ -13,10 +13,10 @@ from rankwise._version import __version__
 from rankwise.launch.elastic.nodes import Nodes
 from rankwise.launch.target import Target
 
-__all__ = ["difference", "likeness"]
+__all__ = ["describe_node", "difference"]
 
 
-def likeness(target: Target, nodes: Nodes, *, max_restarts: int) -> dict[str, str]:
+def describe_node(target: Target, nodes: Nodes, *, max_restarts: int) -> dict[str, str]:
     """Return what a node shows of itself to those that it wants to work with, by name."""
     wishes = "given" if nodes.node_rank is not None else "not given"
     return {
@@ -38,9 +38,9 @@ def difference(name: str, mine: Mapping[str, str], other: str, theirs: Mapping[s
 
     Args:
         name: the one node.
-        mine: its likeness.
+        mine: as `describe_node` has it.
         other: the other one.
-        theirs: its likeness.
+        theirs: as `describe_node` has it.
     """
     words = []
     for what in sorted(mine.keys() | theirs.keys()):

@@ -12,7 +12,7 @@ from typing import Any
 from rankwise.errors import LaunchError
 from rankwise.launch.elastic.coordinator import Coordinator
 from rankwise.launch.elastic.interfaces import interface_of, is_loopback
-from rankwise.launch.elastic.likeness import likeness
+from rankwise.launch.elastic.likeness import describe_node
 from rankwise.launch.elastic.link import Link
 from rankwise.launch.elastic.meeting import Meeting, StoppedWhileWaiting
 from rankwise.launch.elastic.membership import Membership, Rules
@@ -80,7 +80,7 @@ class _Node:
         self.told: set[str] = set()
         self._job, self._nodes, self._loop, self._console = job, nodes, loop, console
         self._token, self._token_source = read_token(nodes.token_file)
-        self._like = likeness(job.target, nodes, max_restarts=job.max_restarts)
+        self._like = describe_node(job.target, nodes, max_restarts=job.max_restarts)
         self._meeting = Meeting(nodes, loop, console.say)
         self._port = HeldPort(job.master_port)
         self._coordinator: Coordinator | None = None
