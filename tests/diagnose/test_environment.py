@@ -9,6 +9,7 @@ import pytest
 
 from rankwise.diagnose import hardware
 from rankwise.diagnose.environment import _place, _variables, collect_environment, describe_environment
+from rankwise.launch.topology import format_numbers
 
 SECRETS = {
     "WANDB_API_KEY": "wandb-0123",
@@ -34,7 +35,7 @@ def test_a_broken_torch_is_reported_and_not_imported(tmp_path):
     facts = json.loads(done.stdout)
     assert list(facts) == SECTIONS
     assert facts["versions"]["torch"].endswith("(cuda 99.1)")
-    assert facts["cpu"]["affinity"] == hardware.shorten(tuple(os.sched_getaffinity(0)))
+    assert facts["cpu"]["affinity"] == format_numbers(os.sched_getaffinity(0))
     assert facts["network"]["interfaces"]["lo"][0] == "127.0.0.1"
     assert facts["network"]["taken"]["on one machine"] == "lo"
     for name, secret in SECRETS.items():
@@ -97,9 +98,3 @@ def test_what_nvidia_smi_says(tmp_path, monkeypatch):
     assert hardware.gpus()["note"] == "nvidia-smi ended with 9: NVIDIA-SMI has failed"
     monkeypatch.setenv("PATH", str(tmp_path / "none"))
     assert hardware.gpus()["note"] == "no nvidia-smi on PATH"
-
-
-def test_numbers_are_short():
-    """Sets of cores are written as the kernel writes them."""
-    assert hardware.shorten((0, 1, 2, 5, 7, 8)) == "0-2,5,7-8"
-    assert hardware.shorten(()) == ""

@@ -18,7 +18,7 @@ def test_again_please_is_no_failure(launcher):
         print("attempt", os.environ["TORCHELASTIC_RESTART_COUNT"], flush=True)
         raise SystemExit(75)
     """)
-    done = launcher.run("--nproc", 3, "--max-restarts", 3, "--tee", "all", script)
+    done = launcher.run("--nproc", 3, "--max-restarts", 3, "--tee", "all", "--no-merge", script)
     assert done.returncode == 75
     assert [line.split("] ")[-1] for line in done.stdout.splitlines()] == ["attempt 0"] * 3
     assert done.stderr.count("\n") == 1

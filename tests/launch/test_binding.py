@@ -10,7 +10,7 @@ from rankwise.errors import ConfigError
 from rankwise.launch.job import Job
 from rankwise.launch.local.binding import seat_ranks
 from rankwise.launch.target import Target
-from rankwise.launch.topology import parse_cpu_list, read_topology
+from rankwise.launch.topology import format_numbers, parse_cpu_list, read_topology
 
 
 def make_machine(root, *, nodes, gpus=()):
@@ -63,6 +63,7 @@ def test_the_kernels_words_are_read(machine):
     assert machine(visible="2,0,9,1").gpus == (0, 1)
     assert machine(visible="GPU-3,MIG-x,GPU-0a").gpus == (0, None, 1)
     assert parse_cpu_list("0-2,7,10-11\n") == {0, 1, 2, 7, 10, 11}
+    assert format_numbers({0, 1, 2, 7, 10, 11}) == "0-2,7,10-11"
 
 
 def test_a_rank_sits_beside_its_gpu(machine):

@@ -35,7 +35,7 @@ def test_one_rank_is_looked_into(tmp_path):
     """Under `rankwise run`: commands go to rank 0, in the caller's frame; the other rank beats; all go on."""
     (tmp_path / "train.py").write_text(textwrap.dedent(SCRIPT))
     done = subprocess.run(
-        [sys.executable, "-m", "rankwise", "run", "--nproc", "2", "--tee", "all", "train.py"],
+        [sys.executable, "-m", "rankwise", "run", "--nproc", "2", "--tee", "all", "--no-merge", "train.py"],
         cwd=tmp_path,
         input="p secret + 1000\nc\n",
         capture_output=True,

@@ -1,6 +1,7 @@
 """A launch that hangs is stopped, and the rank that holds the others up is named."""
 
 import os
+import re
 import time
 from pathlib import Path
 
@@ -219,6 +220,43 @@ def test_a_rank_that_has_left_is_named_where_the_others_wait_on(launcher):
     assert "rank 1 of 3 on " in done.stderr
     assert "had finished (exit 0) while rank " in done.stderr
     assert "---- rank 0 on " in done.stderr or "---- rank 2 on " in done.stderr
+
+
+def test_a_standstill_is_told_and_the_run_goes_on(launcher):
+    """--stall: nobody advances for a while, so every rank's place and stack is told; then they go on and end well."""
+    script = launcher.script("""
+        import os, time
+        from pathlib import Path
+        from rankwise import vitals
+        from meeting import meet
+        def waits_for_the_others():
+            open("go").read()  # a fifo that nobody has opened yet
+        def reads_for_long():
+            waits_for_the_others()
+        meet(3)
+        vitals.beat(epoch=0, step=1 if os.environ["RANK"] == "1" else 2)
+        reads_for_long() if os.environ["RANK"] == "1" else waits_for_the_others()
+        for _ in range(300):
+            vitals.beat(epoch=0, step=3)
+            if Path("told").exists():
+                break
+            time.sleep(0.1)
+    """)
+    os.mkfifo(launcher.folder / "go")
+    process = launcher.start("--nproc", 3, "--stall", 2, script)
+    told = ""
+    for line in process.stderr:
+        told += line
+        if line == "-" * 72 + "\n":  # the end of what is told
+            (launcher.folder / "go").open("w").close()
+        if "advance again" in line:
+            (launcher.folder / "told").touch()
+    assert process.wait(240) == 0
+    assert re.search(r"no rank has advanced for \d+ s \(--stall\), the run goes on; look at rank 1: it is behind", told)
+    assert re.search(r"^---- rank 1: epoch 0, step 1, at .*script.py:\d+ in waits_for_the_others", told, re.MULTILINE)
+    assert re.search(r"^---- rank 0,2: epoch 0, step 2, at ", told, re.MULTILINE), "equal stacks are shown once"
+    assert "in reads_for_long" in told
+    assert "the ranks advance again, after" in told
 
 
 STACKS = """Thread 0x00007f3a4 (most recent call first):

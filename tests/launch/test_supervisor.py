@@ -115,7 +115,7 @@ def test_collateral_is_labelled(launcher):
 def test_restarts_with_real_ranks(launcher):
     """A rank that kills itself between two collectives, twice: each new attempt meets no stale peer."""
     done = launcher.run(
-        "--nproc", 2, "--max-restarts", 2, "--env", "LAST=2", "--tee", "all", launcher.script(DIES_EARLY)
+        "--nproc", 2, "--max-restarts", 2, "--env", "LAST=2", "--tee", "all", "--no-merge", launcher.script(DIES_EARLY)
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("sum 4.0 attempt 2") == 2

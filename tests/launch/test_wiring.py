@@ -164,7 +164,7 @@ def test_a_console_that_nobody_reads_stops_nothing(launcher, wait_until, is_aliv
 def test_a_slow_console_loses_nothing(launcher):
     """A reader that reads, however slowly, gets every line: the ranks wait for it."""
     script = launcher.script("for i in range(40_000): print(i, 'x' * 99)")
-    process = launcher.start("--nproc", 2, "--tee", "all", script)
+    process = launcher.start("--nproc", 2, "--tee", "all", "--no-merge", script)
     out = []
     while piece := os.read(process.stdout.fileno(), 4096):
         out.append(piece)

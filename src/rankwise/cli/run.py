@@ -102,6 +102,16 @@ def run_command(  # noqa: PLR0917  (typer's way: a parameter per option)
             rich_help_panel=_FAILURE,
         ),
     ] = None,
+    stall: Annotated[
+        float | None,
+        typer.Option(
+            "--stall",
+            metavar="SECONDS",
+            min=0.1,
+            help="Say where every rank is, with stacks, when none advances for so long, and go on. Default: never.",
+            rich_help_panel=_FAILURE,
+        ),
+    ] = None,
     shutdown_timeout: Annotated[
         float | None,
         typer.Option(
@@ -134,6 +144,14 @@ def run_command(  # noqa: PLR0917  (typer's way: a parameter per option)
             rich_help_panel=_OUTPUT,
         ),
     ] = "0",
+    merge: Annotated[
+        bool,
+        typer.Option(
+            "--merge/--no-merge",
+            help="Show a line that several ranks write at about the same time once, as [0-3] line.",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = True,
     log_dir: Annotated[
         Path | None,
         typer.Option(
@@ -241,10 +259,11 @@ def run_command(  # noqa: PLR0917  (typer's way: a parameter per option)
         fresh=fresh,
         resume=resume,
         hang_timeout_s=hang_timeout,
+        stall_s=stall,
         shutdown_timeout_s=shutdown_timeout,
         grace_s=grace,
         min_ranks=min_ranks,
-        show=parse_show(tee, redirects),
+        show=parse_show(tee, redirects, merge=merge),
         log_dir=log_dir,
         master_addr=master_addr or "127.0.0.1",
         # without --rdzv it is where the nodes meet, as under torchrun

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rankwise.launch.cores import num_usable_cores, num_visible_gpus
-from rankwise.launch.topology import read_topology
+from rankwise.launch.topology import format_numbers, read_topology
 
 __all__ = ["cpus", "disks", "gpus", "memory", "network"]
 
@@ -34,21 +34,10 @@ def cpus() -> dict[str, Any]:
     return {
         "model": _cpu_model(),
         "online": os.cpu_count(),
-        "affinity": shorten(topology.threads),
+        "affinity": format_numbers(topology.threads),
         "usable_with_quota": num_usable_cores(),
-        "numa_nodes": {str(node): shorten(threads) for node, threads in topology.nodes.items()},
+        "numa_nodes": {str(node): format_numbers(threads) for node, threads in topology.nodes.items()},
     }
-
-
-def shorten(numbers: Iterator[int] | tuple[int, ...]) -> str:
-    """Return numbers in the kernel's form: `0-3,8`."""
-    parts: list[list[int]] = []
-    for number in sorted(numbers):
-        if parts and number == parts[-1][-1] + 1:
-            parts[-1] = [parts[-1][0], number]
-        else:
-            parts.append([number])
-    return ",".join("-".join(map(str, part)) for part in parts)
 
 
 def _cpu_model() -> str:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from rankwise.launch.job import Job
 from rankwise.launch.local.binding import Seat, seats_of
 from rankwise.launch.local.environment import Part, rank_environment
 from rankwise.launch.local.hang import DEFAULT_TIMEOUT_S
+from rankwise.launch.topology import format_numbers
 
 __all__ = ["describe_job"]
 
@@ -59,11 +60,7 @@ def _describe_nodes(job: Job) -> list[str]:
 def _bound(seats: Sequence[Seat]) -> str:
     if all(seat.cpus is None for seat in seats):
         return "not bound"
-    return "; ".join(f"rank {rank}: {_numbers(seat.cpus or ())}" for rank, seat in enumerate(seats))
-
-
-def _numbers(cpus: Collection[int]) -> str:
-    return ",".join(map(str, sorted(cpus)))
+    return "; ".join(f"rank {rank}: {format_numbers(seat.cpus or ())}" for rank, seat in enumerate(seats))
 
 
 def _patience(seconds: float | None) -> str:

@@ -30,6 +30,8 @@ class Job:
         resume: handed to the ranks as RANKWISE_RESUME; None leaves it to the script.
         hang_timeout_s: stop when no rank has made progress for so many seconds. None: 30 minutes from the first
             `vitals.beat`, never without one. 0: never. Given: counted from the start, also without beats.
+        stall_s: say who is where, with stacks, when no rank has made progress for so many seconds, and go on; counted
+            from the start, also without beats. None: never.
         timeout_s: stop when the whole attempt takes longer; None: never.
         shutdown_timeout_s: how long ranks may take to end when asked, before they are killed. None: 5 seconds after a
             failure, 30 when the stop came from outside (time to save).
@@ -58,6 +60,7 @@ class Job:
     fresh: bool = False
     resume: Literal["auto", "must", "never"] | None = None
     hang_timeout_s: float | None = None
+    stall_s: float | None = None
     timeout_s: float | None = None
     shutdown_timeout_s: float | None = None
     grace_s: float | None = None
@@ -75,7 +78,7 @@ class Job:
     def __post_init__(self) -> None:
         if self.max_restarts < 0:
             raise ConfigError(f"max_restarts must be at least 0, got {self.max_restarts}")
-        for name in ("hang_timeout_s", "timeout_s", "shutdown_timeout_s", "grace_s"):
+        for name in ("hang_timeout_s", "stall_s", "timeout_s", "shutdown_timeout_s", "grace_s"):
             value = getattr(self, name)
             if value is not None and not value >= 0:
                 raise ConfigError(f"{name} must be at least 0 seconds, got {value}")

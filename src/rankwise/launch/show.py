@@ -20,12 +20,14 @@ class Show:
     Attributes:
         streams: rank -> "out", "err", both or none; -1 stands for every rank that is not named.
         hidden: the same, taken away again (torchrun's --redirects).
+        merge: show a line that several ranks write at about the same time once, with their ranks.
     """
 
     streams: dict[int, frozenset[str]] = field(
         default_factory=lambda: {0: frozenset({"out", "err"}), _EVERY: frozenset({"err"})}
     )
     hidden: dict[int, frozenset[str]] = field(default_factory=dict)
+    merge: bool = True
 
     def shows(self, rank: int, stream: str) -> bool:
         """Whether a rank's "out" or "err" reaches the console."""
@@ -43,13 +45,14 @@ class Show:
             raise ConfigError(f"tee names rank {min(beyond)}, but there are ranks 0 to {num_ranks - 1} only")
 
 
-def parse_show(text: str, redirects: str = "0") -> Show:
+def parse_show(text: str, redirects: str = "0", *, merge: bool = True) -> Show:
     """Read `--tee` (and torchrun's `--redirects`).
 
     Args:
         text: "auto" (stdout of rank 0, stderr of all), "all", "main" (rank 0 only), "none", or torchrun's numbers: 1 is
             stdout, 2 stderr, 3 both, 0 the same as "auto"; `3` for every rank, `0:1,1:2` for the named ones.
         redirects: torchrun's numbers; these streams are kept from the console.
+        merge: as `Show.merge`.
 
     Raises:
         ConfigError: another word.
@@ -63,7 +66,7 @@ def parse_show(text: str, redirects: str = "0") -> Show:
     }
     hidden = parse_redirects(redirects)
     streams = words[text] if text in words else _parse_numbers(text, "--tee takes auto, all, main, none,")
-    return Show(hidden=hidden) if streams is None else Show(streams=streams, hidden=hidden)
+    return Show(hidden=hidden, merge=merge) if streams is None else Show(streams=streams, hidden=hidden, merge=merge)
 
 
 def parse_redirects(text: str) -> dict[int, frozenset[str]]:

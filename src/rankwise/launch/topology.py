@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rankwise._cores import cpu_mask
 
-__all__ = ["Topology", "parse_cpu_list", "read_topology"]
+__all__ = ["Topology", "format_numbers", "parse_cpu_list", "read_topology"]
 
 _SYS = Path("/sys")
 _NVIDIA = Path("/proc/driver/nvidia/gpus")
@@ -66,6 +66,17 @@ def read_topology(
         nodes = {0: tuple(sorted(threads, key=lambda thread: (siblings[thread][0], thread)))}
     found = os.environ.get("CUDA_VISIBLE_DEVICES") if visible is None else visible
     return Topology(nodes=nodes, siblings=siblings, gpus=tuple(_gpus(sys_root, nvidia, found)))
+
+
+def format_numbers(numbers: Collection[int]) -> str:
+    """Return whole numbers as the kernel writes sets of them: `0-3,8`."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ",".join(f"{first}-{last}" if last > first else str(first) for first, last in runs)
 
 
 def parse_cpu_list(text: str) -> set[int]:

@@ -15,13 +15,13 @@ from rankwise.launch.job import Job
 from rankwise.launch.local.binding import seated, seats_of
 from rankwise.launch.local.console import Console
 from rankwise.launch.local.environment import Part, rank_environment
-from rankwise.launch.local.hang import CHECK_INTERVAL_S, HangWatch, blame
+from rankwise.launch.local.hang import CHECK_INTERVAL_S, HangWatch, StallWatch, blame
 from rankwise.launch.local.loop import Loop
 from rankwise.launch.local.ports import HeldPort
 from rankwise.launch.local.process import RankProcess, start_rank
 from rankwise.launch.local.pump import Pump
 from rankwise.launch.local.sessions import end_sessions
-from rankwise.launch.local.wiring import Wires, wire
+from rankwise.launch.local.wiring import Wires, make_mergers, wire
 from rankwise.launch.verdict import Failure, RankEnd, decide, is_timeout
 
 __all__ = ["Attempt", "Fellows"]
@@ -80,6 +80,8 @@ class Attempt:
         self._wires: list[Wires] = []
         self._open_pumps: set[Pump] = set()
         self._held: list[Pump] = []  # not read from now, because the console is behind
+        first = part.first_rank if part is not None else 0
+        self._mergers = make_mergers(range(first, first + job.num_ranks), job.show, console)
         self._hung: Failure | None = None
         self._stop_s: float | None = None  # when we first asked the ranks to end
         self._kill_s: float | None = None  # when patience ends
@@ -92,6 +94,7 @@ class Attempt:
         port = HeldPort(self._job.master_port) if self._part is None else None
         self._folder = vitals.make_folder()
         self._watch = HangWatch(self._folder, self._job.hang_timeout_s)
+        self._stall = StallWatch(self._folder, self._job.stall_s)
         try:
             self._start(self._part or self._all_of_it(port))
             while not self._is_over():
@@ -99,6 +102,8 @@ class Attempt:
                 self._let_go()
                 for pump in self._open_pumps:
                     pump.show_unfinished()
+                for merger in self._mergers.values():
+                    merger.show_due()
                 self._reap()
                 self._take_signals()
                 self._judge()
@@ -133,7 +138,7 @@ class Attempt:
                 self._loop.watch(pump.fd, partial(self._pump, pump))
 
     def _start_rank(self, rank: int, world_size: int, env: Mapping[str, str]) -> tuple[RankProcess, Wires]:
-        wires = wire(rank, world_size, self._job.show, self._console, self._logs)
+        wires = wire(rank, world_size, self._job.show, self._console, logs=self._logs, mergers=self._mergers)
         self._wires.append(wires)
         try:
             target, pumps = self._job.target, wires.pumps
@@ -167,6 +172,7 @@ class Attempt:
     def _patience(self) -> float | None:
         """Seconds until something must be looked at even if nothing happens."""
         waits = [self._next_look(), HELD_S if self._held else None, *(p.unfinished_s() for p in self._open_pumps)]
+        waits += [merger.waits_s() for merger in self._mergers.values()]
         return min((wait for wait in waits if wait is not None), default=None)
 
     def _next_look(self) -> float | None:
@@ -227,6 +233,7 @@ class Attempt:
         for process in self._alive():
             process.send(signal.SIGCONT)
         self._watch.reset()
+        self._stall.reset()
 
     def interrupt(self, number: int) -> None:
         """End the ranks because of a signal from outside; the second one kills them at once."""
@@ -320,6 +327,12 @@ class Attempt:
         reason = self._watch.reason(alive)
         if reason is None and self._job.timeout_s is not None and now - self._begun_s > self._job.timeout_s:
             reason = f"not done after {self._job.timeout_s:g} s (timeout)"
+        news = self._stall.news(alive) if reason is None else ""
+        if news:
+            first, _, rest = news.partition("\n")
+            self._console.say(first)
+            if rest:
+                self._console.block(rest)
         if reason is not None:
             self._hung = self._blame(alive, reason)
             self._stop_the_others()
@@ -365,4 +378,6 @@ class Attempt:
                 pump.close()
                 if not pump.shown and pump.stream == "out":
                     self.hidden_lines[process.rank] = pump.num_lines
+        for merger in self._mergers.values():
+            merger.flush()
         vitals.remove_folder(self._folder)

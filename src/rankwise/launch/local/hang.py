@@ -12,16 +12,18 @@ from pathlib import Path
 
 from rankwise import vitals
 from rankwise.launch.local.sessions import process_state
+from rankwise.launch.topology import format_numbers
 from rankwise.launch.verdict import Failure
 from rankwise.vitals import Vital
 
-__all__ = ["CHECK_INTERVAL_S", "DEFAULT_TIMEOUT_S", "HangWatch", "blame"]
+__all__ = ["CHECK_INTERVAL_S", "DEFAULT_TIMEOUT_S", "HangWatch", "StallWatch", "blame"]
 
 DEFAULT_TIMEOUT_S = 1800.0  # from the first beat on; what gloo waits for a peer by default
 CHECK_INTERVAL_S = 1.0
 _STALE_S = 10.0  # a heartbeat comes twice a second; a busy machine may delay it
 _COLLECTIVE = ("torch/distributed/", "rankwise/world/")
 _BACKWARD = ("torch/autograd/",)
+_WIDTH = 72
 _NEAR = 6  # frames between a call that blocks in C and the name that tells what it is
 _PYTHON = tuple({sysconfig.get_path("stdlib") + "/", sysconfig.get_path("platstdlib") + "/"})
 _INSTALLED = ("/site-packages/", "/dist-packages/")
@@ -70,6 +72,61 @@ class HangWatch:
         return None
 
 
+class StallWatch:
+    """Tells, while the ranks of one attempt run on, that none of them moves, and where each of them stands.
+
+    Args:
+        folder: their vitals.
+        stall_s: as `Job.stall_s`.
+    """
+
+    def __init__(self, folder: Path, stall_s: float | None) -> None:
+        self._folder, self._stall_s = folder, stall_s
+        self.reset()
+
+    def reset(self) -> None:
+        """Count from now, for example after all ranks were suspended."""
+        self._since_s = time.monotonic()
+        self._told_of_s: float | None = None  # the progress before the standstill that was told
+        self._again_s = self._stall_s or 0.0  # how long it must have lasted to be told
+
+    def news(self, alive: Collection[int]) -> str:
+        """Return what to tell now: a standstill, once and again when it has lasted twice as long, and its end."""
+        if self._stall_s is None or not alive:
+            return ""
+        found = [vital for vital in vitals.read(self._folder) if vital.rank in alive]
+        moved_s = max([self._since_s, *(vital.progress_s for vital in found)])
+        quiet_s = time.monotonic() - moved_s
+        if self._told_of_s is not None and moved_s > self._told_of_s:
+            text = f"the ranks advance again, after {moved_s - self._told_of_s:.0f} s"
+            self._told_of_s, self._again_s = None, self._stall_s
+            return text
+        if quiet_s < self._again_s:
+            return ""
+        self._told_of_s, self._again_s = moved_s, 2 * self._again_s
+        return _describe_stall(self._folder, alive, quiet_s)
+
+
+def _describe_stall(folder: Path, alive: Collection[int], quiet_s: float) -> str:
+    """Tell in one line that nobody advances and who seems to be why, then where each rank is, equal stacks once."""
+    found, stacks = _observe(folder, alive)
+    lines = [f"no rank has advanced for {quiet_s:.0f} s (--stall), the run goes on"]
+    if found:
+        culprit, why = _choose(found, stacks)
+        lines[0] += f"; look at rank {culprit.rank}{': ' + why if why else ''}"
+    groups: dict[tuple[str, str], list[int]] = {}
+    for vital in found:
+        key = _where(vital, stacks[vital.rank]), re.sub(r"0x[0-9a-f]+", "", _tidy(stacks[vital.rank]))
+        groups.setdefault(key, []).append(vital.rank)
+    for (place, _), ranks in groups.items():
+        title = f"---- rank {format_numbers(ranks)}: {place} "
+        told = _tidy(stacks[ranks[0]]) or "its stacks cannot be had: it is stopped, or does not answer"
+        lines += [title + "-" * max(0, _WIDTH - len(title)), told]
+    missing = set(alive) - {vital.rank for vital in found}
+    lines += [f"---- rank {format_numbers(missing)} has not begun"] if missing else []
+    return "\n".join([*lines, "-" * _WIDTH])
+
+
 def blame(folder: Path, alive: Collection[int], reason: str, gone: Mapping[int, float] | None = None) -> Failure:
     """Name the rank that holds the others up, with its stacks; the ranks must still be running.
 
@@ -83,10 +140,9 @@ def blame(folder: Path, alive: Collection[int], reason: str, gone: Mapping[int, 
         reason: why they count as hung.
         gone: ranks that have ended with exit 0, and when.
     """
-    found = [vital for vital in vitals.read(folder) if vital.rank in alive]
+    found, stacks = _observe(folder, alive)
     missing = set(alive) - {vital.rank for vital in found}
-    stacks = {v.rank: "" if _is_stopped(v) else vitals.request_stacks(v) for v in found}
-    places = {v.rank: ", at ".join(filter(None, (v.place, _place(stacks[v.rank])))) for v in found}
+    places = {v.rank: _where(v, stacks[v.rank]) for v in found}
     if missing:
         headline = f"hangs: {reason}; it never began"
         return Failure(rank=min(missing), headline=headline, detail="", status=None, exitcode=1, places=places)
@@ -110,6 +166,16 @@ def blame(folder: Path, alive: Collection[int], reason: str, gone: Mapping[int, 
         places=places,
         waits=_waits(stacks[culprit.rank]) > 0,
     )
+
+
+def _observe(folder: Path, alive: Collection[int]) -> tuple[list[Vital], dict[int, str]]:
+    """Return what the ranks say of themselves, and the stacks of those that can answer."""
+    found = [vital for vital in vitals.read(folder) if vital.rank in alive]
+    return found, {v.rank: "" if _is_stopped(v) else vitals.request_stacks(v) for v in found}
+
+
+def _where(vital: Vital, stacks: str) -> str:
+    return ", at ".join(filter(None, (vital.place, _place(stacks))))
 
 
 def _choose(found: Sequence[Vital], stacks: Mapping[int, str]) -> tuple[Vital, str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from rankwise.launch.local.console import Console
+from rankwise.launch.local.merger import Voice
 
 __all__ = ["LogFile", "Pump"]
 
@@ -86,7 +87,15 @@ class Pump:
     """
 
     def __init__(
-        self, fd: int, stream: str, console: Console, *, shown: bool, raw: bool, prefix: bytes, log: LogFile | None
+        self,
+        fd: int,
+        stream: str,
+        console: Console | Voice,
+        *,
+        shown: bool,
+        raw: bool,
+        prefix: bytes,
+        log: LogFile | None,
     ) -> None:
         self.fd, self.stream, self.shown = fd, stream, shown
         self.num_lines = 0

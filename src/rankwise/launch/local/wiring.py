@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from rankwise.launch.local.console import Console
+from rankwise.launch.local.merger import Merger, Voice
 from rankwise.launch.local.pump import LogFile, Pump
 from rankwise.launch.local.terminal import copy_size, open_terminal
 from rankwise.launch.show import Show
 
-__all__ = ["Wires", "wire"]
+__all__ = ["Wires", "make_mergers", "wire"]
 
 _FD = {"out": 1, "err": 2}
 
@@ -48,11 +50,24 @@ class Wires:
             copy_size(real, master)
 
 
-def wire(rank: int, num_ranks: int, show: Show, console: Console, logs: Path | None) -> Wires:
+def make_mergers(ranks: Sequence[int], show: Show, console: Console) -> dict[str, Merger]:
+    """Return what merges the lines of each stream ("out", "err") that more than one of the ranks shows."""
+    speakers = {stream: [rank for rank in ranks if show.shows(rank, stream)] for stream in ("out", "err")}
+    return {
+        stream: Merger(stream, console, several)
+        for stream, several in speakers.items()
+        if show.merge and len(several) > 1
+    }
+
+
+def wire(
+    rank: int, num_ranks: int, show: Show, console: Console, *, logs: Path | None, mergers: Mapping[str, Merger]
+) -> Wires:
     """Lay the streams of a rank.
 
     Rank 0 writes as if it ran alone: it shares our terminal, or gets one of the same size if its output is wanted in a
-    file too. What is not a terminal gets whole lines of all ranks; those of the others carry `[rank]`.
+    file, or compared with that of others, too. What is not a terminal gets whole lines of all ranks; those of the
+    others carry `[rank]`.
 
     Args:
         rank: global rank.
@@ -60,6 +75,7 @@ def wire(rank: int, num_ranks: int, show: Show, console: Console, logs: Path | N
         show: what reaches the console.
         console: where it goes.
         logs: existing folder for log files, None for none.
+        mergers: of the streams that several ranks show.
     """
     null = os.open(os.devnull, os.O_RDWR)
     wires = Wires(stdin=null, ours=[null])
@@ -67,16 +83,27 @@ def wire(rank: int, num_ranks: int, show: Show, console: Console, logs: Path | N
         wires.stdin = 0
     for stream in ("out", "err"):
         shown = show.shows(rank, stream)
-        if rank == 0 and shown and logs is None and (num_ranks == 1 or console.is_terminal(stream)):
+        ours = logs is None and (num_ranks == 1 or console.is_terminal(stream))
+        if rank == 0 and shown and ours and stream not in mergers:
             continue
         log = logs / f"rank-{rank}.{stream}" if logs is not None else None
         prefix = b"" if rank == 0 or num_ranks == 1 else f"[{rank}] ".encode()
-        _lay(wires, stream, console, shown=shown, first=rank == 0, prefix=prefix, log=log)
+        merger = mergers.get(stream) if shown else None
+        place = console if merger is None else Voice(merger, console, rank, prefix)
+        _lay(wires, stream, console, place, shown=shown, first=rank == 0, prefix=prefix, log=log)
     return wires
 
 
 def _lay(
-    wires: Wires, stream: str, console: Console, *, shown: bool, first: bool, prefix: bytes, log: Path | None
+    wires: Wires,
+    stream: str,
+    console: Console,
+    place: Console | Voice,
+    *,
+    shown: bool,
+    first: bool,
+    prefix: bytes,
+    log: Path | None,
 ) -> None:
     """Lay one stream over a pipe, or over a pseudo-terminal for the rank that owns ours."""
     raw = first and shown and console.is_terminal(stream)
@@ -91,7 +118,7 @@ def _lay(
     else:
         wires.err = slave
     file = LogFile(log, from_terminal=raw, console=console) if log is not None else None
-    wires.pumps.append(Pump(master, stream, console, shown=shown, raw=raw, prefix=prefix, log=file))
+    wires.pumps.append(Pump(master, stream, place, shown=shown, raw=raw, prefix=prefix, log=file))
 
 
 def _may_read_terminal() -> bool:
