@@ -79,8 +79,8 @@ def _leave(value: Any, path: Path, rank: int, name: str) -> None:
     try:
         data = _dumps(value)
     except Exception as error:
-        part, guilty = find_unsendable(value, "", _dumps)
-        where = f"{part.removeprefix('.')} of " if part else ""
+        place, guilty = find_unsendable(value, "", _dumps)
+        where = f"{place.removeprefix('.')} of " if place else ""
         raise LaunchError(
             f"{where}the value of {name} on rank {rank}, a {type(guilty).__name__}, cannot be sent back: {error}; "
             "return numbers, arrays, tensors or containers of them"
