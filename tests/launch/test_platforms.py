@@ -48,6 +48,9 @@ def test_sizes():
         ({"device": "slurm", "n_gpus_per_node": 2, "n_cpus_per_node": 3}, "evenly"),
         ({"spawn_method": "threads"}, "spawn_method"),
         ({"ipc_protocol": "udp"}, "ipc_protocol"),
+        ({"ipc_protocol": "file", "master_addr": "somewhere"}, "with a slash in it"),
+        ({"ipc_protocol": "file", "master_port": 2000}, "has no port"),
+        ({"device": "slurm", "console_logs": None}, "wants a folder"),
         ({"master_port": 70000}, "master_port"),
         ({"num_ranks": 3, "ipc_groups": [[0, 1], [1, 2]]}, "exactly once"),
         ({"num_ranks": 3, "ipc_groups": [[0, 1]]}, "exactly once"),
@@ -64,6 +67,16 @@ def test_several_machines_say_how_to_run_today(fields):
     """Slurm and several nodes are not there yet; the error says what works now."""
     with pytest.raises(ConfigError, match=r"srun python train\.py"):
         Platform(**fields).check_machine()
+
+
+def test_the_file_through_which_ranks_meet(tmp_path):
+    """In the folder that is named, one for each launch; on Slurm else among the logs, which the nodes see too."""
+    assert Platform().store_file("a") is None
+    assert Platform(ipc_protocol="file").store_file("a") is None, "in a folder of the launch"
+    named = Platform(ipc_protocol="file", master_addr=str(tmp_path))
+    assert named.store_file("a") == tmp_path / "rankwise-meeting-a"
+    slurm = Platform(device="slurm", ipc_protocol="file", console_logs=str(tmp_path))
+    assert slurm.store_file("b") == tmp_path / "rankwise-meeting-b"
 
 
 def test_print_shows_every_field(capsys):

@@ -6,8 +6,16 @@ import sys
 
 import pytest
 
-from rankwise import Platform, Wrapper, wrapper
-from rankwise.errors import ConfigError, RankFailure
+from rankwise import Platform, Wrapper
+from rankwise.errors import ConfigError, LaunchError, RankFailure
+from rankwise.launch import task
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path, monkeypatch):
+    """Logs go to the working directory."""
+    monkeypatch.chdir(tmp_path)
+
 
 SCRIPT = """
     import torch.distributed as dist
@@ -36,11 +44,14 @@ def test_the_decorator_runs_on_every_rank(launcher):
     lines = done.stdout.splitlines()
     assert lines[-1] == f"task What it does. {values}"
     assert lines[-2] == "finished"
-    assert "rankwise: starting 3 rank(s) for task" in lines
+    assert f"rankwise: starting 3 rank(s) for task, logs in {launcher.folder}/.output/logs" in lines
     assert sum("rankwise: rank" in line for line in lines) == 3, "verbose reaches the ranks"
+    logs = launcher.folder / ".output" / "logs" / "attempt-0"
+    assert "rankwise: rank 1 of 3" in (logs / "rank-1.out").read_text()
+    assert logs.stat().st_mode & 0o077 == 0, "for the owner alone"
 
 
-def test_without_groups_there_is_no_group():
+def test_without_groups_there_is_no_group(tmp_path, capfd):
     """ipc_groups=None: no process group, the same seeds, the variables of torchrun; quiet if asked."""
 
     def task(*, global_rank, group, **_):
@@ -48,9 +59,12 @@ def test_without_groups_there_is_no_group():
 
         return global_rank, group, dist.is_initialized(), random.random()
 
-    values = Wrapper(Platform(device="cpu", num_ranks=2, ipc_groups=None, seed=5, verbose=False)).start(task)
+    platform = Platform(device="cpu", num_ranks=2, ipc_groups=None, seed=5, verbose=False, console_logs=None)
+    values = Wrapper(platform).start(task)
     wanted = random.Random(5).random()
     assert values == [(0, None, False, wanted), (1, None, False, wanted)]
+    assert list(tmp_path.iterdir()) == [], "no logs"
+    assert capfd.readouterr() == ("", ""), "verbose=False reaches the ranks"
 
 
 def test_a_world_of_one_has_a_group_too():
@@ -65,29 +79,114 @@ def test_a_world_of_one_has_a_group_too():
 
 
 def test_a_gpu_platform_without_gpus_refuses(monkeypatch):
-    """Where ddpw ran nothing and ended well, an error says what is missing."""
+    """Where ddpw ran nothing, called upon_finish and ended well, an error says what is missing."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    called = []
     with pytest.raises(ConfigError, match="needs as many GPUs, 0 are visible"):
-        Wrapper(Platform(n_gpus_per_node=2)).start(print)
+        Wrapper(Platform(n_gpus_per_node=2, upon_finish=lambda: called.append(1))).start(print)
+    assert called == []
 
 
-def test_what_makes_no_difference_is_said(monkeypatch):
-    """Another start method or protocol is accepted, and the user is told that it changes nothing."""
+def test_another_start_method_makes_no_difference(monkeypatch):
+    """It is accepted, and the user is told that it changes nothing."""
     monkeypatch.setattr("rankwise.launch.wrapping.launch_packed", lambda _pack, _options: [])
     with pytest.warns(UserWarning, match="spawn_method='fork' makes no difference"):
         Wrapper(Platform(device="cpu", spawn_method="fork")).start(print)
-    with pytest.warns(UserWarning, match="ipc_protocol='file' makes no difference"):
-        Wrapper(Platform(device="cpu", ipc_protocol="file")).start(print)
 
 
-def test_upon_finish_only_after_success():
-    """A task that fails raises with its traceback, and upon_finish is not called."""
-    called = []
+def meet(*, global_rank, group, platform, **_):
+    """What a rank finds, and how it leaves."""
+    import atexit
+    import datetime as dt
+    import os
+    import pathlib
 
-    @wrapper(Platform(device="cpu", ipc_groups=None, verbose=False, upon_finish=lambda: called.append(1)))
-    def fails(**_):
+    import torch
+    import torch.distributed as dist
+
+    atexit.register(lambda: pathlib.Path(f"left-{global_rank}").write_text(str(dist.is_initialized())))
+    value = torch.tensor(1.0 + global_rank)
+    dist.all_reduce(value)
+    store = dist.distributed_c10d._get_default_store()
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    found = {
+        "sum": value.item(),
+        "store": type(store).__name__,
+        "files": sorted(entry.name for entry in pathlib.Path("meet").glob("*")),
+        "timeout": group._get_backend(torch.device("cpu")).options._timeout == dt.timedelta(seconds=77),
+        "device": str(torch.empty(0).device),
+        "port": int(os.environ["MASTER_PORT"]),
+    }
+    if global_rank == 1 and platform.name == "fails":
         raise ValueError("no")
+    return found
 
+
+def test_ranks_meet_through_a_file(tmp_path):
+    """ipc_protocol="file": in a folder that is made, for its owner alone, and left empty; nobody listens for it."""
+    platform = Platform(
+        device="cpu", num_ranks=2, ipc_protocol="file", master_addr="./meet", verbose=False, ipc_timeout_s=77
+    )
+    first, second = Wrapper(platform).start(meet)
+    assert (first["sum"], second["sum"]) == (3.0, 3.0)
+    assert first["store"] == "FileStore"
+    assert [name.startswith("rankwise-meeting-") for name in first["files"]] == [True]
+    assert list((tmp_path / "meet").iterdir()) == []
+    assert (tmp_path / "meet").stat().st_mode & 0o077 == 0
+    by_itself = Platform(device="cpu", num_ranks=2, ipc_protocol="file", verbose=False, ipc_timeout_s=77)
+    values = Wrapper(by_itself).start(meet)
+    assert [(value["store"], value["files"]) for value in values] == [("FileStore", [])] * 2
+
+
+def test_a_folder_that_cannot_be_used_is_refused(tmp_path):
+    """A file in the way of the folder is named before anything is started; so are logs that cannot be written."""
+    (tmp_path / "taken").write_text("")
+    with pytest.raises(ConfigError, match="is a file"):
+        Platform(device="cpu", ipc_protocol="file", master_addr=str(tmp_path / "taken"))
+    platform = Platform(device="cpu", ipc_protocol="file", master_addr=str(tmp_path / "taken" / "inside"))
+    with pytest.raises(ConfigError, match=r"no folder .*taken/inside can be made: Not a directory"):
+        Wrapper(platform).start(print)
+    with pytest.raises(LaunchError, match=r"cannot write logs to .*taken/logs: Not a directory"):
+        Wrapper(Platform(device="cpu", verbose=False, console_logs=str(tmp_path / "taken" / "logs"))).start(print)
+
+
+def test_the_end_is_the_same_however_it_comes(tmp_path):
+    """Timeouts hold for subgroups, no default device is set, and every group is left, also after a failure."""
+    called = []
+    options = {"num_ranks": 2, "ipc_groups": [[0], [1]], "ipc_timeout_s": 77, "verbose": False, "seed": 3}
+    random.seed(1)
+    state = random.getstate()
+    finish = {"upon_finish": lambda: called.append(1)}
+    values = Wrapper(Platform("ends", "cpu", **options, **finish)).start(meet)
+    assert random.getstate() == state, "ports are not drawn from the user's generator"
+    assert all(value["timeout"] and value["device"] == "cpu" and value["store"] == "TCPStore" for value in values)
+    assert called == [1], "once"
+    left = [tmp_path / "left-0", tmp_path / "left-1"]
+    assert [path.read_text() for path in left] == ["False", "False"]
+    left[1].unlink()
     with pytest.raises(RankFailure, match="ValueError: no"):
-        fails()
-    assert called == []
+        Wrapper(Platform("fails", "cpu", **options, **finish)).start(meet)
+    assert left[1].read_text() == "False"
+    assert called == [1], "only after success"
+
+
+def test_upon_finish_that_fails_says_so(monkeypatch):
+    """Its own error comes out and says that all ranks had ended well; where ranks call it, one does."""
+    platform = Platform(device="cpu", verbose=False, upon_finish=lambda: {}["missing"])
+    monkeypatch.setattr("rankwise.launch.wrapping.launch_packed", lambda _pack, _options: [])
+    with pytest.raises(KeyError, match="missing") as caught:
+        Wrapper(platform).start(print)
+    assert caught.value.__notes__ == ["rankwise: raised by upon_finish, after all ranks had ended well"]
+    with pytest.raises(KeyError) as caught:
+        task._finish(0, platform)
+    assert "on rank 0" in caught.value.__notes__[0]
+    task._finish(1, platform)
+
+
+def test_a_default_folder_for_logs_that_is_read_only(monkeypatch, capsys):
+    """A task runs where nothing may be written, and the user is told that there are no logs."""
+    monkeypatch.setattr("rankwise.launch.wrapping.os.access", lambda _path, _mode: False)
+    monkeypatch.setattr("rankwise.launch.wrapping.launch_packed", lambda _pack, options: [options["log_dir"]])
+    assert Wrapper(Platform(device="cpu", verbose=False)).start(print) == [None]
+    assert "no logs are written: " in capsys.readouterr().out

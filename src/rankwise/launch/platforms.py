@@ -6,12 +6,15 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 from rankwise.errors import ConfigError
 from rankwise.launch.cores import num_visible_gpus
 
-__all__ = ["Device", "Platform"]
+__all__ = ["DEFAULT_LOGS", "Device", "Platform"]
+
+DEFAULT_LOGS = "./.output/logs"
 
 
 class Device(Enum):
@@ -44,24 +47,28 @@ class Platform:
         name: name of the job.
         device: "cpu", "gpu", "mps" or "slurm", or a `Device`.
         partition: Slurm only.
-        n_nodes: Slurm only.
+        n_nodes: number of nodes, Slurm only.
         n_gpus_per_node: number of ranks, also on CPU, where `num_ranks` says it better.
         n_cpus_per_node: Slurm only; divisible by `n_gpus_per_node`.
         mem_per_node: GB, Slurm only.
         spawn_method: ranks are always fresh interpreters ("spawn"); "fork" and "forkserver" are accepted, and said
             once to make no difference.
-        ipc_protocol: "tcp"; "file" is accepted, and said once to make no difference.
-        master_addr: where rank 0 listens.
-        master_port: its port; None takes a free one and holds it until the end.
+        ipc_protocol: how ranks meet: "tcp", at a port of rank 0; "file", through a file of this launch in a folder that
+            all ranks see, for machines that let nobody listen where rank 0 would.
+        master_addr: where rank 0 listens. With "file" the folder: a path, made if it is not there; "localhost" takes
+            one of the launch itself on one machine, and `console_logs` on Slurm.
+        master_port: its port; None takes a free one and holds it until the end. Not with "file".
         ipc_groups: [] is one group of all ranks; None is no group at all; a list of lists of global ranks is one group
             for each, every rank in exactly one.
         backend: torch's name of the backend; None: NCCL on GPUs, gloo elsewhere.
         seed: seeds `random`, NumPy and torch alike on every rank.
-        timeout_min: Slurm only.
-        slurm_additional_parameters: Slurm only.
-        console_logs: Slurm only.
+        timeout_min: time limit of the job, Slurm only.
+        slurm_additional_parameters: passed through to submitit, Slurm only.
+        console_logs: folder for what each rank writes: `attempt-<n>/rank-<r>.out` and `.err` for every start on one
+            machine, submitit's files on Slurm. None: no files, not on Slurm.
         verbose: let every rank say where it stands, not only the parent.
-        upon_finish: called without arguments in the parent, after every rank has ended well.
+        upon_finish: called once, without arguments, after every rank has ended well: by the caller of `Wrapper.start`
+            on one machine, by rank 0 on Slurm.
         num_ranks: number of ranks; None takes `n_gpus_per_node`.
         ipc_timeout_s: how long ranks wait for each other.
 
@@ -85,7 +92,7 @@ class Platform:
     seed: int = 1889
     timeout_min: int = 2880
     slurm_additional_parameters: dict[str, Any] | None = None
-    console_logs: str = "./.output/logs"
+    console_logs: str | None = DEFAULT_LOGS
     verbose: bool | None = True
     upon_finish: Callable[[], Any] | None = None
     num_ranks: int | None = field(default=None, kw_only=True)
@@ -99,11 +106,27 @@ class Platform:
             raise ConfigError(f"spawn_method must be spawn, fork, forkserver or None, got {self.spawn_method!r}")
         if self.ipc_protocol not in {"tcp", "file"}:
             raise ConfigError(f"ipc_protocol must be tcp or file, got {self.ipc_protocol!r}")
+        self._check_meeting()
+        if self.device is Device.SLURM and self.console_logs is None:
+            raise ConfigError("console_logs=None: device='slurm' wants a folder, which the nodes see too")
+        if self.ipc_groups:
+            self._check_groups(self.ipc_groups)
+
+    def _check_meeting(self) -> None:
         port = self.master_port
         if port is not None and not (str(port).isdigit() and 0 < int(port) < 1 << 16):
             raise ConfigError(f"master_port must be between 1 and 65535, got {self.master_port!r}")
-        if self.ipc_groups:
-            self._check_groups(self.ipc_groups)
+        if self.ipc_protocol != "file":
+            return
+        if port is not None:
+            raise ConfigError(f"ipc_protocol='file' has no port, got master_port={port!r}: leave it out")
+        if self.master_addr != "localhost" and not _is_path(self.master_addr):
+            raise ConfigError(
+                f"ipc_protocol='file' wants a folder that all ranks see as master_addr, got {self.master_addr!r}: give "
+                "its path, with a slash in it, or leave it out"
+            )
+        if self.master_addr != "localhost" and Path(self.master_addr).is_file():
+            raise ConfigError(f"ipc_protocol='file' wants a folder, master_addr={self.master_addr!r} is a file")
 
     def _check_counts(self) -> None:
         for name in ("n_nodes", "n_gpus_per_node", "n_cpus_per_node", "mem_per_node", "timeout_min"):
@@ -136,6 +159,18 @@ class Platform:
         """Whether ranks have others to talk to: more than one rank, and `ipc_groups` is not None."""
         return self.world_size > 1 and self.ipc_groups is not None
 
+    def store_file(self, launch: str) -> Path | None:
+        """Return the file through which the ranks of a launch meet; None: at a port, or in a folder of the launch.
+
+        Args:
+            launch: name of the launch, of no other.
+        """
+        if self.ipc_protocol != "file" or (self.device is not Device.SLURM and self.master_addr == "localhost"):
+            return None
+        folder = self.console_logs if self.master_addr == "localhost" else self.master_addr
+        assert folder is not None
+        return Path(folder).absolute() / f"rankwise-meeting-{launch}"
+
     def check_machine(self) -> None:
         """Refuse what this machine does not have.
 
@@ -160,3 +195,7 @@ class Platform:
         """Print every field, and the number of ranks, one to a line."""
         lines = [f"{item.name:28} {getattr(self, item.name)}" for item in fields(self)]
         print("\n".join([*lines, f"{'world_size':28} {self.world_size}"]))  # noqa: T201
+
+
+def _is_path(text: str) -> bool:
+    return "/" in text or text.startswith(".")

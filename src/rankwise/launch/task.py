@@ -27,7 +27,9 @@ def run_task(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str,
     given = {**kwargs, "global_rank": rank, "local_rank": local_rank, "platform": platform}
     if platform.ipc_groups is None:
         _prepare_alone(platform, local_rank)
-        return fn(*args, **given, group=None)
+        value = fn(*args, **given, group=None)
+        _finish(rank, platform)
+        return value
     from rankwise.world import bind
 
     assert isinstance(platform.device, Device)
@@ -40,7 +42,22 @@ def run_task(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str,
     ) as world:
         if platform.verbose:
             print(f"rankwise: rank {rank} of {world.world_size} on {world.device}, {world.backend}", flush=True)  # noqa: T201
-        return fn(*args, **given, group=_group_of(rank, platform))
+        value = fn(*args, **given, group=_group_of(rank, platform))
+        if platform.upon_finish is not None:
+            world.barrier()  # all have ended well
+    _finish(rank, platform)
+    return value
+
+
+def _finish(rank: int, platform: Platform) -> None:
+    """Call what is to be called at the end here, on rank 0, where no parent waits for the ranks to do it."""
+    if platform.upon_finish is None or rank != 0:
+        return
+    try:
+        platform.upon_finish()
+    except BaseException as error:
+        error.add_note("rankwise: raised by upon_finish on rank 0, after its task had ended well")
+        raise
 
 
 def _group_of(rank: int, platform: Platform) -> Any:
@@ -57,13 +74,10 @@ def _group_of(rank: int, platform: Platform) -> Any:
 
 def _prepare_alone(platform: Platform, local_rank: int) -> None:
     """Seeds and device of a rank that talks to nobody."""
-    import random
-
-    import numpy as np
     import torch
 
-    random.seed(platform.seed)
-    np.random.seed(platform.seed)  # noqa: NPY002  (libraries draw from the global generator)
-    torch.manual_seed(platform.seed)
+    from rankwise.world import seed_generators
+
+    seed_generators(platform.seed)
     if platform.device is Device.GPU:
         torch.cuda.set_device(local_rank)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import functools
+import os
+import secrets
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from rankwise.errors import ConfigError
 from rankwise.launch.calls import launch_packed
 from rankwise.launch.packing import pack_call
-from rankwise.launch.platforms import Platform
+from rankwise.launch.platforms import DEFAULT_LOGS, Platform
 
 __all__ = ["Wrapper", "wrapper"]
 
@@ -42,31 +46,82 @@ class Wrapper:
         Raises:
             ConfigError: this machine cannot do it, or the task cannot be sent.
             RankFailure: a rank failed; with its traceback.
+            Exception: what `upon_finish` raises, with a note; all ranks had ended well.
         """
         platform = self.platform
         platform.check_machine()
-        _say_what_makes_no_difference(platform)
+        if platform.spawn_method not in {None, "spawn"}:
+            warnings.warn(
+                f"spawn_method={platform.spawn_method!r} makes no difference: ranks are always fresh interpreters",
+                stacklevel=2,
+            )
+        logs = _folder_for_logs(platform)
         if platform.verbose:
-            _say(f"starting {platform.world_size} rank(s) for {getattr(target, '__name__', target)}")
-        options: dict[str, Any] = {
-            "num_ranks": platform.world_size,
-            "max_restarts": 0,
-            "timeout_s": None,
-            "tee": "all",
-            "env": {},
-            "master_addr": platform.master_addr,
-            "master_port": None if platform.master_port is None else int(platform.master_port),
-        }
-        # what the parent calls at the end is not for the ranks, and need not be picklable
-        context = replace(platform, upon_finish=None)
-        values = launch_packed(
-            lambda: pack_call(target, args, kwargs, adapter="rankwise.launch.task:run_task", context=context), options
-        )
+            name, where = getattr(target, "__name__", target), "" if logs is None else f", logs in {logs}"
+            _say(f"starting {platform.world_size} rank(s) for {name}{where}")
+        values = _launch(platform, target, args, kwargs, logs)
         if platform.verbose:
             _say("all ranks have ended well")
         if platform.upon_finish is not None:
-            platform.upon_finish()
+            _finish(platform.upon_finish)
         return values
+
+
+def _launch(
+    platform: Platform, target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], logs: Path | None
+) -> list[Any]:
+    meeting = platform.store_file(f"{os.getpid()}-{secrets.token_hex(8)}")
+    if meeting is not None:
+        _make_folder(meeting.parent)
+    options: dict[str, Any] = {
+        "num_ranks": platform.world_size,
+        "max_restarts": 0,
+        "timeout_s": None,
+        "tee": "all",
+        "env": {},
+        "master_addr": "127.0.0.1" if platform.ipc_protocol == "file" else platform.master_addr,
+        "master_port": None if platform.master_port is None else int(platform.master_port),
+        "log_dir": None if logs is None else str(logs),
+        "store_file": str(meeting or "") if platform.ipc_protocol == "file" else None,
+    }
+    # what the parent calls at the end is not for the ranks, and need not be picklable
+    context = replace(platform, upon_finish=None)
+    try:
+        return launch_packed(
+            lambda: pack_call(target, args, kwargs, adapter="rankwise.launch.task:run_task", context=context), options
+        )
+    finally:
+        for left in meeting.parent.glob(f"{meeting.name}*") if meeting is not None else ():
+            left.unlink(missing_ok=True)
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"ipc_protocol='file': no folder {folder} can be made: {error.strerror}") from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigError(f"ipc_protocol='file': nothing can be written to {folder}; give another folder (master_addr)")
+
+
+def _folder_for_logs(platform: Platform) -> Path | None:
+    """Return the folder for the ranks' logs; None if none is wanted, or the default one cannot be written."""
+    if platform.console_logs is None:
+        return None
+    folder = Path(platform.console_logs).absolute()
+    there = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    if platform.console_logs == DEFAULT_LOGS and not os.access(there, os.W_OK):
+        _say(f"no logs are written: {there} is read-only (console_logs=FOLDER takes another one)")
+        return None
+    return folder
+
+
+def _finish(upon_finish: Callable[[], Any]) -> None:
+    try:
+        upon_finish()
+    except BaseException as error:
+        error.add_note("rankwise: raised by upon_finish, after all ranks had ended well")
+        raise
 
 
 def wrapper(platform: Platform) -> Callable[[Callable[..., Any]], Callable[..., list[Any]]]:
@@ -90,13 +145,3 @@ def wrapper(platform: Platform) -> Callable[[Callable[..., Any]], Callable[..., 
 
 def _say(text: str) -> None:
     print(f"rankwise: {text}", flush=True)  # noqa: T201
-
-
-def _say_what_makes_no_difference(platform: Platform) -> None:
-    if platform.spawn_method not in {None, "spawn"}:
-        warnings.warn(
-            f"spawn_method={platform.spawn_method!r} makes no difference: ranks are always fresh interpreters",
-            stacklevel=3,
-        )
-    if platform.ipc_protocol != "tcp":
-        warnings.warn("ipc_protocol='file' makes no difference: ranks of one machine meet at a held port", stacklevel=3)

@@ -12,6 +12,13 @@ from rankwise.train.strategy import Evidence, prepare
 from rankwise.train.stream_windows import StreamWindow, windows
 from rankwise.train.streams import StreamLoader
 from rankwise.train.trainer import FitResult, Trainer
+from rankwise.train.unwrapped_models import (
+    average_gradients,
+    average_parameters,
+    device_of,
+    has_batch_norm,
+    move_optimizer,
+)
 from rankwise.train.validation import evaluate
 from rankwise.train.window import Window
 from rankwise.train.wrapping import unwrapped
@@ -36,8 +43,13 @@ __all__ = [
     "TrainOptions",
     "Trainer",
     "Window",
+    "average_gradients",
+    "average_parameters",
+    "device_of",
     "evaluate",
+    "has_batch_norm",
     "is_sharded",
+    "move_optimizer",
     "prepare",
     "prepare_optimizer",
     "read_output",

@@ -6,7 +6,6 @@ import contextlib
 import multiprocessing
 import os
 import platform
-import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -18,6 +17,7 @@ from rankwise.world import adopt, group
 from rankwise.world.arrival import SECRET_VARIABLE, Card, Company, meet
 from rankwise.world.channel import keep_for_ever
 from rankwise.world.devices import choose_device, default_backend, ranks_per_gpu, visible_devices
+from rankwise.world.keys import seed_generators
 from rankwise.world.making import host_id, make_world, say_once
 from rankwise.world.place import Place, find_place, given_place
 from rankwise.world.threads import choose_threads, cpu_mask, usable_cores
@@ -263,10 +263,7 @@ def _gpu_id(device: str) -> str:
 
 
 def _seed_and_thread(seed: int, threads: int) -> None:
-    import numpy as np
     import torch
 
     torch.set_num_threads(threads)
-    random.seed(seed)
-    np.random.seed(seed)  # noqa: NPY002  (libraries draw from the global generator)
-    torch.manual_seed(seed)
+    seed_generators(seed)

@@ -18,6 +18,7 @@ __all__ = ["leave", "local_store", "open_group", "open_store", "prefixed"]
 
 
 _INTERFACE = "GLOO_SOCKET_IFNAME"
+_STORE_FILE = "RANKWISE_STORE_FILE"
 _LEAVE_S = 1.0
 _chosen: list[str] = []  # by us, for as long as the group lives: groups that are made later need it, too
 
@@ -39,13 +40,17 @@ def prefixed(store: Any, prefix: str) -> Any:
 def open_store(place: Place, timeout: timedelta) -> Any:
     """Return the TCP store of the ranks; rank 0 serves it unless the launcher's agent does.
 
-    If all ranks are on this machine, by the address that they have, nobody else is served.
+    If all ranks are on this machine, by the address that they have, nobody else is served. Where the launcher names a
+    file instead (RANKWISE_STORE_FILE), they meet through that.
 
     Raises:
-        WorldError: the port is taken, or the server could not be reached in time.
+        WorldError: the port is taken, the server could not be reached in time, or the file cannot be used.
     """
     import torch.distributed as dist
 
+    file = os.environ.get(_STORE_FILE)
+    if file:
+        return _file_store(file, place, timeout)
     serves = place.rank == 0 and not place.agent_store
     alone = loopback_address(place.master_addr)
     try:
@@ -59,6 +64,24 @@ def open_store(place: Place, timeout: timedelta) -> Any:
         )
     except Exception as error:
         raise WorldError(f"{store_trouble(place, timeout)} ({error})") from error
+
+
+def _file_store(file: str, place: Place, timeout: timedelta) -> Any:
+    """Return the store in a file, one for each attempt: what an earlier one has left there would be believed."""
+    import torch.distributed as dist
+
+    path = f"{file}-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+        store = dist.FileStore(path, -1)  # type: ignore[attr-defined]  # the launcher removes it, whatever becomes of us
+        store.set_timeout(timeout)
+        store.add("rankwise/opened", 1)  # a file system without locks says so now
+    except Exception as error:
+        raise WorldError(
+            f"rank {place.rank} of {place.world_size} cannot meet the others through the file {path} ({error}): all "
+            "ranks must be able to write to its folder, and its file system must know locks"
+        ) from error
+    return store
 
 
 def _bound_socket(address: str, port: int) -> int:

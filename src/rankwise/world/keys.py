@@ -1,8 +1,10 @@
-"""Random generators that depend on a seed and a key only: the same on every rank, at every world size."""
+"""Random generators: those that depend on a seed and a key only, and the global ones of this process."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import random
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +15,7 @@ from rankwise.world.jax_state import import_jax
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["jax_key", "numpy_generator", "torch_generator"]
+__all__ = ["jax_key", "numpy_generator", "seed_generators", "torch_generator"]
 
 
 def _digest(seed: int, key: tuple[int | str, ...]) -> bytes:
@@ -27,6 +29,27 @@ def _digest(seed: int, key: tuple[int | str, ...]) -> bytes:
         else:
             raise ConfigError(f"a generator's key is made of integers and strings, got {part!r} in {key!r}")
     return hashlib.blake2b("\n".join(parts).encode(), digest_size=16, person=b"rankwise-key").digest()
+
+
+def seed_generators(seed: int) -> None:
+    """Seed the global generators: `random`, NumPy's, and torch's on every device where torch is installed.
+
+    `bind` does it on entry, alike on all ranks; each rank that calls it seeds its own.
+
+    Args:
+        seed: 0 <= seed < 2**32.
+
+    Raises:
+        ConfigError: another seed, which NumPy does not take.
+    """
+    if not 0 <= seed < 2**32:
+        raise ConfigError(f"seed is a whole number from 0 to 2**32 - 1 (NumPy takes no other), got {seed}")
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002  (libraries draw from the global generator)
+    with contextlib.suppress(ImportError):
+        import torch
+
+        torch.manual_seed(seed)
 
 
 def numpy_generator(seed: int, key: tuple[int | str, ...]) -> np.random.Generator:

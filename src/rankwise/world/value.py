@@ -180,6 +180,16 @@ class World:
         """
         return keys.jax_key(self.seed, key)
 
+    def print(self, *values: Any, **options: Any) -> None:
+        """Print on the main rank only; no rank has to call it.
+
+        Args:
+            *values: as `print` takes them.
+            **options: as `print` takes them; flushed unless `flush=False` is among them.
+        """
+        if self.is_main:
+            print(*values, **{"flush": True, **options})  # noqa: T201
+
     def barrier(self) -> None:
         """Wait until every rank of the world is here."""
         control.barrier(self)

@@ -14,7 +14,7 @@ __all__ = ["Part", "rank_environment"]
 
 # what an outer launch has left in our own environment and must not reach these ranks; RANKWISE_RUN_DIR and
 # RANKWISE_RESUME are the user's, and stay
-_OURS = ("RANKWISE_FRESH", "RANKWISE_VITALS")
+_OURS = ("RANKWISE_FRESH", "RANKWISE_STORE_FILE", "RANKWISE_VITALS")
 # and what the ranks need not know: the token is between supervisors
 _STALE = (*_OURS, "RANKWISE_TOKEN", "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE")
 

@@ -61,10 +61,16 @@ def _job(options: dict[str, Any], folder: Path) -> Job:
         max_restarts=options["max_restarts"],
         timeout_s=options["timeout_s"],
         show=parse_show(options["tee"]),
-        env=options["env"],
+        env=options["env"] | _meeting(options.get("store_file"), folder),
+        log_dir=None if options.get("log_dir") is None else Path(options["log_dir"]),
         master_addr=options["master_addr"],
         master_port=options["master_port"],
     )
+
+
+def _meeting(store_file: str | None, folder: Path) -> dict[str, str]:
+    """Return the variable of ranks that meet through a file: the one that is named, or one of our own ("")."""
+    return {} if store_file is None else {"RANKWISE_STORE_FILE": store_file or str(folder / "meeting")}
 
 
 def _answer(link: Connection[Any, Any], outcome: Outcome, folder: Path, num_ranks: int) -> None:

@@ -63,7 +63,7 @@ def next_logs(root: Path | None, run_dir: Path | None) -> Path | None:
             taken = [int(m[1]) for m in (re.fullmatch(r"attempt-(\d+)", entry.name) for entry in root.iterdir()) if m]
             folder = root / f"attempt-{max(taken, default=-1) + 1}"
             with contextlib.suppress(FileExistsError):  # another node of the same name, at the same moment
-                folder.mkdir()
+                folder.mkdir(mode=0o700)
                 return folder
     except OSError as error:
         raise LaunchError(
