@@ -1,5 +1,6 @@
 """A thread writes what the states were; the ranks publish it together, later, or not at all."""
 
+import pickle
 import threading
 
 import pytest
@@ -7,10 +8,11 @@ import torch
 
 from rankwise.checkpoint import Checkpointer, ModelState, OptimizerState, RandomState, Replicated
 from rankwise.checkpoint.publishing import Disk
-from rankwise.checkpoint.saving import Saving
+from rankwise.checkpoint.saving import Asking, Saving
 from rankwise.errors import CheckpointError
 from rankwise.testing import run_ranks
 from rankwise.world import World
+from rankwise.world.frame import INLINE
 
 
 class Shard:
@@ -124,8 +126,37 @@ def abandoned(world, folder):
     return checkpointer.newest().step, names(folder)
 
 
+def counted(world, folder):
+    """Collectives of a save at once, of one by a thread up to the return of `save`, of its publication, of a step."""
+    num_calls = []
+
+    def count(act):
+        before = world.channel.calls
+        act()
+        num_calls.append(world.channel.calls - before)
+
+    # as many parts as a Trainer has: what the ranks tell each other still fits into one message
+    parts = {f"part_{number}": Shard(torch.arange(100.0)) for number in range(6)}
+    plain = Checkpointer(folder / "plain", world=world)
+    count(lambda: plain.save(1, parts))
+    with Checkpointer(folder / "aside", world=world, asynchronous=True) as checkpointer:
+        for step in (1, 2):
+            count(lambda step=step: checkpointer.save(step, parts))
+            count(checkpointer.wait)
+        count(checkpointer.poll)
+    sizes = [len(pickle.dumps(files)) for files in told]
+    return num_calls, max(sizes)
+
+
+told = []
+
+
 def everything(world, folder):
-    return [fn(world, folder / fn.__name__) for fn in (snapshots, polled, failing, abandoned)]
+    real = Saving._write
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Saving, "_write", lambda saving: told.append(real(saving)) or told[-1])
+        numbers = counted(world, folder / "counted")
+    return [*(fn(world, folder / fn.__name__) for fn in (snapshots, polled, failing, abandoned)), numbers]
 
 
 @pytest.fixture(scope="module")
@@ -162,6 +193,28 @@ def test_an_error_of_a_thread_is_everybodys(outcomes):
 def test_what_is_given_up_leaves_nothing(outcomes):
     """An exception inside the `with` block: the thread is waited for, its files go, the previous one stays."""
     assert [found[3] for found in outcomes] == [(1, ["step-0000000001"])] * 2
+
+
+def test_a_save_is_one_collective_until_it_returns(outcomes):
+    """Ranks whose cores are busy with writing wait for each other: one meeting for each half, in one small message."""
+    for num_calls, most_bytes in (found[4] for found in outcomes):
+        assert num_calls == [3, 1, 2, 1, 2, 0]
+        assert most_bytes < INLINE - 64
+
+
+def test_polls_that_come_too_early_are_left_out():
+    """From the second save on; what takes as long as before is noticed after two or three questions."""
+    asking, asked = Asking(), []
+    for num_calls in (100, 100, 100, 7, 7):
+        asking.begin(is_publishing=False)
+        asked.append([])
+        call = 0
+        while not asked[-1] or asked[-1][-1] < num_calls:
+            call += 1
+            if asking.is_due():
+                asked[-1].append(call)
+        asking.end(is_publishing=False)
+    assert asked == [[1, 2, 4, 8, 16, 32, 64, 128], [96, 160], [120], [90], [67]]
 
 
 def test_host_memory_is_used_again(tmp_path, monkeypatch):

@@ -2,17 +2,24 @@
 
 import json
 import math
+import os
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rankwise.tracking import read_metrics
-from rankwise.tracking.metrics_file import append_line, encode_line, repair_tail
+from rankwise.tracking.metrics_file import append_line, encode_line, open_lines, repair_tail
 
 
 def write(path, lines):
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def append(path, line):
+    fd = open_lines(path)
+    append_line(fd, line)
+    os.close(fd)
 
 
 def event(attempt, restored_step):
@@ -74,7 +81,7 @@ def test_a_torn_last_line_is_tolerated_and_cut_off(tmp_path, cut):
     path.write_bytes(whole[:-cut])
     assert lineage(read_metrics(path)) == [(1, 1)]
     repair_tail(path)
-    append_line(path, encode_line(line(1, 3), {}))
+    append(path, encode_line(line(1, 3), {}))
     assert lineage(read_metrics(path)) == [(1, 1), (1, 3)]
 
 
@@ -92,7 +99,7 @@ def test_repair_handles_odd_files(tmp_path):
 def test_non_finite_numbers_survive_strict_json(tmp_path):
     """The file holds null and the kind beside it; reading gives the float back."""
     path = tmp_path / "metrics.jsonl"
-    append_line(path, encode_line({"step": 1, "attempt": 1}, {"a": math.nan, "b": -math.inf, "c": 2, "d": math.inf}))
+    append(path, encode_line({"step": 1, "attempt": 1}, {"a": math.nan, "b": -math.inf, "c": 2, "d": math.inf}))
     raw = json.loads(path.read_text(), parse_constant=pytest.fail)
     assert raw == {
         "step": 1,

@@ -25,7 +25,7 @@ from rankwise.checkpoint.object_path import ObjectPath
 from rankwise.checkpoint.parts import as_part
 from rankwise.checkpoint.publishing import Disk, Fence, Storage, folder_name
 from rankwise.checkpoint.restoring import RestoreReport, decide, load_part, read_part
-from rankwise.checkpoint.saving import SaveJob, Saving, checked_step, save_job
+from rankwise.checkpoint.saving import Asking, SaveJob, Saving, checked_step, save_job
 from rankwise.checkpoint.snapshot import HostBuffers
 from rankwise.checkpoint.together import take_together
 from rankwise.data.contract import JSON
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from rankwise.world import World
 
 __all__ = ["Checkpointer"]
-
-_MOST_POLLS = 64
 
 
 class Checkpointer:
@@ -99,7 +97,7 @@ class Checkpointer:
         self._attempt = attempt
         self._host = HostBuffers() if asynchronous else None
         self._saving: Saving | None = None
-        self._num_polls = 0
+        self._asking = Asking()
         self._cleaned = False
         self._skipped: dict[Path, str] = {}
         self._interruption: Interruption | None = None
@@ -141,9 +139,8 @@ class Checkpointer:
             ConfigError, DesyncError: wrong arguments, or different ones on the ranks.
         """
         self.wait()
-        what = f"saving step {step} in {self.folder}"
 
-        def prepare() -> SaveJob:
+        def make_job() -> SaveJob:
             target = self.folder / folder_name(checked_step(step))
             self._clean()
             return save_job(
@@ -157,39 +154,29 @@ class Checkpointer:
                 host=self._host,
             )
 
-        job = take_together(self._world, what, prepare)
-        self._saving = saving = Saving(
-            job,
+        saving = Saving(
+            f"saving step {step} in {self.folder}",
             self._world,
             self._storage,
             self._fence,
-            prune=lambda: self._prune(job.head.path),
+            prune=self._prune,
             background=self._host is not None,
         )
-        self._num_polls = 0
-        try:
-            saving.start()
-        except BaseException:
-            self._saving = None
-            raise
+        saving.start(make_job)
+        self._saving = saving
+        self._asking.begin(is_publishing=False)
         if self._host is None:
             self.wait()
-        return saving.target
+        return cast("Path", saving.target)
 
     def poll(self) -> Path | None:
         """Publish what a thread has written, if all ranks are done; return its folder. Every rank calls it.
 
         For every step: costs nothing while no save is under way, and a small collective now and then while one is.
         """
-        if self._saving is None:
+        if self._saving is None or not self._asking.is_due():
             return None
-        self._num_polls += 1
-        # at the 1st, 2nd, 4th, ... step: late by no more than it has taken so far
-        if self._num_polls & (self._num_polls - 1) and self._num_polls % _MOST_POLLS:
-            return None
-        if not all(self._world.all_gather_object(self._saving.is_idle())):
-            return None
-        return self._settled(self._saving.advance)
+        return self._advanced(self._saving, wait=False)
 
     def wait(self) -> Path | None:
         """Wait until what a thread writes is written by all ranks, publish it and return its folder. A collective.
@@ -198,7 +185,10 @@ class Checkpointer:
             CheckpointError: a rank could not write it; on every rank. The previous checkpoint is intact.
             FencedError: a newer attempt owns the run (on the main rank; CheckpointError elsewhere).
         """
-        return None if self._saving is None else self._settled(self._saving.finish)
+        published = None
+        while self._saving is not None:
+            published = self._advanced(self._saving, wait=True)
+        return published
 
     def close(self, *, publish: bool = True) -> None:
         """Wait for what is under way and publish it; every rank calls it. Leaving the ``with`` block calls it.
@@ -371,15 +361,19 @@ class Checkpointer:
         self._skipped.clear()
         self._cleaned = True
 
-    def _settled(self, go_on: Callable[[], bool | None]) -> Path | None:
+    def _advanced(self, saving: Saving, *, wait: bool) -> Path | None:
         """Go on with the save that is under way; return its folder if it is published."""
-        saving, self._saving = self._saving, None
-        assert saving is not None
-        if go_on() is False:
-            self._saving, self._num_polls = saving, 0
-            return None
-        self.published = saving.target
-        return saving.target
+        self._saving, half = None, saving.is_publishing
+        is_published = saving.advance(wait=wait)
+        if is_published is not None and not wait:
+            self._asking.end(is_publishing=half)
+        if is_published:
+            self.published = cast("Path", saving.target)
+            return self.published
+        self._saving = saving
+        if is_published is False:
+            self._asking.begin(is_publishing=True)
+        return None
 
     def _prune(self, newest: Path) -> None:
         if self._keeping.keep is None:

@@ -98,7 +98,8 @@ class Interruption:
         if self.reason:
             return True
         if self._world.world_size == 1:
-            self._decide(self._wish(), step)
+            if wish := self._wish():
+                self._decide(wish, step)
             return bool(self.reason)
         if where != self._where:
             self._where, self._calls, self._every, self._asked_s = where, 0, 1, -math.inf  # the pace is not known

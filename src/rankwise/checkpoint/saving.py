@@ -20,15 +20,16 @@ from rankwise.checkpoint.payload import encode, write_payload
 from rankwise.checkpoint.pieces import only_pieces
 from rankwise.checkpoint.publishing import Fence, Storage
 from rankwise.checkpoint.snapshot import HostBuffers
-from rankwise.checkpoint.together import take_together
+from rankwise.checkpoint.together import gather_together
 from rankwise.data.contract import JSON
 from rankwise.errors import CheckpointError, ConfigError, DesyncError
 
 if TYPE_CHECKING:
     from rankwise.world import World
 
-__all__ = ["SaveJob", "Saving", "checked_step", "save_job"]
+__all__ = ["Asking", "SaveJob", "Saving", "checked_step", "save_job"]
 
+_MOST_CALLS = 64
 _PART_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -124,79 +125,97 @@ def _loaded_versions() -> dict[str, str]:
 class Saving:
     """One save, from its states to its publication: two halves, each done at once or by a thread.
 
-    First every rank writes its files, then the main one publishes them. `start`, `advance`, `finish` are collectives.
+    First every rank writes its files, then the main one publishes them. `start` and `advance` are one collective each:
+    on cores that are busy with writing, ranks wait for each other longer than for the copy of their states.
 
     Args:
-        job: from `save_job`, on every rank.
+        what: what is saved where, for messages.
         world: this rank's world.
         storage: where it will lie.
         fence: see `Checkpointer`.
-        prune: called on the main rank when it is published.
+        prune: called on the main rank with its folder when it is published.
         background: whether threads do both halves.
     """
 
     def __init__(
         self,
-        job: SaveJob,
+        what: str,
         world: World,
         storage: Storage,
         fence: Fence,
         *,
-        prune: Callable[[], None],
+        prune: Callable[[Any], None],
         background: bool,
     ) -> None:
-        self.target = job.head.path
-        self._job = job
+        self._what = what
         self._world = world
         self._storage = storage
         self._fence = fence
         self._prune = prune
         self._background = background
+        self._job: SaveJob
         self._made: Any = None
-        self._is_publishing = False
+        self.is_publishing = False
         self._act: Callable[[], Any] = self._write
         self._outcome: Any = None
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
 
-    def start(self) -> None:
-        """Agree on what is saved, and begin to write."""
-        job, world = self._job, self._world
-        plans = world.all_gather_object((job.head.step, dict(job.scopes), job.token))
-        _refuse_different(plans)
-        self._made = self._storage.make(job.head.step, job.head.attempt, plans[0][2])
+    def start(self, make_job: Callable[[], SaveJob]) -> None:
+        """Take the states of every rank, agree on what is saved, and begin to write.
+
+        Args:
+            make_job: returns what `save_job` does; local.
+        """
+
+        def prepare() -> tuple[int, dict[str, str], str]:
+            self._job = job = make_job()
+            if self._world.is_main:  # before the others hear of it: they write into what it has made
+                self._made = self._storage.make(job.head.step, job.head.attempt, job.token)
+                self._storage.prepare(self._made)
+            return job.head.step, dict(job.scopes), job.token
+
         try:
-            take_together(world, self._what, lambda: self._storage.prepare(self._made) if world.is_main else None)
+            plans = gather_together(self._world, self._what, prepare)
+            _refuse_different(plans)
         except BaseException:
             self.give_up()
             raise
+        self._made = self._storage.make(self._job.head.step, self._job.head.attempt, plans[0][2])
         self._begin(self._write)
+
+    @property
+    def target(self) -> Any:
+        """Where it will be found."""
+        return self._job.head.path
 
     def is_idle(self) -> bool:
         """Whether this rank's thread is done. Local."""
         return self._thread is not None and not self._thread.is_alive()
 
-    def advance(self) -> bool:
-        """Wait for this half on all ranks and begin the next; return whether it is published.
+    def advance(self, *, wait: bool) -> bool | None:
+        """Begin the next half where this one is done on all ranks; return whether it is published, None if it is not.
 
         If one rank has failed, all fail: of the first half nothing is published.
+
+        Args:
+            wait: for the ranks that are not done.
         """
         try:
-            done = take_together(self._world, self._what, self._ended)
-            if self._is_publishing:
-                return True
-            gathered = self._world.gather_object(done)
+            ended = gather_together(
+                self._world, self._what, lambda: (self._ended(),) if wait or self.is_idle() else None
+            )
         except BaseException:
             self.give_up()
             raise
-        self._is_publishing = True
-        self._begin(lambda: self._publish(gathered))
+        done = [one[0] for one in ended if one is not None]
+        if len(done) < len(ended):
+            return None
+        if self.is_publishing:
+            return True
+        self.is_publishing = True
+        self._begin(lambda: self._publish(done))
         return False
-
-    def finish(self) -> None:
-        """Wait until it is published."""
-        while not self.advance():
-            pass
 
     def give_up(self) -> None:
         """Remove what this rank has written. Local."""
@@ -206,10 +225,6 @@ class Saving:
             folder = None if self._world.is_main else f"rank-{self._world.rank}"
             with contextlib.suppress(OSError):
                 self._storage.discard(self._made, folder)
-
-    @property
-    def _what(self) -> str:
-        return f"saving checkpoint {self.target}"
 
     def _begin(self, act: Callable[[], Any]) -> None:
         self._act, self._outcome, self._error, self._thread = act, None, None, None
@@ -231,17 +246,23 @@ class Saving:
             raise self._error
         return self._outcome
 
-    def _write(self) -> dict[str, FileRecord]:
+    def _write(self) -> dict[str, tuple[str, int, bytes]]:
+        """Return path, size and SHA-256 by part, short enough to travel in one message."""
         folder, written = f"rank-{self._world.rank}", {}
         for name, tree in self._job.trees.items():
             inside = name if self._job.scopes[name] == "replicated" else f"{folder}/{name}"
-            written[name] = write_payload(self._storage, self._made, inside, tree)
+            record = write_payload(self._storage, self._made, inside, tree)
+            written[name] = (record.path, record.bytes, bytes.fromhex(record.sha256))
         self._storage.flush(self._made, folder)
         return written
 
-    def _publish(self, gathered: list[dict[str, FileRecord]] | None) -> None:
-        if gathered is None:
+    def _publish(self, told: list[dict[str, tuple[str, int, bytes]]]) -> None:
+        if not self._world.is_main:
             return
+        gathered = [
+            {name: FileRecord(path=path, bytes=size, sha256=sha.hex()) for name, (path, size, sha) in files.items()}
+            for files in told
+        ]
         self._refuse_invisible(gathered)
         # in an object store the files lie below the save's own name
         inside = self._made.name if self._made.name.endswith(self._job.token) else ""
@@ -260,7 +281,7 @@ class Saving:
         head = replace(self._job.head, parts=parts)
         self._storage.publish(self._made, head.step, encode_manifest(head), self._fence)
         self._made = None  # it is there, whatever happens from now on
-        self._prune()
+        self._prune(self.target)
 
     def _refuse_invisible(self, gathered: list[dict[str, FileRecord]]) -> None:
         """Look at every file from here: a rank may have written to a disk of its own machine."""
@@ -271,6 +292,34 @@ class Saving:
                         f"rank {rank} has written {record.path}, which the main rank does not see in {self._made}; "
                         "checkpoints need a file system that all ranks share"
                     )
+
+
+class Asking:
+    """Which calls of `poll` ask the other ranks: arithmetic over what all have seen, so the same calls on all of them.
+
+    The 1st, 2nd, 4th, ... call, so that a half is noticed late by no more than it has taken; from the second save on
+    the first few are left out that came too early the last time.
+    """
+
+    def __init__(self) -> None:
+        self._calls, self._due = 0, 1
+        self._took = {False: 1, True: 1}
+
+    def begin(self, *, is_publishing: bool) -> None:
+        """Begin a half."""
+        self._calls, self._due = 0, max(1, self._took[is_publishing] * 3 // 4)
+
+    def is_due(self) -> bool:
+        """Count a call, and return whether it asks."""
+        self._calls += 1
+        if self._calls < self._due:
+            return False
+        self._due += min(self._due, _MOST_CALLS)
+        return True
+
+    def end(self, *, is_publishing: bool) -> None:
+        """Note that the half was done at this call."""
+        self._took[is_publishing] = max(1, self._calls)
 
 
 def _refuse_different(plans: list[Any]) -> None:

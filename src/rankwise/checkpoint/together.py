@@ -10,7 +10,7 @@ from rankwise.errors import CheckpointError, DesyncError, RankwiseError
 if TYPE_CHECKING:
     from rankwise.world import World
 
-__all__ = ["take_together"]
+__all__ = ["gather_together", "take_together"]
 
 T = TypeVar("T")
 
@@ -22,10 +22,39 @@ def take_together(world: World, what: str, act: Callable[[], T]) -> T:
         RankwiseError: this rank's own failure; an error of another kind comes as CheckpointError.
         CheckpointError: another rank failed; it is named.
     """
-    value: T | None = None
-    error: BaseException | None = None
+    value, error = _tried(world, what, act)
     try:
-        value = act()
+        world.raise_together(error)
+    except DesyncError as desync:
+        if error is not None or desync.differ:
+            raise
+        raise CheckpointError(f"{what} failed on another rank: {desync}") from desync
+    return value  # type: ignore[return-value]
+
+
+def gather_together(world: World, what: str, act: Callable[[], T]) -> list[T]:
+    """Call `act` on every rank and return what it returned, by rank; if it fails anywhere, raise everywhere.
+
+    One collective, where `take_together` and a gather would be two. Every rank must call it.
+
+    Raises:
+        RankwiseError, CheckpointError: as of `take_together`.
+    """
+    value, error = _tried(world, what, act)
+    answers = world.all_gather_object((value, None if error is None else f"{type(error).__name__}: {error}"))
+    if error is not None:
+        raise error
+    failed = "; ".join(f"rank {rank}: {said}" for rank, (_, said) in enumerate(answers) if said is not None)
+    if failed:
+        raise CheckpointError(f"{what} failed on another rank: {failed}")
+    return [answer for answer, _ in answers]
+
+
+def _tried(world: World, what: str, act: Callable[[], T]) -> tuple[T | None, Exception | None]:
+    """Return what `act` returns, or the error to raise."""
+    error: Exception
+    try:
+        return act(), None
     except RankwiseError as caught:
         error = caught
     except OSError as caught:
@@ -36,10 +65,4 @@ def take_together(world: World, what: str, act: Callable[[], T]) -> T:
     except Exception as caught:  # noqa: BLE001  (whatever it is, the other ranks wait to hear of it)
         error = CheckpointError(f"{what} failed on rank {world.rank}: {type(caught).__name__}: {caught}")
         error.__cause__ = caught
-    try:
-        world.raise_together(error)
-    except DesyncError as desync:
-        if error is not None or desync.differ:
-            raise
-        raise CheckpointError(f"{what} failed on another rank: {desync}") from desync
-    return value  # type: ignore[return-value]
+    return None, error

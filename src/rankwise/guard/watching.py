@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -94,7 +93,14 @@ class GuardOptions:
 
     def next_wake(self, step: int) -> int:
         """Return the next step that is looked at, or the one before or behind such a step."""
-        return next(s for s in itertools.count(step + 1) if any(map(self.is_due, (s - 1, s, s + 1))))
+        return max(step + 1, self._next_due(step) - 1)
+
+    def _next_due(self, step: int) -> int:
+        """Return the first step from `step` on that is looked at."""
+        if step <= self.first:
+            return step
+        spaced, doubled = -(-step // self.spacing) * self.spacing, 1 << (step - 1).bit_length()
+        return min(spaced, doubled) if doubled < self.spacing else spaced
 
 
 class Guard:
@@ -127,7 +133,7 @@ class Guard:
         self._checks: list[Check] = [_KINDS[name](subject) for name in names if name in _KINDS]
         # where somebody else judges what is not finite, the module is still watched for
         self._finite = Finite(subject) if "finite" in exempt and "finite" in options.names else None
-        self._handle = None if hooked is None else hooked.register_step_post_hook(lambda *_: self.step())
+        self._handle = None if hooked is None else hooked.register_step_post_hook(self.step)
         try:
             self._together(lambda look: self._look_before(names, look))
         except BaseException:
@@ -151,7 +157,7 @@ class Guard:
         """Tell which samples this rank's part of the coming step holds, in the order of the rows, for the messages."""
         self._subject.ids = ids
 
-    def step(self) -> None:
+    def step(self, *_from_hook: Any) -> None:
         """Note that the optimizer has stepped; only where no `optimizer=` was given. Every rank calls it, every step.
 
         Raises:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from rankwise.tracking.metrics_file import append_line, encode_line, read_metrics, repair_tail
+from rankwise.tracking.metrics_file import append_line, encode_line, open_lines, read_metrics, repair_tail
 
 __all__ = ["JsonlSink"]
 
@@ -20,7 +22,8 @@ class JsonlSink:
     Args:
         path: the file; a torn last line is cut off first.
         attempt: number of this attempt; None takes the one after the last in the file.
-        fence: entered around every line; raises when another attempt owns the file.
+        fence: entered to open the file; raises when another attempt owns it.
+        is_undisturbed: whether what the fence has seen still holds, so that a line needs no other; None: never.
     """
 
     def __init__(
@@ -29,9 +32,13 @@ class JsonlSink:
         *,
         attempt: int | None = None,
         fence: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
+        is_undisturbed: Callable[[], bool] | None = None,
     ) -> None:
         self._path = path
         self._fence = fence
+        self._is_undisturbed = is_undisturbed
+        self._open: list[int] = []
+        self._release = weakref.finalize(self, _close, self._open)
         with fence():
             repair_tail(path)
         if attempt is None:
@@ -49,8 +56,23 @@ class JsonlSink:
         self._append(encode_line(record, values))
 
     def close(self) -> None:
-        """Do nothing: no line is ever held back."""
+        """Close the file; no line is ever held back."""
+        _close(self._open)
 
     def _append(self, line: bytes) -> None:
+        # Between the look and the write another attempt may begin: its first line says that ours no longer count. The
+        # open file is the one that was looked at: a run that is moved away takes it along.
+        if self._open and self._is_undisturbed is not None and self._is_undisturbed():
+            append_line(self._open[0], line)
+            return
         with self._fence():
-            append_line(self._path, line)
+            _close(self._open)  # a network file system shows others what was written before
+            self._open.append(open_lines(self._path))
+            append_line(self._open[0], line)
+        if self._is_undisturbed is None:
+            _close(self._open)
+
+
+def _close(fds: list[int]) -> None:
+    while fds:
+        os.close(fds.pop())

@@ -12,8 +12,9 @@ from typing import Any
 
 from rankwise.tracking.files import mode_in
 
-__all__ = ["append_line", "encode_line", "read_metrics", "repair_tail"]
+__all__ = ["append_line", "encode_line", "open_lines", "read_metrics", "repair_tail"]
 
+_ENCODER = json.JSONEncoder(allow_nan=False, ensure_ascii=False)
 RESERVED = ("step", "attempt", "time", "event", "nonfinite", "superseded", "restored_step")
 
 
@@ -49,18 +50,19 @@ def encode_line(record: Mapping[str, Any], values: Mapping[str, float]) -> bytes
     line = {**record, **{name: None if name in odd else value for name, value in values.items()}}
     if odd:
         line["nonfinite"] = odd
-    return json.dumps(line, allow_nan=False, ensure_ascii=False).encode() + b"\n"
+    return _ENCODER.encode(line).encode() + b"\n"
 
 
-def append_line(path: Path, line: bytes) -> None:
+def open_lines(path: Path) -> int:
+    """Return a descriptor for `append_line`; whoever opens it closes it."""
+    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, mode_in(path.parent))
+
+
+def append_line(fd: int, line: bytes) -> None:
     """Append a line in one write, which no other line can tear."""
-    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, mode_in(path.parent))
-    try:
-        written = os.write(fd, line)
-        if written != len(line):
-            raise OSError(f"only {written} of {len(line)} bytes of a line fitted into {path}")
-    finally:
-        os.close(fd)
+    written = os.write(fd, line)
+    if written != len(line):
+        raise OSError(f"only {written} of {len(line)} bytes of a line of metrics fitted on the disk")
 
 
 def repair_tail(path: Path) -> None:

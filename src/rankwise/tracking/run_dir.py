@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import threading
 import time
 import weakref
@@ -27,6 +28,8 @@ __all__ = ["RunDir"]
 
 # How long a publish waits for the one before it: far longer than a rename takes, short enough to be noticed.
 _FENCE_WAIT_S = 60.0
+# How long a look at the fence may stand for the next ones: a network file system shows late what others have changed.
+_LOOK_S = 1.0
 
 
 class RunDir:
@@ -59,9 +62,12 @@ class RunDir:
         self.changed = found.changed
         self.saved = found.saved
         self._run_id = found.run_id
+        self._attempt_file = str(path / "attempt.json")
         self._running = running
         self._fence = threading.RLock()
         self._fence_depth = 0
+        self._seen: tuple[int, ...] = ()
+        self._seen_s = -_LOOK_S
         # a run directory that nobody refers to any more must not keep later ones in this process out
         self._release = weakref.finalize(self, running.release) if running is not None else None
 
@@ -162,6 +168,15 @@ class RunDir:
                 if not self._fence_depth:
                     self._short.release()
 
+    def is_undisturbed(self) -> bool:
+        """Whether nobody has taken, moved or finished the run since this object last held the fence, at most 1 s ago.
+
+        One look at one file, for a line of metrics, whose readers know which attempt came later. Where it is False,
+        `fence` tells. Not a collective.
+        """
+        is_fresh = self.finished is None and time.monotonic() - self._seen_s < _LOOK_S
+        return is_fresh and self._owner_mark() == self._seen
+
     def finish(self, values: Mapping[str, Any]) -> None:
         """Record that the run is done, with its final values. One rank calls it (the main one); not a collective.
 
@@ -231,7 +246,16 @@ class RunDir:
             raise
         self._fence_depth = 1
 
+    def _owner_mark(self) -> tuple[int, ...]:
+        """Return what tells one version of ``attempt.json`` from the next: each is a new file."""
+        try:
+            found = os.stat(self._attempt_file)  # noqa: PTH116  (at every line of metrics)
+        except OSError:
+            return (0,)
+        return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
+
     def _check_ours(self) -> None:
+        mark = self._owner_mark()
         now = read_json(self.path / "attempt.json") or {}
         if now.get("run") != self._run_id or now.get("attempt") != self.attempt:
             owner = f"attempt {now.get('attempt')} (process {now.get('pid')} on host {now.get('host')})"
@@ -241,6 +265,7 @@ class RunDir:
             )
         if (self.path / "finished.json").exists():
             raise RunDirError(f"{self.path} is finished and is never overwritten; {WAYS}")
+        self._seen, self._seen_s = mark, time.monotonic()
 
 
 def _agree(world: World, config: Mapping[str, Any]) -> None:

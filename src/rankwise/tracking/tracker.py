@@ -171,7 +171,7 @@ class Tracker:
     def _open(self, sinks: Sequence[Any]) -> None:
         run, folder = self._run, self._folder
         if isinstance(run, RunDir):
-            lines = JsonlSink(run.metrics, attempt=run.attempt, fence=run.fence)
+            lines = JsonlSink(run.metrics, attempt=run.attempt, fence=run.fence, is_undisturbed=run.is_undisturbed)
         else:
             folder.mkdir(parents=True, exist_ok=True)
             lines = JsonlSink(folder / "metrics.jsonl")
@@ -214,8 +214,10 @@ class Tracker:
 
     def _note_ids(self) -> None:
         """Write down the services' ids once they are known: they may answer long after the start."""
+        if not self._outboxes:
+            return
         known = {**self._known, "ids": self.ids}
-        if self._outboxes and known != self._known:
+        if known != self._known:
             fence = self._run.fence() if isinstance(self._run, RunDir) else contextlib.nullcontext()
             with fence:
                 write_json(self._folder / "trackers.json", known)
@@ -227,6 +229,8 @@ def _listed(values: Any) -> list[Any]:
 
 
 def _number(name: str, value: Any) -> float | int:
+    if type(value) is float:
+        return value
     if hasattr(value, "item") and getattr(value, "size", None) is not None:
         try:
             value = value.item()
@@ -248,8 +252,8 @@ def _check_tags(tags: Mapping[str, Any]) -> None:
 
 
 def _check_names(names: Sequence[str]) -> None:
-    taken = sorted({name for name in names if name in RESERVED or names.count(name) > 1})
-    if taken:
+    if len({*names, *RESERVED}) < len(names) + len(RESERVED):
+        taken = sorted({name for name in names if name in RESERVED or names.count(name) > 1})
         raise ConfigError(
             f"names that a metrics line uses itself, or that stand twice: {', '.join(taken)}; rename them "
             f"(taken: {', '.join(RESERVED)})"

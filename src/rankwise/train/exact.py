@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from rankwise.data.contract import Batch, OrderState
+from rankwise.data.contract import Batch, OrderState, Step
 from rankwise.errors import StepError
 from rankwise.train.agreement import agree, step_facts
 from rankwise.train.checks import check_model, check_optimizer, check_scheduler
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ExactStep", "StepReport"]
 
+_NOTHING = nullcontext()
 StepFn = Callable[["nn.Module", Batch], Any]
 
 
@@ -145,7 +146,7 @@ class ExactStep:
         window = Window(self._model, self._world, num_micro=len(batches), total_weight=known)
         if self._may_skip:
             window.add_samples(counted_samples(batches))
-        used = self._watch_used(batches)
+        used = self._watch_used(step, num_micro=len(batches))
         try:
             outputs = [self._micro_batch(window, batch, used) for batch in batches]
             weight = window.finish()
@@ -159,7 +160,7 @@ class ExactStep:
             arrived, resume = after_step(batches[0], window.num_samples)
         loss, metrics = _totals([o for o in outputs if o is not None])
         finite = not weight or self._scale is None or self._scale.unscale()
-        grad_norm = self._clip(batches, loss[0]) if finite else None
+        grad_norm = self._clip(batches, loss[0]) if finite and self._max_grad_norm is not None else None
         if weight:
             (self._optimizer if self._scale is None else self._scale).step()
         if not finite:
@@ -222,13 +223,13 @@ class ExactStep:
                 'batch_size or micro_batch, Order(remainder="drop"), or a norm without batch statistics (GroupNorm)'
             )
 
-    def _watch_used(self, batches: tuple[Batch, ...]) -> _Used | None:
+    def _watch_used(self, step: Step, *, num_micro: int) -> _Used | None:
         """Watch which parameters samples use, where a stand-in may give the others a zero for a gradient.
 
         A zero is no gradient to momentum and weight decay: they would move parameters that one rank leaves alone.
         """
-        share, size = batches[0].share, self._world.world_size
-        if len(share.step.ids) // size >= len(batches) and not self._may_skip:
+        size = self._world.world_size
+        if len(step.ids) // size >= num_micro and not self._may_skip:
             return None
         return _Used(self._model) if size == 1 or finds_unused(self._model) else None
 
@@ -240,7 +241,7 @@ class ExactStep:
             batch = self._held
         if used is not None:
             used.counting = not empty
-        with window.micro_batch(), held_pass(self._model) if empty else nullcontext():
+        with window.micro_batch(), held_pass(self._model) if empty else _NOTHING:
             try:
                 answer = self._step_fn(self._model, batch)
             except RuntimeError as error:
@@ -249,28 +250,26 @@ class ExactStep:
             if empty:
                 window.backward(output.total * 0, 0.0)
                 return None
-            self._check_count(output, batch)
+            if self._counted:
+                self._check_count(output, batch)
             window.backward(output.total if self._scale is None else self._scale.scaled(output.total), output.weight)
         return output
 
     def _check_count(self, output: StepOutput, batch: Batch) -> None:
-        if not self._counted:
-            return
         if not output.counted:
             raise StepError(
                 "the step function returned (sum, weight) after an answer that the order can count: keep to one form"
             )
         weights = batch.share.weights
         expected = len(batch.ids) if weights is None else int((weights > 0).sum())
-        if batch.count != expected:
+        if output.weight != expected:  # of what is counted, the samples that arrived
             raise StepError(
                 f"{expected - batch.count} of the {expected} samples of this share did not arrive, so the order cannot "
                 "count the step: give ExactStep or Trainer counted=False"
             )
 
     def _clip(self, batches: tuple[Batch, ...], loss: Any) -> float | None:
-        if self._max_grad_norm is None:
-            return None
+        assert self._max_grad_norm is not None
         parameters = [p for p in self._model.parameters() if p.grad is not None]
         if not parameters:
             return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rankwise.data.contract import IntArray
 from rankwise.train.sharding import local_part
@@ -40,8 +40,7 @@ class Trouble:
     module: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Note:
+class _Note(NamedTuple):
     epoch: int
     step: int
     ids: Sequence[IntArray]
@@ -58,13 +57,20 @@ class Health:
     """
 
     def __init__(self, model: nn.Module) -> None:
+        import torch
+
         self._named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        self._parameters = [p for _, p in self._named]
+        # gradients lie where their parameters do; those that are sparse show themselves
+        self._on_host = all(p.device.type == "cpu" and type(p.data) is torch.Tensor for p in self._parameters)
         self._notes: list[_Note] = []
+        self._last: _Note | None = None
+        self._found, self._one = torch.zeros(()), torch.ones(())
 
     @property
     def pending(self) -> bool:
         """Whether steps were taken since the last look; equal on all ranks."""
-        return bool(self._notes)
+        return self._last is not None
 
     def note(
         self, *, epoch: int, step: int, ids: Sequence[IntArray], loss: Any, gradient: float | None, module: str = ""
@@ -80,43 +86,63 @@ class Health:
             module: which module made what is not finite, where somebody has looked.
         """
         if gradient is None:
-            gradient = _finite_or_norm([p.grad for _, p in self._named if p.grad is not None])
-        self._notes.append(_Note(epoch=epoch, step=step, ids=ids, loss=loss, gradient=gradient, module=module))
+            gradient = self._finite_or_norm([g for p in self._parameters if (g := p.grad) is not None])
+        self._last = note = _Note(epoch, step, ids, loss, gradient, module)
+        # what is known here to be fine needs no second look
+        if type(gradient) is not float or type(loss) is not float or not math.isfinite(gradient + loss):
+            self._notes.append(note)
 
     def look(self) -> Trouble | None:
         """Return this rank's first trouble since the last look; waits for the device, does not communicate."""
-        notes, self._notes = self._notes, []
-        if not notes:
+        notes, last = self._notes, self._last
+        self._notes, self._last = [], None
+        if last is None:
             return None
         for note in notes:
             for what, value in (("loss", note.loss), ("gradient", note.gradient)):
                 if not math.isfinite(number := float(value)):
                     return _trouble(what, number, note)
         # the gradient was finite and the update was not: a learning rate, or a state of the optimizer, overflowed
-        if math.isfinite(float(_norm(p.detach() for _, p in self._named))):
+        if self._are_finite():
             return None
         for name, parameter in self._named:
             if not math.isfinite(number := float(_norm([parameter.detach()]))):
-                return _trouble(name, number, notes[-1])
+                return _trouble(name, number, last)
         return None
+
+    def _finite_or_norm(self, grads: list[torch.Tensor]) -> Any:
+        """Return 0 for finite gradients in host memory, where looking is faster than measuring; else their norm."""
+        import torch
+
+        if self._on_host and grads:
+            try:
+                # what GradScaler uses: one pass; times 1 leaves every bit as it was
+                torch._amp_foreach_non_finite_check_and_unscale_(grads, self._found, self._one)
+            except RuntimeError:  # sparse or complex ones
+                self._on_host = False
+            else:
+                if not self._found.item():
+                    return 0.0
+                self._found.zero_()
+        return _norm(grads)
+
+    def _are_finite(self) -> bool:
+        """Whether all parameters are, for sure; waits for the device. Large finite values may be taken for others."""
+        import torch
+
+        if not self._on_host:
+            return math.isfinite(float(_norm(p.detach() for p in self._parameters)))
+        # a norm for each, added up here: a third of what one norm of all takes where tensors are small
+        with torch.no_grad():
+            norms = torch._foreach_norm(  # noqa: SLF001
+                [p for p in self._parameters if p.numel()] or [self._one]
+            )
+        return math.isfinite(sum([norm.item() for norm in norms]))
 
 
 def _trouble(what: str, value: float, note: _Note) -> Trouble:
     ids = tuple(int(i) for part in note.ids for i in part)
     return Trouble(what=what, value=value, epoch=note.epoch, step=note.step, ids=ids, module=note.module)
-
-
-def _finite_or_norm(grads: list[torch.Tensor]) -> Any:
-    """Return 0 for finite gradients in host memory, where looking is faster than measuring; else their norm."""
-    import torch
-
-    if grads and all(g.layout == torch.strided and g.device.type == "cpu" and type(g) is torch.Tensor for g in grads):
-        found = torch.zeros(())
-        # what GradScaler uses: one pass; times 1 leaves every bit as it was
-        torch._amp_foreach_non_finite_check_and_unscale_(grads, found, torch.ones(()))
-        if not found.item():
-            return 0.0
-    return _norm(grads)
 
 
 def _norm(tensors: Iterable[torch.Tensor]) -> Any:

@@ -81,6 +81,7 @@ class HookChain:
 
     Attributes:
         parts: hooks that a checkpoint keeps.
+        at_steps: whether one is called at the end of each step.
         wanted_stop: why this rank wants to stop, "" if it does not.
         stop: why all ranks stop after this step, agreed.
         spread: the last numbers of all ranks.
@@ -107,6 +108,7 @@ class HookChain:
             if hasattr(hook, "load_state_dict"):
                 name = f"hook_{type(hook).__name__}"
                 self.parts[f"{name}_{len(self.parts)}" if name in self.parts else name] = Replicated(hook)
+        self.at_steps = bool(self._calls["step_end"])
 
     def begin(self, stopped: str) -> None:
         """Begin a training, which `stopped` says to have been ended before."""

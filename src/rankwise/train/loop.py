@@ -18,43 +18,56 @@ from rankwise.train.exact import ExactStep, StepReport
 from rankwise.train.health import Health, Trouble, describe_trouble
 from rankwise.train.hooks import HookChain, Told
 from rankwise.train.options import TrainOptions
-from rankwise.train.parts import RunningMeans
+from rankwise.train.parts import RunningMeans, on_host
 from rankwise.train.session import Session
 from rankwise.world import World
 
 __all__ = ["Loop"]
 
 _FEW_STEPS = 10  # about as many as a loader has ready
+_SHOW_S = 0.1
 
 
 class _Pace:
-    """Samples per second and the share of time spent waiting for data, since the last measurement."""
+    """Samples per second and the share of time spent waiting for data.
+
+    Attributes:
+        num_samples: samples so far; the loop counts them.
+        began_s: when the last step was there.
+    """
 
     def __init__(self) -> None:
         self.num_samples = 0
-        self.last_wait_s = 0.0
+        self.began_s = 0.0
         self._wait_s = 0.0
-        self._since_s = time.perf_counter()
+        self._measured = (0, 0.0, time.perf_counter())
+        self._shown = (0, 0.0)
 
     def timed(self, loader: BatchLoader) -> Iterator[tuple[Batch, ...]]:
         """Yield the loader's steps and time how long each was waited for."""
         steps = iter(loader)
         while True:
-            begin = time.perf_counter()
+            asked_s = time.perf_counter()
             batches: Any = next(steps, None)
             if batches is None:
                 return
-            self.last_wait_s = time.perf_counter() - begin
-            self._wait_s += self.last_wait_s
+            self.began_s = time.perf_counter()
+            self._wait_s += self.began_s - asked_s
             yield batches
 
     def measure(self) -> dict[str, float]:
         """Return the pace since the last call, and start anew."""
-        now = time.perf_counter()
-        elapsed = max(now - self._since_s, 1e-9)
-        measured = {"samples_per_s": self.num_samples / elapsed, "wait_share": self._wait_s / elapsed}
-        self.num_samples, self._wait_s, self._since_s = 0, 0.0, now
-        return measured
+        samples, wait_s, since_s = self._measured
+        self._measured = (self.num_samples, self._wait_s, time.perf_counter())
+        elapsed_s = max(self._measured[2] - since_s, 1e-9)
+        rates = (self.num_samples - samples) / elapsed_s, (self._wait_s - wait_s) / elapsed_s
+        return {"samples_per_s": rates[0], "wait_share": rates[1]}
+
+    def since_shown(self) -> tuple[int, float]:
+        """Return samples and seconds of waiting since the last call."""
+        samples, wait_s = self._shown
+        self._shown = (self.num_samples, self._wait_s)
+        return self.num_samples - samples, self._wait_s - wait_s
 
 
 @dataclass(slots=True, kw_only=True)
@@ -94,6 +107,7 @@ class Loop:
     _pace: _Pace = field(init=False, default_factory=_Pace)
     _loss: float = field(init=False, default=math.nan)
     _saved_step: int = field(init=False, default=-1)
+    _shown_s: float = field(init=False, default=-math.inf)
 
     def run(self, train: BatchLoader, *, first_epoch: int, epochs: int) -> Mapping[str, float]:
         """Run the epochs from `first_epoch` on and return the last epoch's values."""
@@ -148,58 +162,61 @@ class Loop:
 
     def _epoch(self, train: BatchLoader, epoch: int) -> None:
         few_left = max(0, self._steps_left(train) - _FEW_STEPS)
+        progressed, options, hooks = self.session.progressed, self.options, self.hooks
         for number, batches in enumerate(self._pace.timed(train)):
-            vitals.beat(epoch=epoch, step=self.session.progressed.num_steps, phase="step")
+            vitals.beat(epoch=epoch, step=progressed.num_steps, phase="step")
             if number == few_left:
                 self.before_validation()
             report = self.step(batches)
             train.mark_done(report.resume)
             self._record(report, batches, epoch)
+            if progressed.num_steps % options.log_every == 0:
+                self._log(report, epoch)
             ended = report.resume.epoch > epoch
-            self.hooks.call("step_end", report)
-            self.session.poll()
+            if hooks.at_steps:
+                hooks.call("step_end", report)
+            if options.asynchronous:
+                self.session.poll()
             if self._limit_reached():
                 break
             if not ended and self._should_stop():
                 self._leave(self.session.last_values)
             # the last step of an epoch is saved after its validation, so that a restart does not skip it
-            every = self.options.save_every
-            if every is not None and not ended and self.session.progressed.num_steps % every == 0:
+            if options.save_every is not None and not ended and progressed.num_steps % options.save_every == 0:
                 self._save(self.session.last_values)
             vitals.beat(phase="data")
+        self._show(epoch)
 
     def _record(self, report: StepReport, batches: tuple[Batch, ...], epoch: int) -> None:
-        progressed = self.session.progressed
+        progressed, pace = self.session.progressed, self._pace
         progressed.num_steps += 1
         progressed.num_samples += report.num_samples
         progressed.num_lost += report.num_lost
-        self._pace.num_samples += report.num_samples
+        pace.num_samples += report.num_samples
         if report.overflowed:  # it was skipped: its numbers are no part of the training
             for means in (self.recent, self.whole):
                 means.add("loss", 0.0, 0.0)
         else:
-            self._note(report, batches, epoch)
-        if progressed.num_steps % self.options.log_every == 0:
-            self._log(report, epoch)
-        self.progress.update(
-            progressed.num_steps,
-            epoch=epoch,
-            loss=None if math.isnan(self._loss) else self._loss,
-            samples=report.num_samples,
-            wait_s=self._pace.last_wait_s,
-        )
+            loss = on_host(report.loss[0]), on_host(report.loss[1])
+            self.health.note(
+                epoch=epoch,
+                step=batches[0].share.step.index,
+                ids=[batch.ids for batch in batches],
+                loss=loss[0],
+                gradient=report.grad_norm,
+                module=self.guard.not_finite,
+            )
+            for means in (self.recent, self.whole):
+                means.add_all(loss, report.metrics)
+        if pace.began_s - self._shown_s >= _SHOW_S:
+            self._show(epoch)
 
-    def _note(self, report: StepReport, batches: tuple[Batch, ...], epoch: int) -> None:
-        self.health.note(
-            epoch=epoch,
-            step=batches[0].share.step.index,
-            ids=[batch.ids for batch in batches],
-            loss=report.loss[0],
-            gradient=report.grad_norm,
-            module=self.guard.not_finite,
-        )
-        self.recent.add_step(report)
-        self.whole.add_step(report)
+    def _show(self, epoch: int) -> None:
+        """Tell the progress line how far the run is: as often as an eye can follow."""
+        self._shown_s = self._pace.began_s
+        samples, wait_s = self._pace.since_shown()
+        loss = None if math.isnan(self._loss) else self._loss
+        self.progress.update(self.session.progressed.num_steps, epoch=epoch, loss=loss, samples=samples, wait_s=wait_s)
 
     def _log(self, report: StepReport, epoch: int) -> None:
         pace, further = self._pace.measure(), self.hooks.numbers()

@@ -56,7 +56,10 @@ def read_output(answer: Any, batch: Batch) -> StepOutput:
     Raises:
         StepError: the answer is of no known form, or is ambiguous for this batch.
     """
-    answer, metrics = _split_metrics(answer)
+    metrics: Mapping[str, Any] = {}
+    if isinstance(answer, tuple | list) and answer and isinstance(answer[-1], Mapping):
+        rest, metrics = tuple(answer[:-1]), answer[-1]
+        answer = rest[0] if len(rest) == 1 else rest
     if isinstance(answer, tuple | list):
         total, weight = _read_pair(answer, batch)
         form: Literal["pair", "samples", "mean"] = "pair"
@@ -71,7 +74,7 @@ def read_output(answer: Any, batch: Batch) -> StepOutput:
         total=total,
         weight=weight,
         counted=form != "pair",
-        metrics={k: _read_metric(k, v, batch) for k, v in metrics.items()},
+        metrics={k: _read_metric(k, v, batch) for k, v in metrics.items()} if metrics else metrics,
     )
 
 
@@ -79,13 +82,6 @@ def _grad_enabled() -> bool:
     import torch
 
     return torch.is_grad_enabled()
-
-
-def _split_metrics(answer: Any) -> tuple[Any, Mapping[str, Any]]:
-    if isinstance(answer, tuple | list) and answer and isinstance(answer[-1], Mapping):
-        rest = tuple(answer[:-1])
-        return (rest[0] if len(rest) == 1 else rest), answer[-1]
-    return answer, {}
 
 
 def _read_pair(answer: Any, batch: Batch) -> tuple[torch.Tensor, float | torch.Tensor]:

@@ -15,7 +15,7 @@ from rankwise.world import World
 if TYPE_CHECKING:
     from rankwise.train.exact import StepReport
 
-__all__ = ["Progressed", "RunningMeans", "checked_parts"]
+__all__ = ["Progressed", "RunningMeans", "checked_parts", "on_host"]
 
 _OWN_PARTS = {"model", "optimizer", "order", "stream", "random", "scheduler", "scaler"} | {
     "progress", "recent_means", "epoch_means"
@@ -55,11 +55,14 @@ class RunningMeans:
     scope: Literal["reduced"] = "reduced"
 
     def __init__(self) -> None:
-        self._sums = Counters()
+        # what only Python numbers of one type were added to, which is all of it on a CPU, and what else was
+        self._plain: dict[str, float | int] = {}
+        self._sums, self._others = Counters(), set[str]()
 
     def add(self, name: str, total: Any, weight: Any) -> None:
         """Add a weighted sum and its weight. No synchronisation."""
-        self._sums.update({f"sum {name}": _number(total), f"weight {name}": _number(weight)})
+        self._add(f"sum {name}", total if type(total) is float else on_host(total))
+        self._add(f"weight {name}", weight if type(weight) is float else on_host(weight))
 
     def add_all(self, loss: tuple[Any, Any], metrics: Mapping[str, tuple[Any, Any]]) -> None:
         """Add the losses and metrics of a step or a batch, each as (sum, weight)."""
@@ -70,6 +73,18 @@ class RunningMeans:
     def add_step(self, report: StepReport) -> None:
         """Add the losses and metrics of one step."""
         self.add_all(report.loss, report.metrics)
+
+    def _add(self, key: str, number: Any) -> None:
+        before, kind = self._plain.get(key), type(number)
+        if type(before) is kind and before is not None:
+            self._plain[key] = before + number
+        elif before is None and kind in (float, int) and key not in self._others:
+            self._plain[key] = number
+        else:
+            self._others.add(key)
+            if before is not None:
+                self._sums.update({key: self._plain.pop(key)})
+            self._sums.update({key: number})
 
     def reduce(self, world: World, *, reset: bool = True) -> dict[str, float]:
         """Return the means over all ranks; NaN where the weights sum to zero. Every rank calls it.
@@ -82,32 +97,47 @@ class RunningMeans:
 
     def reduce_noted(self, world: World, note: Any, *, reset: bool = True) -> tuple[dict[str, float], list[Any]]:
         """Reduce as `reduce`, and return the notes of all ranks too, by rank: small objects that travel along."""
-        gathered = world.all_gather_object((self._sums.state_dict(), note))
+        if world.world_size == 1 and not self._others:
+            sums, notes = dict(sorted(self._plain.items())), [note]
+        else:
+            gathered = world.all_gather_object((self.state_dict(), note))
+            sums, notes = self._sums.read_states([state for state, _ in gathered]), [noted for _, noted in gathered]
         if reset:
             self._sums.reset()
-        sums = self._sums.read_states([state for state, _ in gathered])
+            self._others.clear()
+            self._plain.clear()
         names = [key.removeprefix("sum ") for key in sums if key.startswith("sum ")]
         weights = {name: sums[f"weight {name}"] for name in names}
         means = {name: sums[f"sum {name}"] / weights[name] if weights[name] else math.nan for name in names}
-        return means, [noted for _, noted in gathered]
+        return means, notes
 
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's sums; waits for the device."""
-        return self._sums.state_dict()
+        plain = {
+            key: {"ints": 0, "floats": number} if type(number) is float else {"ints": number, "floats": None}
+            for key, number in self._plain.items()
+        }
+        return {**self._sums.state_dict(), **plain}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over sums."""
-        self._sums.load_state_dict(state)
+        mixed = {key: cell for key, cell in state.items() if cell["floats"] is not None and cell["ints"]}
+        self._sums.load_state_dict(mixed)
+        self._others = set(mixed)
+        plain = {key: cell for key, cell in state.items() if key not in mixed}
+        self._plain = {key: cell["ints"] if cell["floats"] is None else cell["floats"] for key, cell in plain.items()}
 
     def merge_states(self, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Return the sums of several ranks together."""
         return self._sums.merge_states(states)
 
 
-def _number(value: Any) -> Any:
+def on_host(value: Any) -> Any:
     """Return a scalar in host memory as a number, which adds up much faster; anything else as it is."""
-    on_host = getattr(value, "ndim", None) == 0 and getattr(getattr(value, "device", None), "type", None) == "cpu"
-    return value.item() if on_host else value
+    if type(value) in (float, int):
+        return value
+    here = getattr(value, "ndim", None) == 0 and getattr(getattr(value, "device", None), "type", None) == "cpu"
+    return value.item() if here else value
 
 
 def checked_parts(parts: Mapping[str, Any] | None) -> dict[str, Stateful]:

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Window", "note_synchronised"]
 
+_NOTHING = nullcontext()
+
 
 @dataclass(slots=True)
 class _Past:
@@ -96,8 +98,14 @@ class Window:
         self._num_micro = num_micro
         self._past = _past.get(model) or _past.setdefault(model, _Past(is_sharded=is_sharded(model)))
         self._no_sync = partial(unsynchronised, model) if self._past.is_sharded else getattr(model, "no_sync", None)
-        self._total_weight = None if total_weight is None else _positive(total_weight)
-        self._check_past()
+        self._total_weight = total_weight
+        if total_weight is not None and not total_weight > 0:
+            raise StepError(
+                f"total_weight is the sum of the step's weights over all ranks, a positive number, got {total_weight}; "
+                "None adds it up, and a step whose weights sum to zero then changes nothing"
+            )
+        if num_micro > 1 or self._past.unfinished:
+            self._check_past()
         self._opened = 0
         self._backwards = 0
         self._weight: float | torch.Tensor = 0.0
@@ -115,7 +123,7 @@ class Window:
         if self._opened > self._num_micro:
             raise StepError(f"this window was opened for {self._num_micro} micro-batches, got one more")
         last = self._opened == self._num_micro
-        return nullcontext() if last or self._no_sync is None else self._no_sync()
+        return _NOTHING if last or self._no_sync is None else self._no_sync()
 
     def _check_past(self) -> None:
         if self._past.unfinished:
@@ -248,12 +256,3 @@ class Window:
         grads = [local_part(p.grad) for p in known if p.grad is not None]
         if grads:
             torch._foreach_mul_(grads, factor)  # the one multi-tensor multiply that torch offers
-
-
-def _positive(total_weight: float) -> float:
-    if not total_weight > 0:
-        raise StepError(
-            f"total_weight is the sum of the step's weights over all ranks, a positive number, got {total_weight}; "
-            "None adds it up, and a step whose weights sum to zero then changes nothing"
-        )
-    return total_weight
