@@ -37,9 +37,10 @@ def test_all_ranks_learn_the_same():
     """Hosts are numbered by lowest rank; ranks that share machine and cores are counted."""
     cards = [card(0, 4, host="b", mask="0,1"), card(1, 4, host="a"), card(2, 4, host="b", mask="0,1"), card(3, 4)]
     found = meet_all(dist.HashStore(), cards)
-    assert found[0].hosts == [0, 1, 0, 2]
-    assert found[0].sharers == [2, 1, 2, 1]
-    assert all(company == found[0] for company in found)
+    assert [company.host for company in found] == [0, 1, 0, 2]
+    assert [company.sharers for company in found] == [2, 1, 2, 1]
+    assert [company.local_size for company in found] == [2, 1, 2, 1]
+    assert {(company.prefix, company.num_hosts) for company in found} == {(found[0].prefix, 3)}
 
 
 def test_a_used_store_does_no_harm():
@@ -119,7 +120,7 @@ def test_a_stranger_is_refused_and_the_job_goes_on(text):
     store = dist.HashStore()
     knock_as_a_stranger(store, text)
     found = meet_all(store, [card(0), card(1)], secret="s3cret")
-    assert found[0].hosts == [0, 0], found
+    assert [company.local_size for company in found] == [2, 2], found
     assert found[0] == found[1]
     answers = [store.get(key).decode() for key in store.list_keys() if "/answer/" in key] if text == "deadbeef" else []
     assert all(found[0].prefix.rpartition("/")[2] not in answer for answer in answers)
@@ -169,5 +170,5 @@ def test_a_malformed_card_is_refused_and_the_job_goes_on(text, caplog):
 
     found = meet_all(Watched(dist.HashStore()), [card(0), card(1)])
     assert found[0] == found[1]
-    assert found[0].hosts == [0, 0]
+    assert [company.local_size for company in found] == [2, 2]
     assert "a card that no rank of this job has written was refused" in caplog.text

@@ -14,6 +14,7 @@ from rankwise.world.channel import Channel, frame_device
 from rankwise.world.jax_state import jax_client, jax_numbers
 from rankwise.world.key_channel import KeyChannel
 from rankwise.world.place import Place, announced_place, find_place, num_local_ranks
+from rankwise.world.ray_worker import ray_made_the_group
 from rankwise.world.threads import choose_threads, cpu_mask, usable_cores
 from rankwise.world.value import World
 
@@ -56,7 +57,7 @@ def refuse_second_bind() -> None:
     """Check that this process is free to be bound.
 
     Raises:
-        WorldError: a world is bound already, or somebody else initialised the process group.
+        WorldError: a world is bound already, or somebody else than Ray, the launcher, initialised the process group.
     """
     if _bound is not None and _bound.backend == "jax":
         raise WorldError(
@@ -68,7 +69,7 @@ def refuse_second_bind() -> None:
             "this process is bound already: leave the first `with rankwise.bind()` before the second, "
             "or use World.current() inside it"
         )
-    if _default_group() is not None:
+    if _default_group() is not None and not ray_made_the_group():
         raise WorldError(
             "the process group is initialised already (by Lightning, Accelerate or this script): "
             "use World.current(), which adopts it, instead of bind()"

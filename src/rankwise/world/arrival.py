@@ -3,7 +3,7 @@
 A store may be left over from an earlier attempt (torch's agent keeps one store for all restarts), so no fixed key
 can be trusted. Each rank *knocks* with a random nonce, rank 0 answers every knock with the attempt's own random prefix,
 and all further keys live under it: what is stale is never read. Under the prefix each rank leaves a card; rank 0 reads
-them all, judges, and publishes one verdict that every rank obeys.
+them all, judges, tells each rank its own place on its machine, and publishes one verdict that every rank obeys.
 
 Whoever reaches the store can write to it. Every text of the meeting is therefore sealed with the secret that the ranks
 have from their launcher (HMAC-SHA256 over key and text), and the prefix cannot be told without it: what a stranger puts
@@ -17,13 +17,14 @@ import json
 import logging
 import secrets
 import time
-from dataclasses import asdict, dataclass, field
+from collections import Counter
+from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
 from rankwise.errors import WorldError
 
-__all__ = ["SECRET_VARIABLE", "Card", "Company", "await_key", "judge", "meet"]
+__all__ = ["SECRET_VARIABLE", "Card", "Company", "await_key", "judge", "meet", "survey"]
 
 SECRET_VARIABLE = "RANKWISE_SECRET"  # noqa: S105  (its name)
 
@@ -63,17 +64,21 @@ class Card:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Company:
-    """What every rank learns from the meeting; lists are by rank.
+    """What a rank learns from the meeting.
 
     Attributes:
         prefix: prefix of the store's keys for this attempt.
-        hosts: number of each rank's machine, in order of their lowest ranks.
-        sharers: how many ranks of the same machine may use the same cores, itself included.
+        host: number of its machine, in order of their lowest ranks.
+        num_hosts: number of machines.
+        local_size: ranks on its machine.
+        sharers: how many of them may use the same cores, itself included.
     """
 
-    prefix: str
-    hosts: list[int]
-    sharers: list[int]
+    prefix: str = ""
+    host: int = 0
+    num_hosts: int = 1
+    local_size: int = 1
+    sharers: int = 1
 
 
 def judge(cards: list[Card], *, world_size: int, allow_shared_device: bool) -> str:
@@ -180,9 +185,14 @@ def meet(store: Any, card: Card, *, timeout: timedelta, allow_shared_device: boo
     prefix = mail.prefix(_await(mail, f"{_PREFIX}/answer/{nonce}", deadline, card))
     arrived = store.add(f"{prefix}/arrived", 1)
     mail.put(f"{prefix}/card/{arrived}", json.dumps(asdict(card)))
-    verdict = json.loads(_await(mail, f"{prefix}/verdict", deadline + _GRACE_S, card))
+    error = _await(mail, f"{prefix}/verdict", deadline + _GRACE_S, card)
+    seat = None if error else mail.read(f"{prefix}/seat/{arrived}")
     store.add(f"{prefix}/heard", 1)
-    return _obey(verdict, prefix)
+    if seat is None:
+        raise WorldError(
+            error or f"rank {card.rank} ({card.place}) read a place that rank 0 has not written: start anew"
+        )
+    return replace(Company(**json.loads(seat)), prefix=prefix)
 
 
 def await_key(store: Any, key: str, patience: timedelta) -> str:
@@ -209,16 +219,10 @@ def _await(mail: _Mail, key: str, deadline: float, card: Card) -> str:
     return text
 
 
-def _obey(verdict: dict[str, Any], prefix: str) -> Company:
-    if verdict["error"]:
-        raise WorldError(verdict["error"])
-    return Company(prefix=prefix, hosts=verdict["hosts"], sharers=verdict["sharers"])
-
-
 def _host(mail: _Mail, card: Card, deadline: float, *, allow_shared_device: bool) -> Company:
     salt = secrets.token_hex(8)
     prefix = mail.prefix(salt)
-    cards = _collect(mail, card, salt, deadline)
+    cards, arrivals = _collect(mail, card, salt, deadline)
     error = judge(cards, world_size=card.world_size, allow_shared_device=allow_shared_device)
     missing = sorted(set(range(card.world_size)) - {found.rank for found in cards})
     if missing and not error:
@@ -226,20 +230,28 @@ def _host(mail: _Mail, card: Card, deadline: float, *, allow_shared_device: bool
             f"{len(missing)} of {card.world_size} ranks did not arrive in time: {_some(missing)}. "
             "Look at their output; a machine that cannot reach rank 0's address and port looks the same"
         )
-    verdict = {"error": error, **({} if error else _survey(cards))}
-    mail.put(f"{prefix}/verdict", json.dumps(verdict))
+    seats = [] if error else survey(cards)
+    for number, seat in enumerate(seats[1:], start=1):  # to each its own: a list for all would be read by all
+        mail.put(f"{prefix}/seat/{arrivals[number - 1]}", json.dumps(asdict(seat)))
+    mail.put(f"{prefix}/verdict", error)
     if error:
         _wait_until_heard(mail.store, prefix, len(cards) - 1)
-    return _obey(verdict, prefix)
+        raise WorldError(error)
+    return replace(seats[0], prefix=prefix)
 
 
 def _some(ranks: list[int]) -> str:
     return ", ".join(map(str, ranks[:20])) + (f" and {len(ranks) - 20} more" if len(ranks) > 20 else "")
 
 
-def _collect(mail: _Mail, own: Card, salt: str, deadline: float) -> list[Card]:
-    """Answer knocks and read cards until everybody is here, time is up, or a failure has had its time to spread."""
+def _collect(mail: _Mail, own: Card, salt: str, deadline: float) -> tuple[list[Card], list[int]]:
+    """Answer knocks and read cards until everybody is here, time is up, or a failure has had its time to spread.
+
+    Returns:
+        The cards, this rank's first, and the numbers under which the others lay.
+    """
     prefix, cards, unanswered, knocks, read = mail.prefix(salt), [own], list[int](), 0, 0
+    arrivals, ranks = list[int](), {own.rank}
     grace = min(deadline, time.monotonic() + _GRACE_S) if own.error else deadline
     while True:
         count = min(mail.store.add(f"{_PREFIX}/knocks", 0), knocks + _MAX_KNOCKS)
@@ -254,16 +266,19 @@ def _collect(mail: _Mail, own: Card, salt: str, deadline: float) -> list[Card]:
             try:
                 await_key(mail.store, f"{prefix}/card/{read}", patience)
             except Exception:  # noqa: BLE001  (each store has its own); it died in between: it is one that is missing
-                return cards
+                return cards, arrivals
             card = _card(mail.read(f"{prefix}/card/{read}"))
             if card is None:
                 _log.warning("a card that no rank of this job has written was refused")
                 continue
-            cards.append(card)
-            if judge(cards, world_size=own.world_size, allow_shared_device=True):
+            # what `judge` will say of it, without looking at all the others again
+            if card.error or card.world_size != own.world_size or card.rank in ranks or card.same != own.same:
                 grace = min(grace, time.monotonic() + _GRACE_S)
+            cards.append(card)
+            arrivals.append(read)
+            ranks.add(card.rank)
         if len(cards) >= own.world_size or time.monotonic() > grace:
-            return cards
+            return cards, arrivals
         time.sleep(_POLL_S)
 
 
@@ -292,13 +307,22 @@ def _card(text: str | None) -> Card | None:
     return card if right else None
 
 
-def _survey(cards: list[Card]) -> dict[str, list[int]]:
-    by_rank = sorted(cards, key=lambda card: card.rank)
+def survey(cards: list[Card]) -> list[Company]:
+    """Return what each rank learns of its machine, in the order of the cards of all ranks; without the prefix."""
     numbers: dict[str, int] = {}
-    for card in by_rank:
+    for card in sorted(cards, key=lambda card: card.rank):
         numbers.setdefault(card.host, len(numbers))
-    cores = [(card.host, card.mask) for card in by_rank]
-    return {"hosts": [numbers[card.host] for card in by_rank], "sharers": [cores.count(core) for core in cores]}
+    neighbours = Counter(card.host for card in cards)
+    sharers = Counter((card.host, card.mask) for card in cards)
+    return [
+        Company(
+            host=numbers[card.host],
+            num_hosts=len(numbers),
+            local_size=neighbours[card.host],
+            sharers=sharers[card.host, card.mask],
+        )
+        for card in cards
+    ]
 
 
 def _wait_until_heard(store: Any, prefix: str, others: int) -> None:

@@ -7,19 +7,20 @@ import multiprocessing
 import os
 import platform
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
 from rankwise._version import __version__
 from rankwise.errors import ConfigError, Interrupted, WorldError
 from rankwise.world import adopt, group
-from rankwise.world.arrival import SECRET_VARIABLE, Card, Company, meet
+from rankwise.world.arrival import SECRET_VARIABLE, Card, Company, judge, meet, survey
 from rankwise.world.channel import keep_for_ever
 from rankwise.world.devices import choose_device, default_backend, ranks_per_gpu, visible_devices
 from rankwise.world.keys import seed_generators
 from rankwise.world.making import host_id, make_world, say_once
 from rankwise.world.place import Place, find_place, given_place
+from rankwise.world.ray_worker import ray_device
 from rankwise.world.threads import choose_threads, cpu_mask, usable_cores
 from rankwise.world.value import World
 
@@ -93,7 +94,8 @@ def bind(
     equal; randomness that shall differ per rank comes from ``world.generator("what", world.rank)``.
     At the end the group is destroyed; when an exception leaves the block the group is aborted, without waiting for
     anybody, so that the other ranks fail within seconds too. A child that was forked inside the block leaves nothing.
-    A process may bind again after the block.
+    A process may bind again after the block. In a worker of Ray Train the group is Ray's: it is taken as it is, with
+    its backend and timeout, and left alone at the end.
 
     Args:
         device: "auto" (CUDA by local rank, else MPS for a single rank, else CPU), "cpu", "cuda", "cuda:<index>" or
@@ -130,27 +132,26 @@ def bind(
         local_rank=local_rank,
     )
     adopt.refuse_second_bind()
-    place, process = wishes.place(), os.getpid()
+    place, process, theirs = wishes.place(), os.getpid(), adopt.group_world()
     if place.note:
         say_once(place.note)
-    world = _join(place, wishes)
+    world = _join(place, wishes) if theirs is None else _take_over(theirs, wishes)
     adopt.remember(world)
     try:
         yield world
     except BaseException as error:
-        _leave(
-            world, process, in_peace=isinstance(error, SystemExit) and error.code in (None, 0, Interrupted.EXIT_CODE)
-        )
+        peaceful = isinstance(error, SystemExit) and error.code in (None, 0, Interrupted.EXIT_CODE)
+        _leave(world, process, in_peace=peaceful, ours=theirs is None)
         raise
-    _leave(world, process, in_peace=True)
+    _leave(world, process, in_peace=True, ours=theirs is None)
 
 
-def _leave(world: World, process: int, *, in_peace: bool) -> None:
+def _leave(world: World, process: int, *, in_peace: bool, ours: bool) -> None:
     if os.getpid() != process:  # a forked child: the group is its parent's
         keep_for_ever()
         return
     adopt.remember(None)
-    if world.channel is not None:
+    if world.channel is not None and ours:
         group.leave(in_peace=in_peace and not world.channel.broken)
 
 
@@ -161,16 +162,14 @@ def _join(place: Place, wishes: _Wishes) -> World:
     if place.world_size == 1:
         if trouble is not None:
             raise trouble
-        company = Company(prefix="", hosts=[0], sharers=[place.local_world_size or 1])
+        company = Company(sharers=place.local_world_size or 1)
         store = group.local_store() if wishes.always_group else None
     else:
         whole = _kept_store(place, wishes.timeout)
         company = _meet(whole, place, wishes, device, trouble)
         store = group.prefixed(whole, company.prefix)
     mask = cpu_mask()
-    threads = choose_threads(
-        wishes.threads, environ=os.environ, cores=usable_cores(len(mask)), sharers=company.sharers[place.rank]
-    )
+    threads = choose_threads(wishes.threads, environ=os.environ, cores=usable_cores(len(mask)), sharers=company.sharers)
     _seed_and_thread(wishes.seed, threads)
     backend = wishes.backend or default_backend(device, sharers=ranks_per_gpu(os.environ))
     channel = None if store is None else group.open_group(store, place, backend, device, wishes.timeout)
@@ -180,6 +179,39 @@ def _join(place: Place, wishes: _Wishes) -> World:
         channel,
         device=torch.device(device),
         backend="none" if channel is None else backend,
+        seed=wishes.seed,
+        threads=threads,
+    )
+
+
+def _take_over(theirs: World, wishes: _Wishes) -> World:
+    """Make a world of the group that Ray has made: what the ranks would say when they meet, they say in this group."""
+    import torch
+
+    place = Place(
+        family="ray",
+        rank=theirs.rank,
+        world_size=theirs.world_size,
+        local_rank=theirs.local_rank,
+        local_world_size=theirs.local_world_size,
+        node_rank=None,
+        num_nodes=None,
+    )
+    wishes = replace(wishes, device=ray_device()) if wishes.device == "auto" else wishes
+    device, trouble = _take_device(place, wishes)
+    cards = theirs.all_gather_object(_card(place, wishes, device, trouble))
+    error = judge(cards, world_size=place.world_size, allow_shared_device=wishes.allow_shared_device)
+    if error:
+        raise trouble or WorldError(error)
+    company, mask = survey(cards)[place.rank], cpu_mask()
+    threads = choose_threads(wishes.threads, environ=os.environ, cores=usable_cores(len(mask)), sharers=company.sharers)
+    _seed_and_thread(wishes.seed, threads)
+    return make_world(
+        place,
+        company,
+        theirs.channel,
+        device=torch.device(device),
+        backend=theirs.backend,
         seed=wishes.seed,
         threads=threads,
     )
@@ -229,10 +261,10 @@ def _take_device(place: Place, wishes: _Wishes) -> tuple[str, Exception | None]:
     return name, None
 
 
-def _meet(store: Any, place: Place, wishes: _Wishes, device: str, trouble: Exception | None) -> Company:
+def _card(place: Place, wishes: _Wishes, device: str, trouble: Exception | None) -> Card:
     import torch
 
-    card = Card(
+    return Card(
         rank=place.rank,
         world_size=place.world_size,
         host=host_id(),
@@ -242,6 +274,10 @@ def _meet(store: Any, place: Place, wishes: _Wishes, device: str, trouble: Excep
         error="" if trouble is None else f"{type(trouble).__name__}: {trouble}",
         same={"seed": str(wishes.seed), "torch": torch.__version__.partition("+")[0], "rankwise": __version__},
     )
+
+
+def _meet(store: Any, place: Place, wishes: _Wishes, device: str, trouble: Exception | None) -> Company:
+    card = _card(place, wishes, device, trouble)
     try:
         return meet(
             store,

@@ -63,10 +63,8 @@ def start_jax(wishes: JaxWishes) -> World:
         return world
     if world is not None:
         return _beside(jax, world, place, wishes)
-    if place.world_size == 1:
-        company = Company(prefix="", hosts=[0], sharers=[place.local_world_size or 1])
-    else:
-        company = _join(jax, place, wishes)
+    alone = Company(sharers=place.local_world_size or 1)
+    company = alone if place.world_size == 1 else _join(jax, place, wishes)
     return _remembered(jax, place, company, wishes)
 
 
@@ -116,7 +114,7 @@ def _join(jax: Any, place: Place, wishes: JaxWishes) -> Company:
             own = choose_coordinator(place)
             store.set(key, own.address)
         address = await_key(store, key, wishes.timeout)
-        local_ranks = place.local_world_size or company.hosts.count(company.hosts[place.rank])
+        local_ranks = place.local_world_size or company.local_size
         _initialize(jax, replace(place, local_world_size=local_ranks), address, own, wishes)
     except OSError as error:
         raise WorldError(
@@ -225,9 +223,7 @@ def _remembered(jax: Any, place: Place, company: Company, wishes: JaxWishes) -> 
     np.random.seed(wishes.seed)  # noqa: NPY002  (libraries draw from the global generator)
     client = jax_client()
     channel = None if client is None else KeyChannel(client, "rankwise", place.rank, place.world_size, wishes.timeout)
-    threads = choose_threads(
-        None, environ=os.environ, cores=usable_cores(len(cpu_mask())), sharers=company.sharers[place.rank]
-    )
+    threads = choose_threads(None, environ=os.environ, cores=usable_cores(len(cpu_mask())), sharers=company.sharers)
     world = make_world(
         place,
         company,

@@ -34,14 +34,13 @@ def make_world(
     place: Place, company: Company, channel: Any, *, device: Any, backend: str, seed: int, threads: int
 ) -> World:
     """Return the world of a place, filled up with what the meeting found."""
-    here = company.hosts[place.rank]
     return World(
         rank=place.rank,
         world_size=place.world_size,
         local_rank=place.local_rank,
-        local_world_size=place.local_world_size or company.hosts.count(here),
-        node_rank=here if place.node_rank is None else place.node_rank,
-        num_nodes=len(set(company.hosts)) if place.num_nodes is None else place.num_nodes,
+        local_world_size=place.local_world_size or company.local_size,
+        node_rank=company.host if place.node_rank is None else place.node_rank,
+        num_nodes=company.num_hosts if place.num_nodes is None else place.num_nodes,
         device=device,
         backend=backend,
         seed=seed,
