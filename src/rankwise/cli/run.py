@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
@@ -9,6 +10,7 @@ from typing import Annotated, Literal
 import typer
 
 from rankwise.cli.ranks import parse_env
+from rankwise.cli.slurm_words import SlurmWords, run_in_slurm
 from rankwise.cli.torchrun_words import say_unneeded
 from rankwise.launch.backend import supervise
 from rankwise.launch.cores import count_ranks
@@ -213,6 +215,21 @@ def run_command(  # noqa: PLR0917  (typer's way: a parameter per option)
             rich_help_panel=_TORCHRUN,
         ),
     ] = None,
+    slurm: SlurmWords.slurm = False,
+    partition: SlurmWords.partition = None,
+    slurm_nodes: SlurmWords.nodes = 1,
+    gpus_per_node: SlurmWords.gpus_per_node = None,
+    time: SlurmWords.time = "1h",
+    account: SlurmWords.account = None,
+    qos: SlurmWords.qos = None,
+    constraint: SlurmWords.constraint = None,
+    mem: SlurmWords.mem = None,
+    cpus_per_task: SlurmWords.cpus_per_task = None,
+    job_name: SlurmWords.job_name = None,
+    slurm_arg: SlurmWords.slurm_arg = None,
+    container: SlurmWords.container = None,
+    detach: SlurmWords.detach = False,
+    requeue: SlurmWords.requeue = None,
     standalone: Annotated[bool, typer.Option("--standalone", hidden=True)] = False,
     rdzv_backend: Annotated[str | None, typer.Option("--rdzv-backend", hidden=True)] = None,
     rdzv_endpoint: Annotated[str | None, typer.Option("--rdzv-endpoint", hidden=True)] = None,
@@ -251,7 +268,7 @@ def run_command(  # noqa: PLR0917  (typer's way: a parameter per option)
     )
     job = Job(
         target=parse_target(words, as_module=module),
-        num_ranks=count_ranks(nproc, "--nproc", ranks_per_gpu=ranks_per_gpu),
+        num_ranks=1 if slurm else count_ranks(nproc, "--nproc", ranks_per_gpu=ranks_per_gpu),
         binding=binding,
         ranks_per_gpu=ranks_per_gpu,
         max_restarts=max_restarts,
@@ -271,6 +288,26 @@ def run_command(  # noqa: PLR0917  (typer's way: a parameter per option)
         nodes=nodes,
         env=parse_env(env or []),
     )
+    slurm_words = {
+        "slurm": slurm,
+        "partition": partition,
+        "nodes": slurm_nodes,
+        "gpus_per_node": gpus_per_node,
+        "time": time,
+        "account": account,
+        "qos": qos,
+        "constraint": constraint,
+        "mem": mem,
+        "cpus_per_task": cpus_per_task,
+        "job_name": job_name,
+        "slurm_arg": slurm_arg,
+        "container": container,
+        "detach": detach,
+        "requeue": requeue,
+    }
+    exitcode = run_in_slurm(job, slurm_words, nproc=nproc, dry_run=dry_run, environ=os.environ)
+    if exitcode is not None:
+        sys.exit(exitcode)
     if dry_run:
         print(describe_job(job))
         return

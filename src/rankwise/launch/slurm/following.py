@@ -1,0 +1,140 @@
+"""Following a submitted launch: its place in the queue, then its output, to its end; Ctrl-C."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+from typing import IO, Any, Self
+
+from rankwise.launch.slurm.handle import SlurmHandle
+from rankwise.launch.slurm.queue import JobState
+
+__all__ = ["follow", "follow_logs"]
+
+_LOOK_S = 0.3  # at files
+_ASK_S = 2.0  # Slurm, which answers everybody
+_LATE_S = 15.0
+
+
+class _Tail:
+    """What is new in a file, which may not be there yet."""
+
+    def __init__(self, path: Path, sink: IO[str]) -> None:
+        self._path, self._sink, self._done = path, sink, 0
+
+    def copy(self) -> bool:
+        """Copy what is new; whether there was something."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._done)
+                data = file.read()
+        except FileNotFoundError:
+            return False
+        self._done += len(data)
+        if data:
+            self._sink.write(data.decode("utf-8", "replace"))
+            self._sink.flush()
+        return bool(data)
+
+
+def follow(handle: SlurmHandle) -> int:
+    """Show state and output of a job until it has ended, requeues included; return its exit code.
+
+    Ctrl-C asks once whether to cancel it; where nobody can be asked the first says what a second does: cancel.
+    """
+    tails = [_Tail(handle.log_path(None, stream), sink) for stream, sink in (("out", sys.stdout), ("err", sys.stderr))]
+    with _Interrupts() as interrupts:
+        said, asked_s, ended_s = "", 0.0, None
+        while True:
+            busy = [tail.copy() for tail in tails]
+            ending = handle.ending()
+            if ending is not None:
+                break
+            if interrupts.count and not _goes_on(handle, interrupts):
+                return 128 + signal.SIGINT
+            now = time.monotonic()
+            if now - asked_s >= _ASK_S:
+                asked_s, found = now, handle.ask()
+                said = _say_change(handle, found, said)
+                ended_s = (ended_s or now) if found.has_ended or found.state == "UNKNOWN" else None
+            if ended_s is not None and now - ended_s > _LATE_S and not any(busy):
+                _say(f"job {handle.job_id} has ended without having said how: {handle.ask()}")
+                return 1
+            time.sleep(_LOOK_S)
+        for tail in tails:
+            tail.copy()
+    code = int(ending["exitcode"])
+    _say(f"job {handle.job_id} has ended, exit code {code}; output of every rank: {handle.log_path(0).parent}")
+    return code
+
+
+def follow_logs(handle: SlurmHandle, rank: int | None, *, until_end: bool) -> None:
+    """Print what a rank (None: the console of the job) has written; `until_end`: and go on until the job has ended."""
+    tails: dict[Path, _Tail] = {}
+    while True:
+        over = not until_end or handle.ending() is not None or handle.ask().has_ended
+        for stream, sink in (("out", sys.stdout), ("err", sys.stderr)):
+            path = handle.log_path(rank, stream)  # another one after a restart
+            tails.setdefault(path, _Tail(path, sink)).copy()
+        if over:
+            return
+        time.sleep(_LOOK_S)
+
+
+def _goes_on(handle: SlurmHandle, interrupts: _Interrupts) -> bool:
+    """After a Ctrl-C: whether the job is followed further; cancels it if that is wanted."""
+    if interrupts.count == 1 and sys.stdin.isatty():
+        interrupts.count = 0
+        with contextlib.suppress(EOFError, KeyboardInterrupt):
+            answer = input(f"\nrankwise: cancel job {handle.job_id}? [y]es, [d]etach (it runs on), [n]o: ")
+            if answer[:1].lower() == "d":
+                _say(f"job {handle.job_id} runs on: rankwise logs {handle.job_id} --follow")
+                return False
+            if answer[:1].lower() != "y":
+                return True
+    elif interrupts.count == 1 and not interrupts.said:
+        interrupts.said = True
+        _say(f"a second Ctrl-C cancels job {handle.job_id}; SIGTERM leaves it running")
+        return True
+    elif interrupts.count == 1:
+        return True
+    handle.cancel()
+    _say(f"job {handle.job_id} is cancelled")
+    return False
+
+
+def _say_change(handle: SlurmHandle, found: JobState, said: str) -> str:
+    if found.state == "PENDING":
+        text = f"job {handle.job_id} waits in the queue: {found.reason or 'no reason given'}"
+    elif found.state == "RUNNING":
+        text = f"job {handle.job_id} runs on {found.nodes}"
+    else:
+        text = f"job {handle.job_id} is {found}"
+    if text != said:
+        _say(text)
+    return text
+
+
+def _say(text: str) -> None:
+    print(f"rankwise: {text}", file=sys.stderr, flush=True)  # noqa: T201
+
+
+class _Interrupts:
+    """Counts Ctrl-C instead of ending."""
+
+    def __init__(self) -> None:
+        self.count, self.said = 0, False
+
+    def __enter__(self) -> Self:
+        self._before: Any = signal.signal(signal.SIGINT, self._note)
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        signal.signal(signal.SIGINT, self._before)
+
+    def _note(self, _number: int, _frame: FrameType | None) -> None:
+        self.count += 1

@@ -1,0 +1,179 @@
+"""`SlurmHandle`: a submitted launch, to be waited for, read, and cancelled; also from another process."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import re
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rankwise.errors import ConfigError, LaunchError, RankFailure
+from rankwise.launch.bound import value_path
+from rankwise.launch.slurm.queue import JobState, job_states, slurm_command
+from rankwise.launch.slurm.start import write_whole
+
+__all__ = ["SlurmHandle"]
+
+_POLL_S = 1.0
+_LATE_S = 15.0  # how long after a job's end its files may take to be seen here
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SlurmHandle:
+    """A launch in Slurm's hands.
+
+    Attributes:
+        job_id: Slurm's number.
+        folder: of its files.
+        name: of the job.
+        num_ranks: on all nodes.
+        run_dir: run directory, None without one.
+    """
+
+    job_id: str
+    folder: Path
+    name: str
+    num_ranks: int
+    run_dir: Path | None = None
+
+    @property
+    def state(self) -> str:
+        """What Slurm says: "PENDING", "RUNNING", "COMPLETED", ..."""
+        return self.ask().state
+
+    def ask(self) -> JobState:
+        """Ask Slurm for state, reason and nodes; the end that the job has left counts once Slurm has forgotten it."""
+        found = job_states([self.job_id])[self.job_id]
+        if found.state == "UNKNOWN" and (ending := self.ending()) is not None:
+            return JobState(state="COMPLETED" if ending["exitcode"] == 0 else "FAILED")
+        return found
+
+    def cancel(self) -> None:
+        """End the job.
+
+        Raises:
+            LaunchError: Slurm does not let you.
+        """
+        done = slurm_command("scancel", self.job_id)
+        if done.returncode:
+            raise LaunchError(f"job {self.job_id} cannot be cancelled: {done.stderr.strip()}")
+
+    def log_path(self, rank: int | None = None, stream: str = "out") -> Path:
+        """Return the file of a rank's "out" or "err" in the newest attempt; of None: what the console would show.
+
+        Raises:
+            ConfigError: there is no such rank.
+        """
+        if rank is None:
+            return self.folder / f"{self.job_id}_0_log.{stream}"
+        if not 0 <= rank < self.num_ranks:
+            raise ConfigError(f"job {self.job_id} has ranks 0 to {self.num_ranks - 1}, wanted rank {rank}")
+        root = self.folder / "logs" if self.run_dir is None else self.run_dir / "logs"
+        found = [(int(m[1]), entry) for entry in root.glob("*") if (m := re.fullmatch(r"attempt-(\d+)", entry.name))]
+        newest = max(found, default=(0, root / "attempt-0"))[1]
+        return newest / f"rank-{rank}.{stream}"
+
+    def logs(self, rank: int | None = None) -> str:
+        """Return what was written so far, stdout before stderr: by a rank, or what reaches the console of the job."""
+        paths = [self.log_path(rank, stream) for stream in ("out", "err")]
+        return "".join(path.read_text(errors="replace") for path in paths if path.exists())
+
+    def ending(self) -> dict[str, Any] | None:
+        """Return how the launch ended, None while it has not, or was killed."""
+        try:
+            return json.loads((self.folder / "ending.json").read_bytes())  # type: ignore[no-any-return]
+        except FileNotFoundError:
+            return None
+
+    def wait(self) -> dict[str, Any]:
+        """Wait until the launch has ended, requeues included, and return how.
+
+        Raises:
+            LaunchError: the job is gone without having said how its ranks ended; with its state and reason.
+        """
+        gone_s: float | None = None
+        while (ending := self.ending()) is None:
+            found = self.ask()
+            if found.has_ended or found.state == "UNKNOWN":
+                gone_s = gone_s or time.monotonic()
+                if time.monotonic() - gone_s > _LATE_S or (found.state == "CANCELLED" and self.ending() is None):
+                    raise LaunchError(self._describe_end(found))
+            else:
+                gone_s = None
+            time.sleep(_POLL_S)
+            list(self.folder.iterdir())  # some network file systems look again for this
+        return ending
+
+    def result(self) -> list[Any]:
+        """Wait for the end and return the values of the function, by rank.
+
+        Raises:
+            RankFailure: a rank failed; with its own traceback.
+            LaunchError: the job was cancelled, lost or killed, or a value cannot be read here.
+        """
+        ending = self.wait()
+        record = ending["record"]
+        if record is not None and record["rank"] < 0:
+            raise LaunchError(f"job {self.job_id}: {record['text']}")
+        if record is not None:
+            raise RankFailure(
+                record["text"], rank=record["rank"], exitcode=record["status"], traceback=record["detail"]
+            )
+        if ending["exitcode"]:
+            raise LaunchError(f"job {self.job_id} was stopped from outside, exit code {ending['exitcode']}")
+        return [self._value(rank) for rank in range(self.num_ranks)]
+
+    def remember(self, root: Path) -> None:
+        """Let `find` know it."""
+        fields = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(self).items()}
+        write_whole(root / f"job-{self.job_id}.json", json.dumps(fields).encode())
+
+    @classmethod
+    def find_all(cls, root: Path) -> list[SlurmHandle]:
+        """Return all that are remembered, newest first."""
+        paths = sorted(root.glob("job-*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+        return [_read(path) for path in paths]
+
+    @classmethod
+    def find(cls, root: Path, job_id: str) -> SlurmHandle:
+        """Return the one of this number.
+
+        Raises:
+            ConfigError: it was not submitted by rankwise, or by another user.
+        """
+        path = root / f"job-{job_id}.json"
+        if not job_id.isdigit() or not path.exists():
+            raise ConfigError(f"job {job_id!r} is not among those that rankwise has submitted for you: `rankwise jobs`")
+        return _read(path)
+
+    def _value(self, rank: int) -> Any:
+        path = value_path(self.folder, rank)
+        deadline = time.monotonic() + _LATE_S
+        while not path.exists() and time.monotonic() < deadline:
+            time.sleep(_POLL_S / 5)
+        if not path.exists():
+            raise RankFailure(
+                f"rank {rank} exited with 0 before it returned a value (sys.exit?)", rank=rank, exitcode=0
+            )
+        try:
+            return pickle.loads(path.read_bytes())  # noqa: S301  (from our own ranks, in a folder of this user)
+        except Exception as error:
+            raise LaunchError(
+                f"the value of rank {rank} cannot be read here: {type(error).__name__}: {error}"
+            ) from error
+
+    def _describe_end(self, found: JobState) -> str:
+        tail = self.logs().splitlines()[-20:]
+        return "\n".join(
+            [f"job {self.job_id} ({self.name}) is {found}, and its ranks have not said how they ended", *tail]
+        )
+
+
+def _read(path: Path) -> SlurmHandle:
+    fields = json.loads(path.read_bytes())
+    fields["folder"] = Path(fields["folder"])
+    fields["run_dir"] = None if fields["run_dir"] is None else Path(fields["run_dir"])
+    return SlurmHandle(**fields)

@@ -1,0 +1,172 @@
+"""The supervisor of one node of an allocation: `srun ... python -m rankwise.launch.slurm.node FOLDER`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from rankwise import vitals
+from rankwise.errors import LaunchError, RankwiseError
+from rankwise.launch.bound import value_path
+from rankwise.launch.job import Job
+from rankwise.launch.local.attempt import Attempt
+from rankwise.launch.local.console import Console
+from rankwise.launch.local.loop import Loop
+from rankwise.launch.local.ports import HeldPort
+from rankwise.launch.outcome import describe_failure, describe_others
+from rankwise.launch.slurm.start import Meeting, Record, Start, leave, read_meeting
+from rankwise.launch.verdict import Failure, RankEnd
+
+__all__: list[str] = []
+
+_MEETING_S = 120.0  # nodes of one step start at the same time; file systems may be late
+_CAUSE_S = 15.0  # how long a node that has only lost its peers lets the others say why
+_POLL_S = 0.05
+_INTERFACE = "GLOO_SOCKET_IFNAME"
+_SIOCGIFADDR = 0x8915
+
+
+def main(folder: Path) -> int:
+    """Run the ranks of this node to their end and leave a record; return what this process exits with.
+
+    Ranks that have saved and ended as they were asked to are no failure: Slurm would end the other nodes for it.
+    """
+    node = int(os.environ.get("SLURM_NODEID", "0"))
+    host = socket.gethostname()
+    try:
+        start = Start.read(folder)
+        with contextlib.ExitStack() as stack:
+            record = _run(start, node, host, folder, stack)
+    except RankwiseError as error:
+        record = Record(node=node, host=host, text=f"node {host}: {error}", exitcode=1, time_s=time.time())
+    try:
+        leave(record, folder)
+    except OSError:
+        print(f"rankwise: {record.text}", file=sys.stderr)  # noqa: T201
+    if record.text and record.suspicion == 2:
+        _let_others_say(folder)
+    return record.exitcode
+
+
+def _run(start: Start, node: int, host: str, folder: Path, stack: contextlib.ExitStack) -> Record:
+    meeting = _host(folder, stack) if node == 0 else _find(folder)
+    os.environ["RANKWISE_SECRET"] = start.secret
+    env = {**_interface(meeting.address), **start.job.env}
+    job = replace(start.job, node_rank=node, master_addr=meeting.address, master_port=meeting.port, env=env)
+    if job.target.kind == "call":
+        job = _with_own_call(job, folder, stack)
+    loop, console = stack.enter_context(Loop()), Console()
+    attempt = Attempt(job, start.attempt, start.run_id, loop=loop, console=console, logs=start.logs)
+    failure, ends = attempt.run()
+    console.flush()
+    if job.target.kind == "call":
+        _hand_in(job, folder)
+    again = failure is None and any(end.interrupted for end in ends)
+    record = Record(node=node, host=host, interrupted=attempt.interrupted, again=again)
+    return record if failure is None else _failed(record, failure, ends, job, start.logs)
+
+
+def _failed(record: Record, failure: Failure, ends: list[RankEnd], job: Job, logs: Path | None) -> Record:
+    end = next((end for end in ends if end.rank == failure.rank), None)
+    text = describe_failure(failure, job.world_size, describe_others(ends, failure))
+    hung = end is None or not end.failed
+    return replace(
+        record,
+        text=text if logs is None else f"{text}\nlogs: {logs}",
+        rank=failure.rank,
+        status=failure.status,
+        exitcode=failure.exitcode or 1,
+        detail=failure.detail,
+        suspicion=0 if hung or end is None else end.suspicion,
+        # monotonic clocks of machines have nothing in common
+        time_s=time.time() if hung or end is None else time.time() - (time.monotonic() - end.failed_s),
+    )
+
+
+def _let_others_say(folder: Path) -> None:
+    """When this node ends Slurm ends the others, too: where they are the cause, they must have said so by then."""
+    deadline = time.monotonic() + _CAUSE_S
+    while time.monotonic() < deadline and all(record.suspicion == 2 for record in Record.read_all(folder)):
+        time.sleep(_POLL_S)
+
+
+def _host(folder: Path, stack: contextlib.ExitStack) -> Meeting:
+    """Take a port of this node, rank 0's, and tell the others."""
+    port = HeldPort()
+    stack.callback(port.close)
+    # the address of this node from where the step was started, as the other nodes see it
+    launcher = os.environ.get("SLURM_LAUNCH_NODE_IPADDR", "")
+    alone = os.environ.get("SLURM_STEP_NUM_NODES", "1") == "1"
+    address = "127.0.0.1" if alone else _address_towards(launcher or os.environ.get("SLURMD_NODENAME", ""))
+    meeting = Meeting(address=address, port=port.number, step=os.environ.get("SLURM_STEP_ID", ""))
+    leave(meeting, folder)
+    return meeting
+
+
+def _find(folder: Path) -> Meeting:
+    deadline = time.monotonic() + _MEETING_S
+    while (meeting := read_meeting(folder)) is None:
+        if time.monotonic() > deadline:
+            raise LaunchError(
+                f"the first node has not said within {_MEETING_S:g} s where the ranks meet, in {folder}: look at its "
+                "output, or the file system is not common to the nodes"
+            )
+        list(folder.iterdir())  # some network file systems look again for this
+        time.sleep(_POLL_S)
+    return meeting
+
+
+def _address_towards(host: str) -> str:
+    """Return the address that packets of this machine to another one carry; nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((host, 9))
+        except OSError as error:
+            raise LaunchError(f"this node has no way to {host!r}, which started it: {error}") from error
+        return str(probe.getsockname()[0])
+
+
+def _interface(master: str) -> dict[str, str]:
+    """Tell gloo which interface leads to the others, where the name of this machine means its loopback."""
+    if master.startswith("127.") or os.environ.get(_INTERFACE):
+        return {}
+    with contextlib.suppress(OSError):
+        if not socket.gethostbyname(socket.gethostname()).startswith("127."):
+            return {}
+    import fcntl
+
+    own = socket.inet_aton(_address_towards(master))
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):
+                found = fcntl.ioctl(probe, _SIOCGIFADDR, name.encode().ljust(40, b"\0"))
+                if found[20:24] == own:
+                    return {_INTERFACE: name}
+    return {}
+
+
+def _with_own_call(job: Job, folder: Path, stack: contextlib.ExitStack) -> Job:
+    """Copy the call to this machine: what it leaves beside is removed here even if all processes are killed."""
+    here = vitals.make_folder(in_memory=False)
+    stack.callback(vitals.remove_folder, here)
+    shutil.copyfile(folder / "call", here / "call")
+    return replace(job, target=replace(job.target, name=str(here / "call")))
+
+
+def _hand_in(job: Job, folder: Path) -> None:
+    here = Path(job.target.name).parent
+    for rank in job.ranks:
+        if value_path(here, rank).exists():
+            part = value_path(folder, rank).with_suffix(".part")
+            shutil.copyfile(value_path(here, rank), part)
+            part.replace(value_path(folder, rank))
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

@@ -1,0 +1,81 @@
+"""What Slurm says of jobs: asked with its own commands, with or without accounting."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rankwise.errors import LaunchError
+
+__all__ = ["JobState", "job_states", "slurm_command"]
+
+_PATIENCE_S = 60.0
+_UNDER_WAY = frozenset(
+    {"PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESIZING"}
+    | {"SIGNALING", "STAGE_OUT", "STOPPED", "SUSPENDED", "SPECIAL_EXIT", "RESV_DEL_HOLD", "UNKNOWN"}
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobState:
+    """What Slurm says of a job.
+
+    Attributes:
+        state: in Slurm's words; "UNKNOWN" if it knows the job no longer (or not yet).
+        reason: why it is there, "" without one.
+        nodes: where it runs, "" while it does not.
+    """
+
+    state: str = "UNKNOWN"
+    reason: str = ""
+    nodes: str = ""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it will not run any more; a preempted or lost job that is requeued is pending instead."""
+        return self.state not in _UNDER_WAY
+
+    def __str__(self) -> str:
+        return " ".join([self.state, *([f"({self.reason})"] if self.reason else []), self.nodes]).rstrip()
+
+
+def slurm_command(*words: str) -> subprocess.CompletedProcess[str]:
+    """Run one of Slurm's commands, which may fail.
+
+    Raises:
+        LaunchError: it is not here, or does not answer.
+    """
+    if shutil.which(words[0]) is None:
+        raise LaunchError(f"{words[0]} is not here: this needs a machine from which jobs of Slurm can be submitted")
+    try:
+        return subprocess.run(  # noqa: S603
+            words, capture_output=True, text=True, timeout=_PATIENCE_S, check=False, stdin=subprocess.DEVNULL
+        )
+    except subprocess.TimeoutExpired as error:
+        raise LaunchError(f"{' '.join(words)} does not answer within {_PATIENCE_S:g} s") from error
+
+
+def job_states(job_ids: Sequence[str]) -> dict[str, JobState]:
+    """Return the states of jobs; those that the controller has forgotten come from the accounting, if there is one.
+
+    Raises:
+        LaunchError: the controller does not answer.
+    """
+    found = {job_id: JobState() for job_id in job_ids}
+    done = slurm_command("squeue", "--noheader", "--states=all", "--format=%i|%T|%r|%N")
+    if done.returncode:
+        raise LaunchError(f"Slurm does not answer: {done.stderr.strip()}")
+    for line in done.stdout.splitlines():
+        job_id, state, reason, nodes = line.split("|", 3)
+        if job_id in found:
+            found[job_id] = JobState(state=state, reason="" if reason == "None" else reason, nodes=nodes)
+    forgotten = [job_id for job_id, state in found.items() if state.state == "UNKNOWN"]
+    if forgotten and shutil.which("sacct"):
+        done = slurm_command("sacct", "-X", "-n", "-P", "-o", "JobIDRaw,State,NodeList", "-j", ",".join(forgotten))
+        for line in done.stdout.splitlines() if done.returncode == 0 else []:
+            job_id, state, nodes = line.split("|", 2)
+            if job_id in found:
+                found[job_id] = JobState(state=state.split()[0], nodes=nodes)  # "CANCELLED by 1000"
+    return found

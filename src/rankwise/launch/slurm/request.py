@@ -1,0 +1,121 @@
+"""What is asked of Slurm for a launch, checked before it is queued."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rankwise.errors import ConfigError
+from rankwise.launch.job import Job
+from rankwise.launch.slurm.queue import slurm_command
+
+__all__ = ["Request", "parse_time"]
+
+_WARN_S = 120  # before the time limit; Slurm may be a minute early, and saving takes what it takes
+_DAYS = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
+_WORDS = re.compile(r"(?=.)(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m(?:in)?)?")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """Resources of a job, in Slurm's words.
+
+    Attributes:
+        folder: where the job's files go, in a folder named by its number.
+        name: of the job.
+        partition: None takes Slurm's default.
+        nodes: how many.
+        gpus_per_node: None asks for none.
+        ranks_per_node: how many ranks, Slurm's tasks, a node has.
+        cpus_per_task: cores of a rank, None takes Slurm's default.
+        mem: memory of a node, as Slurm writes it ("32G"); None takes Slurm's default.
+        time_min: time limit in minutes.
+        parameters: more options of sbatch by name, as they are; True is an option without a value.
+        container: image in which the ranks run (`srun --container-image`, of the Pyxis plugin).
+        requeue: whether a job that has saved goes back into the queue.
+    """
+
+    folder: Path
+    name: str = "rankwise"
+    partition: str | None = None
+    nodes: int = 1
+    gpus_per_node: int | None = None
+    ranks_per_node: int = 1
+    cpus_per_task: int | None = None
+    mem: str | None = None
+    time_min: int = 60
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    container: str | None = None
+    requeue: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("nodes", "ranks_per_node", "cpus_per_task", "time_min"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} must be at least 1, got {value}")
+        if "%" in str(self.folder):
+            raise ConfigError(f"Slurm reads % in a path as a pattern: choose another folder than {str(self.folder)!r}")
+
+    def check(self, job: Job) -> None:
+        """Refuse what would fail only after a time in the queue.
+
+        Raises:
+            ConfigError: the partition does not exist, or the launch is not for several nodes.
+            LaunchError: Slurm is not here or does not answer.
+        """
+        if job.min_ranks is not None:
+            raise ConfigError("--min-ranks is for one machine: ask Slurm for fewer nodes instead")
+        done = slurm_command("sinfo", "--noheader", "--format=%R")
+        if done.returncode:
+            raise ConfigError(f"Slurm does not answer: {done.stderr.strip()}")
+        names = sorted(set(done.stdout.split()))
+        if self.partition is not None and not set(self.partition.split(",")) <= set(names):
+            raise ConfigError(f"no partition {self.partition!r} here; there are {', '.join(names)}")
+
+    def sbatch_parameters(self) -> dict[str, Any]:
+        """Return what submitit's Slurm executor is told."""
+        ours: dict[str, Any] = {"signal": f"USR1@{_WARN_S}", "open-mode": "append"}
+        ours |= {"requeue": True} if self.requeue else {"no-requeue": True}
+        # submitit would wait for a result of each task; our one supervisor answers for all of them
+        ours |= {"nodes": self.nodes, "ntasks-per-node": self.ranks_per_node}
+        given = {
+            "job_name": self.name,
+            "partition": self.partition,
+            "gpus_per_node": self.gpus_per_node,
+            "cpus_per_task": self.cpus_per_task,
+            "mem": self.mem,
+        }
+        known = {name: value for name, value in given.items() if value is not None}
+        known["time"] = self.time_min
+        parameters = {name.replace("_", "-"): value for name, value in self.parameters.items()}
+        return {
+            **known,
+            "use_srun": False,
+            "setup": ["export SUBMITIT_LOG_LEVEL=CRITICAL"],
+            "additional_parameters": ours | parameters,
+        }
+
+
+def parse_time(text: str) -> int:
+    """Return minutes, rounded up, of "2h", "1d12h", "90m", or Slurm's own "90", "2:00:00", "1-12", "1-12:30:00".
+
+    Raises:
+        ConfigError: it is none of these, or no time at all.
+    """
+    words, days = _WORDS.fullmatch(text), _DAYS.fullmatch(text)
+    if words:
+        day, hour, minute = (int(number or 0) for number in words.groups())
+        seconds = ((day * 24 + hour) * 60 + minute) * 60
+    elif days:
+        first, *rest = (int(number) for number in days.groups()[1:] if number is not None)
+        by_length: tuple[tuple[int, ...], ...] = ((60,), (60, 1), (3600, 60, 1))  # M, M:S, H:M:S
+        units = by_length[len(rest)] if days[1] is None else (3600, 60, 1)  # D-H, D-H:M, D-H:M:S
+        seconds = int(days[1] or 0) * 86400 + sum(a * b for a, b in zip((first, *rest), units, strict=False))
+    else:
+        seconds = 0
+    if seconds <= 0:
+        raise ConfigError(f"--time takes 2h, 1d12h, 90m, or Slurm's minutes, H:MM:SS, D-HH:MM; got {text!r}")
+    return -(-seconds // 60)

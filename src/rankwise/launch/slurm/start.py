@@ -1,0 +1,141 @@
+"""What the launcher of an allocation and the supervisors of its nodes tell each other, in a folder they share."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from rankwise.errors import LaunchError
+from rankwise.launch.job import Job
+
+__all__ = ["Meeting", "Record", "Start", "leave", "read_meeting", "state_folder", "write_whole"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Start:
+    """One start of the ranks on all nodes, as the launcher hands it to the nodes.
+
+    Attributes:
+        job: the launch, without address and port.
+        attempt: which attempt of it, from 0.
+        run_id: name of the launch.
+        logs: existing folder for this attempt's logs, None for none.
+        secret: what the ranks show each other when they meet.
+    """
+
+    job: Job
+    attempt: int
+    run_id: str
+    logs: Path | None
+    secret: str
+
+    def write(self, folder: Path) -> None:
+        """Leave it for the nodes."""
+        write_whole(folder / "start", pickle.dumps(self))
+
+    @classmethod
+    def read(cls, folder: Path) -> Start:
+        """Read what the launcher has left.
+
+        Raises:
+            LaunchError: this node does not see the folder.
+        """
+        try:
+            found = pickle.loads((folder / "start").read_bytes())  # noqa: S301  (a folder that only this user can enter)
+        except OSError as error:
+            raise LaunchError(
+                f"node {os.uname().nodename} cannot read {folder}: {error.strerror}; the nodes and the place that "
+                "starts them need a common file system there (set XDG_STATE_HOME to a folder on one)"
+            ) from error
+        assert isinstance(found, Start)
+        return found
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Meeting:
+    """Where the ranks meet, as the first node says it.
+
+    Attributes:
+        address: of the first node.
+        port: held there until the end.
+        step: Slurm's number of this job step.
+    """
+
+    address: str
+    port: int
+    step: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Record:
+    """How the ranks of one node ended, as its supervisor says it.
+
+    Attributes:
+        node: which node, from 0.
+        host: its name.
+        text: the failure as it is told, "" without one.
+        rank: rank of the failure, -1 without one.
+        status: exit status of that rank, None if it hung.
+        exitcode: what the launch should exit with.
+        detail: traceback or stacks.
+        suspicion: 0: a cause; 1: perhaps; 2: the consequence of a failure elsewhere.
+        time_s: when it failed, seconds since the epoch.
+        interrupted: the signal that stopped the ranks from outside, None if none did.
+        again: the ranks have saved and ended because they were asked to.
+    """
+
+    node: int
+    host: str
+    text: str = ""
+    rank: int = -1
+    status: int | None = None
+    exitcode: int = 0
+    detail: str = ""
+    suspicion: int = 0
+    time_s: float = 0.0
+    interrupted: int | None = None
+    again: bool = False
+
+    @classmethod
+    def read_all(cls, folder: Path) -> list[Self]:
+        """Return what has been left so far, by node."""
+        found = (_load(path) for path in sorted(folder.glob("node-*.json")))
+        return sorted((cls(**fields) for fields in found), key=lambda record: record.node)
+
+
+def leave(value: Meeting | Record, folder: Path) -> None:
+    """Put a meeting or a record into the folder, whole or not at all."""
+    name = "meeting.json" if isinstance(value, Meeting) else f"node-{value.node}.json"
+    write_whole(folder / name, json.dumps(asdict(value)).encode())
+
+
+def read_meeting(folder: Path) -> Meeting | None:
+    """Return where the ranks meet, None while it is not said."""
+    try:
+        return Meeting(**_load(folder / "meeting.json"))
+    except FileNotFoundError:
+        return None
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file that others see whole or not at all."""
+    part = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}")
+    part.write_bytes(data)
+    part.replace(path)
+
+
+def state_folder(environ: Mapping[str, str] = os.environ) -> Path:
+    """Return the folder of this user for what is known of jobs, which the nodes see too; made if it is not there."""
+    root = Path(environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    folder = root / "rankwise" / "slurm"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder
+
+
+def _load(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_bytes())  # type: ignore[no-any-return]

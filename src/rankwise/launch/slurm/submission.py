@@ -1,0 +1,155 @@
+"""Submitting a launch through submitit, and the part of it that runs in the batch script."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rankwise.errors import ConfigError, LaunchError, MissingExtraError
+from rankwise.launch.job import Job
+from rankwise.launch.slurm.allocation import Allocation, run_on_nodes
+from rankwise.launch.slurm.handle import SlurmHandle
+from rankwise.launch.slurm.request import Request
+from rankwise.launch.slurm.start import state_folder, write_whole
+
+__all__ = ["Submitted", "batch_script", "submit"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Submitted:
+    """What submitit's pickle holds: the launch, as the batch script on the first node makes it.
+
+    Attributes:
+        job: the launch.
+        requeue: whether the job goes back into the queue when its ranks have saved.
+        umask: of who submitted it.
+        call: what the ranks call, None for scripts.
+        upon_finish: called on the first node after all ranks have ended well.
+        srun_args: more words for srun.
+    """
+
+    job: Job
+    requeue: bool
+    umask: int
+    call: bytes | None = None
+    upon_finish: Callable[[], Any] | None = None
+    srun_args: tuple[str, ...] = ()
+
+    def __call__(self) -> None:
+        """Run it, leave how it went beside the pickle, and end with its exit code."""
+        os.umask(self.umask)
+        folder = Path(os.environ["SUBMITIT_FOLDER"].replace("%j", os.environ["SLURM_JOB_ID"]))
+        allocation = Allocation.find(os.environ)
+        if allocation is None:
+            raise LaunchError("this was submitted to Slurm, and is no Slurm job with srun in it")
+        job = self.job if self.job.logs is not None else replace(self.job, log_dir=folder / "logs")
+        ending = run_on_nodes(
+            job, allocation, requeue=self.requeue, call=self.call, values=folder, srun_args=self.srun_args
+        )
+        if ending.again and self.requeue:
+            sys.exit(ending.exitcode)  # it is not over: nothing is left for who waits for the end
+        if ending.exitcode == 0 and self.upon_finish is not None:
+            self.upon_finish()
+        fields = {"exitcode": ending.exitcode, "interrupted": ending.interrupted, "again": ending.again}
+        record = None if ending.record is None else asdict(ending.record)
+        write_whole(folder / "ending.json", json.dumps({**fields, "record": record}).encode())
+        if ending.exitcode:
+            sys.exit(ending.exitcode)
+
+
+def submit(
+    job: Job, request: Request, *, call: bytes | None = None, upon_finish: Callable[[], Any] | None = None
+) -> SlurmHandle:
+    """Put a launch into Slurm's queue.
+
+    Args:
+        job: the launch, as on one node; `run_dir` and paths in its arguments must be seen by the nodes.
+        request: what it needs.
+        call: what the ranks call, for a target of kind "call".
+        upon_finish: called in the job after all ranks have ended well.
+
+    Raises:
+        ConfigError: Slurm does not take it, or something in it cannot work.
+        MissingExtraError: submitit is not installed.
+        LaunchError: Slurm's commands are not here.
+    """
+    request.check(job)
+    executor = _executor(request)
+    from submitit.core.utils import FailedJobError
+
+    submitted = Submitted(
+        job=replace(job, num_ranks=request.ranks_per_node, run_dir=job.run_dir and job.run_dir.absolute()),
+        requeue=request.requeue,
+        umask=_umask(),
+        call=call,
+        upon_finish=upon_finish,
+        srun_args=() if request.container is None else (f"--container-image={request.container}",),
+    )
+    with _private_files():
+        request.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            found = executor.submit(submitted)
+        except FailedJobError as error:
+            raise ConfigError(f"Slurm refuses the job: {_last_line(error)}") from error
+    handle = SlurmHandle(
+        job_id=found.job_id,
+        folder=found.paths.folder,
+        name=request.name,
+        num_ranks=request.nodes * request.ranks_per_node,
+        run_dir=None if job.run_dir is None else job.run_dir.absolute(),
+    )
+    handle.remember(state_folder())
+    return handle
+
+
+def batch_script(request: Request) -> str:
+    """Return the script that would be submitted.
+
+    Raises:
+        MissingExtraError: submitit is not installed.
+    """
+    executor = _executor(request)
+    return str(executor._make_submission_file_text(executor._submitit_command_str, secrets.token_hex(4)))  # noqa: SLF001
+
+
+def _executor(request: Request) -> Any:
+    try:
+        import submitit
+    except ImportError as error:
+        raise MissingExtraError("jobs of Slurm are submitted with submitit: pip install 'rankwise[slurm]'") from error
+    try:
+        executor = submitit.SlurmExecutor(folder=request.folder.absolute() / "%j")
+        executor.update_parameters(**request.sbatch_parameters())
+    except RuntimeError as error:  # no srun
+        raise LaunchError(f"{error}; this needs a machine from which jobs of Slurm can be submitted") from error
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"submitit does not take this: {error}") from error
+    return executor
+
+
+def _umask() -> int:
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
+@contextlib.contextmanager
+def _private_files() -> Iterator[None]:
+    """Pickles hold the arguments of the user's function: files are for their owner alone, whatever the folder is."""
+    mask = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(mask)
+
+
+def _last_line(error: Exception) -> str:
+    lines = [line for line in str(error).splitlines() if "sbatch" in line]
+    return (lines or str(error).splitlines() or [""])[-1].removeprefix("subprocess.CalledProcessError: ")

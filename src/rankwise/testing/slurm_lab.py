@@ -1,0 +1,273 @@
+"""A real Slurm on this machine: a controller, and nodes in network namespaces with addresses of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Self
+
+__all__ = ["SlurmLab", "why_no_slurm"]
+
+_TOOLS = ("slurmctld", "slurmd", "sbatch", "srun", "munged", "ip", "nsenter", "unshare", "setpriv")
+_MUNGE_SOCKET = Path("/run/munge/munge.socket.2")
+_PATIENCE_S = 60.0
+
+_CONF = """
+ClusterName={name}
+SlurmctldHost={name}-ctl({net}.254)
+SlurmctldPort={port}
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+MpiDefault=none
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=0,bf_interval=1
+GresTypes=gpu
+ReturnToService=2
+KillWait=10
+SlurmdTimeout=10
+SlurmdParameters=config_overrides
+StateSaveLocation={folder}/state
+SlurmctldPidFile={folder}/ctld.pid
+SlurmctldLogFile={folder}/log/ctld
+SlurmdSpoolDir={folder}/spool-%n
+SlurmdPidFile={folder}/slurmd-%n.pid
+SlurmdLogFile={folder}/log/slurmd-%n
+{nodes}
+PartitionName=general Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=60
+PartitionName=high Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=10 PreemptMode=OFF
+"""
+# own hostname, hosts and name service; the host's /sys stays, or slurmd finds no cgroups (`ip netns exec` remounts it)
+_ENTER = 'hostname "$1"; mount --bind "$2/hosts" /etc/hosts; mount --bind "$2/nsswitch" /etc/nsswitch.conf; shift 2; '
+
+
+def why_no_slurm() -> str:
+    """Return why a Slurm cannot be started here, "" if it can."""
+    missing = [tool for tool in _TOOLS if shutil.which(tool) is None]
+    if missing:
+        return f"Slurm's lab needs {', '.join(missing)} (Debian: slurm-wlm munge iproute2)"
+    if os.geteuid() != 0:
+        return "Slurm's lab needs root, for network namespaces"
+    done = _run(["unshare", "-n", "true"], check=False)
+    return "" if done.returncode == 0 else f"no network namespaces here: {done.stderr.strip()}"
+
+
+class SlurmLab:
+    """Slurm with nodes `node1`, `node2`, ... of two CPUs and two pretended GPUs each; a context manager.
+
+    Partition `general` is the default, `high` preempts its jobs with SIGTERM and 60 s of grace. Names, addresses and
+    ports are its own, so that several may run side by side; munged is shared. All of it ends with this process.
+
+    Args:
+        folder: existing folder for configuration, state and logs.
+        num_nodes: how many nodes.
+
+    Attributes:
+        env: what Slurm's commands need in their environment.
+    """
+
+    def __init__(self, folder: Path, num_nodes: int = 2) -> None:
+        self.folder = folder
+        self.nodes = [f"node{number}" for number in range(1, num_nodes + 1)]
+        self.name = f"rw{os.getpid() % 1_000_000}"
+        self.net = _free_net()
+        self.env = {"SLURM_CONF": str(folder / "slurm.conf")}
+        self._daemons: list[subprocess.Popen[bytes]] = []
+
+    def __enter__(self) -> Self:
+        try:
+            self._write()
+            self._wire()
+            _start_munge()
+            control = 'hostname "$1"; shift; exec "$@"'
+            self._start(["unshare", "-u", "sh", "-c", control, "sh", f"{self.name}-ctl", "slurmctld", "-D"])
+            for node in self.nodes:
+                self._start(self.inside(node, ["slurmd", "-D", "-N", node]))
+            self.wait_idle()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self.close()
+
+    def inside(self, node: str, command: Sequence[str]) -> list[str]:
+        """Return the command that runs another one as if on a node."""
+        place = ["nsenter", f"--net=/run/netns/{self.name}-{node}", "unshare", "-m", "-u", "sh", "-c"]
+        return [*place, _ENTER + 'exec "$@"', "sh", node, str(self.folder), *command]
+
+    def command(self, *words: str) -> str:
+        """Run one of Slurm's commands and return what it printed."""
+        return _run(list(words), env={**os.environ, **self.env}).stdout.strip()
+
+    def state(self, job_id: str) -> dict[str, str]:
+        """Return what the controller knows of a job, by its own names."""
+        words = self.command("scontrol", "-o", "show", "job", job_id).split()
+        return dict(word.split("=", 1) for word in words if "=" in word)
+
+    def wait(self, job_id: str, *states: str, seconds: float = 180.0) -> dict[str, str]:
+        """Wait until a job is in one of the states.
+
+        Raises:
+            TimeoutError: it did not come there.
+        """
+        deadline = time.monotonic() + seconds
+        while (found := self.state(job_id))["JobState"] not in states:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"job {job_id} is {found['JobState']} ({found['Reason']}), waited for {states}")
+            time.sleep(0.05)
+        return found
+
+    def start_requeued(self, job_id: str) -> None:
+        """Let a job that was requeued start at once: Slurm holds it back for two minutes."""
+        self.wait(job_id, "PENDING")
+        self.command("scontrol", "update", f"JobId={job_id}", "StartTime=now")
+
+    def wait_idle(self) -> None:
+        """Wait until all nodes are up and without jobs.
+
+        Raises:
+            TimeoutError: they did not come up.
+        """
+        deadline = time.monotonic() + _PATIENCE_S
+        wanted = str(len(self.nodes))
+        while True:
+            done = _run(
+                ["sinfo", "-h", "-p", "general", "-t", "idle", "-o", "%D"], env={**os.environ, **self.env}, check=False
+            )
+            if done.stdout.strip() == wanted:
+                return
+            if time.monotonic() > deadline:
+                logs = "\n".join(path.read_text()[-2000:] for path in (self.folder / "log").iterdir())
+                raise TimeoutError(f"the nodes did not come up: {done.stdout} {done.stderr}\n{logs}")
+            time.sleep(0.05)
+
+    def cut(self, node: str, *, restore: bool = False) -> None:
+        """Cut a node off, silently, or connect it again."""
+        _run(["ip", "link", "set", self._link(node), "up" if restore else "down"])
+
+    def close(self) -> None:
+        """End all daemons, what they have started, and the networks."""
+        for daemon in reversed(self._daemons):
+            daemon.send_signal(signal.SIGTERM)
+        for daemon in self._daemons:
+            try:
+                daemon.wait(20)
+            except subprocess.TimeoutExpired:
+                daemon.kill()
+                daemon.wait()
+        for node in self.nodes:
+            space = f"{self.name}-{node}"
+            for pid in _run(["ip", "netns", "pids", space], check=False).stdout.split():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(pid), signal.SIGKILL)
+            # our end first: a namespace lives on for a while, and its name would be taken
+            _run(["ip", "link", "del", self._link(node)], check=False)
+            _run(["ip", "netns", "del", space], check=False)
+        _run(["ip", "link", "del", f"{self.name}b"], check=False)
+
+    def _link(self, node: str) -> str:
+        return f"{self.name}v{self.nodes.index(node) + 1}"
+
+    def _write(self) -> None:
+        for name in ("state", "log", "dev", *(f"spool-{node}" for node in self.nodes)):
+            (self.folder / name).mkdir()
+        for number in range(2):
+            os.mknod(self.folder / "dev" / f"gpu{number}", 0o20600, os.makedev(1, 3))
+        addresses = {node: f"{self.net}.{number}" for number, node in enumerate(self.nodes, 1)}
+        (self.folder / "nsswitch").write_text("hosts: files\n")
+        lines = ["127.0.0.1 localhost", f"{self.net}.254 {self.name}-ctl {socket.gethostname()}"]
+        lines += [f"{address} {node}" for node, address in addresses.items()]
+        (self.folder / "hosts").write_text("\n".join(lines) + "\n")
+        nodes = [
+            f"NodeName={node} NodeAddr={address} CPUs=2 RealMemory=8000 Gres=gpu:2 State=UNKNOWN"
+            for node, address in addresses.items()
+        ]
+        text = _CONF.format(name=self.name, net=self.net, port=_free_port(), folder=self.folder, nodes="\n".join(nodes))
+        (self.folder / "slurm.conf").write_text(text)
+        (self.folder / "gres.conf").write_text(
+            f"NodeName={','.join(self.nodes)} Name=gpu File={self.folder}/dev/gpu[0-1]\n"
+        )
+
+    def _wire(self) -> None:
+        bridge = f"{self.name}b"
+        _run(["ip", "link", "add", bridge, "type", "bridge"])
+        _run(["ip", "addr", "add", f"{self.net}.254/24", "dev", bridge])
+        _run(["ip", "link", "set", bridge, "up"])
+        for number, node in enumerate(self.nodes, 1):
+            space, link = f"{self.name}-{node}", self._link(node)
+            _run(["ip", "netns", "add", space])
+            _run(["ip", "link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", space])
+            _run(["ip", "link", "set", link, "master", bridge, "up"])
+            _run(["ip", "-n", space, "link", "set", "lo", "up"])
+            _run(["ip", "-n", space, "addr", "add", f"{self.net}.{number}/24", "dev", "eth0"])
+            _run(["ip", "-n", space, "link", "set", "eth0", "up"])
+
+    def _start(self, command: Sequence[str]) -> None:
+        with (self.folder / "log" / f"daemon-{len(self._daemons)}").open("wb") as log:
+            self._daemons.append(
+                subprocess.Popen(  # noqa: S603
+                    ["setpriv", "--pdeathsig", "KILL", *command],  # noqa: S607
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env={**os.environ, **self.env},
+                )
+            )
+
+
+def _run(
+    command: Sequence[str], *, env: dict[str, str] | None = None, check: bool = True
+) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(  # noqa: S603
+        command, env=env, capture_output=True, text=True, timeout=_PATIENCE_S, check=False
+    )
+    if check and done.returncode:
+        raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}: {done.stderr.strip()}")
+    return done
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
+
+
+def _free_net() -> str:
+    """Return the first three numbers of a network that no interface of this machine is in."""
+    taken = _run(["ip", "-4", "-o", "addr"], check=False).stdout
+    start = os.getpid()
+    for number in range(start, start + 4096):
+        net = f"10.{200 + number // 256 % 16}.{number % 256}"
+        if f" {net}." not in taken:
+            return net
+    raise RuntimeError("no free network for Slurm's lab")
+
+
+def _start_munge() -> None:
+    """Start munged, as its own user, unless it runs; it is left running, for others may use it by then."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
+        probe.connect(str(_MUNGE_SOCKET))
+        return
+    shutil.chown(_ensure(_MUNGE_SOCKET.parent), "munge", "munge")
+    _run(["setpriv", "--reuid=munge", "--regid=munge", "--clear-groups", "munged", "--force"])
+
+
+def _ensure(folder: Path) -> Path:
+    folder.mkdir(mode=0o755, exist_ok=True)
+    return folder
