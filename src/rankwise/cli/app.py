@@ -16,6 +16,7 @@ from rankwise.cli.kubeflow_words import announced_options
 from rankwise.cli.rows_app import rows_commands
 from rankwise.cli.run import run_command
 from rankwise.cli.saying import plain_warnings
+from rankwise.cli.slurm_jobs import cancel_command, jobs_command, logs_command
 from rankwise.cli.verify import verify_command
 from rankwise.errors import RankwiseError
 
@@ -67,6 +68,9 @@ app.command(
     epilog="Exit codes: 0 the same training, 1 not, 2 a run failed.",
 )(verify_command)
 app.command("env", epilog="Paste it into a report; it holds no secrets that it knows, but read it first.")(env_command)
+app.command("jobs")(jobs_command)
+app.command("logs")(logs_command)
+app.command("cancel")(cancel_command)
 app.add_typer(data_commands, name="data")
 app.add_typer(rows_commands, name="rows")
 app.add_typer(checkpoint_commands, name="checkpoint")

@@ -68,8 +68,9 @@ class Platform:
             machine, submitit's files on Slurm. None: no files, not on Slurm.
         verbose: let every rank say where it stands, not only the parent.
         upon_finish: called once, without arguments, after every rank has ended well: by the caller of `Wrapper.start`
-            on one machine, by rank 0 on Slurm.
-        num_ranks: number of ranks; None takes `n_gpus_per_node`.
+            on one machine, on the job's first node on Slurm.
+        num_ranks: number of ranks (of a node); None takes `n_gpus_per_node`. On Slurm they are CPU ranks, and no GPU is
+            asked for.
         ipc_timeout_s: how long ranks wait for each other.
 
     Raises:
@@ -175,13 +176,10 @@ class Platform:
         """Refuse what this machine does not have.
 
         Raises:
-            ConfigError: fewer GPUs than ranks, several nodes, Slurm, or MPS with several ranks or off macOS.
+            ConfigError: fewer GPUs than ranks, several nodes, or MPS with several ranks or off macOS.
         """
-        if self.device is Device.SLURM or self.n_nodes > 1:
-            raise ConfigError(
-                "device='slurm' and n_nodes > 1 come with the backends for several machines, which are not there yet; "
-                "today, inside a Slurm job, `srun python train.py` with rankwise.bind() in it runs on all its nodes"
-            )
+        if self.n_nodes > 1:
+            raise ConfigError(f"n_nodes={self.n_nodes} is for device='slurm'; on machines without Slurm: rankwise run")
         gpus = num_visible_gpus() if self.device is Device.GPU else 0
         if self.device is Device.GPU and gpus < self.world_size:
             raise ConfigError(

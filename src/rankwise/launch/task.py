@@ -11,7 +11,7 @@ from rankwise.launch.platforms import Device, Platform
 
 __all__ = ["run_task"]
 
-_DEVICES = {Device.CPU: "cpu", Device.GPU: "cuda", Device.MPS: "mps"}
+_DEVICES = {Device.CPU: "cpu", Device.GPU: "cuda", Device.MPS: "mps", Device.SLURM: "auto"}
 
 
 def run_task(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], platform: Platform) -> Any:
@@ -79,5 +79,5 @@ def _prepare_alone(platform: Platform, local_rank: int) -> None:
     from rankwise.world import seed_generators
 
     seed_generators(platform.seed)
-    if platform.device is Device.GPU:
+    if platform.device is Device.GPU or (platform.device is Device.SLURM and torch.cuda.is_available()):
         torch.cuda.set_device(local_rank)

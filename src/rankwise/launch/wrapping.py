@@ -14,7 +14,7 @@ from typing import Any
 from rankwise.errors import ConfigError
 from rankwise.launch.calls import launch_packed
 from rankwise.launch.packing import pack_call
-from rankwise.launch.platforms import DEFAULT_LOGS, Platform
+from rankwise.launch.platforms import DEFAULT_LOGS, Device, Platform
 
 __all__ = ["Wrapper", "wrapper"]
 
@@ -29,7 +29,7 @@ class Wrapper:
     def __init__(self, platform: Platform) -> None:
         self.platform = platform
 
-    def start(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
+    def start(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run `target(*args, **kwargs, global_rank=, local_rank=, group=, platform=)` on every rank.
 
         On every rank the process group is initialised, the device is current, the generators are seeded, and the
@@ -41,7 +41,7 @@ class Wrapper:
             **kwargs: picklable keyword arguments.
 
         Returns:
-            The values of the task, by rank.
+            The values of the task, by rank; with device="slurm" at once a `SlurmHandle`: its `result()` waits for them.
 
         Raises:
             ConfigError: this machine cannot do it, or the task cannot be sent.
@@ -49,6 +49,10 @@ class Wrapper:
             Exception: what `upon_finish` raises, with a note; all ranks had ended well.
         """
         platform = self.platform
+        if platform.device is Device.SLURM:
+            from rankwise.launch.slurm.wrapped import start_in_slurm
+
+            return start_in_slurm(platform, target, args, kwargs)
         platform.check_machine()
         if platform.spawn_method not in {None, "spawn"}:
             warnings.warn(
@@ -124,7 +128,7 @@ def _finish(upon_finish: Callable[[], Any]) -> None:
         raise
 
 
-def wrapper(platform: Platform) -> Callable[[Callable[..., Any]], Callable[..., list[Any]]]:
+def wrapper(platform: Platform) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Make calling a function run it on every rank of a platform, and return the values by rank.
 
     The decorated function keeps its name and docstring; `__wrapped__` is the function itself.
@@ -133,9 +137,9 @@ def wrapper(platform: Platform) -> Callable[[Callable[..., Any]], Callable[..., 
         platform: where and how.
     """
 
-    def decorate(target: Callable[..., Any]) -> Callable[..., list[Any]]:
+    def decorate(target: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(target)
-        def start(*args: Any, **kwargs: Any) -> list[Any]:
+        def start(*args: Any, **kwargs: Any) -> Any:
             return Wrapper(platform).start(target, *args, **kwargs)
 
         return start

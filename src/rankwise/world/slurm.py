@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Mapping
 
 from rankwise.errors import WorldError
@@ -16,12 +18,15 @@ _SPECIAL_STEPS = 0xFFFF_FFF0
 _FIRST_PORT, _NUM_PORTS = 10_000, 20_000  # below Linux's ephemeral ports, which begin at 32768
 
 
-def slurm_port(job_id: int, step_id: int) -> int:
+def slurm_port(*numbers: int) -> int:
     """Return the port of rank 0's store: between 10000 and 29999, the same for all tasks of a step.
 
-    Neighbouring jobs and steps get different ones: ``10000 + (61 * job_id + step_id) % 20000``.
+    Args:
+        *numbers: of the job, the step and its srun. Neighbouring jobs and steps get different ports, and so does a job
+            that was requeued, or a second srun: the port at which an srun listens is the kernel's choice.
     """
-    return _FIRST_PORT + (61 * job_id + step_id) % _NUM_PORTS
+    text = " ".join(map(str, numbers)).encode()
+    return _FIRST_PORT + int.from_bytes(hashlib.sha256(text).digest()[:8], "big") % _NUM_PORTS
 
 
 def slurm_place(environ: Mapping[str, str]) -> Place | None:
@@ -97,5 +102,10 @@ def _address(environ: Mapping[str, str], size: int) -> str:
 
 
 def _port(environ: Mapping[str, str]) -> int:
-    job = int_of(environ, "SLURM_JOB_ID", "SLURM_JOBID") or 0
-    return slurm_port(job, int_of(environ, "SLURM_STEP_ID", "SLURM_STEPID") or 0)
+    """Return a port that Slurm has reserved for the step (MpiParams=ports=...), else one that follows from the srun."""
+    reserved = re.match(r"\d+", environ.get("SLURM_STEP_RESV_PORTS", ""))
+    if reserved:
+        return int(reserved[0])
+    names = (("SLURM_JOB_ID", "SLURM_JOBID"), ("SLURM_STEP_ID", "SLURM_STEPID"))
+    started = ("SLURM_SRUN_COMM_PORT", "SLURM_STEP_LAUNCHER_PORT")
+    return slurm_port(*(int_of(environ, *found) or 0 for found in (*names, started, ("SLURM_RESTART_COUNT",))))

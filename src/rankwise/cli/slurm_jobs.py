@@ -1,0 +1,79 @@
+"""`rankwise jobs`, `rankwise logs` and `rankwise cancel`: launches that are in Slurm's hands."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated
+
+import typer
+
+from rankwise.errors import ConfigError
+
+__all__ = ["cancel_command", "jobs_command", "logs_command"]
+
+_JOB = typer.Argument(metavar="JOB", help="Slurm's number of the job.")
+
+
+def jobs_command(
+    all_jobs: Annotated[bool, typer.Option("--all", help="Also those that ended.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """List the jobs that you have submitted with rankwise: state, reason, nodes, run directory."""
+    from rankwise.launch.slurm.handle import SlurmHandle
+    from rankwise.launch.slurm.queue import job_states
+    from rankwise.launch.slurm.start import state_folder
+
+    handles = SlurmHandle.find_all(state_folder())
+    states = job_states([handle.job_id for handle in handles])
+    rows = []
+    for handle in handles:
+        found = states[handle.job_id]
+        found = handle.ask() if found.state == "UNKNOWN" else found
+        if all_jobs or not (found.has_ended or found.state == "UNKNOWN"):
+            where = str(handle.run_dir or handle.folder)
+            rows.append(
+                {"job": handle.job_id, "name": handle.name, "state": found.state, "reason": found.reason}
+                | {"nodes": found.nodes, "ranks": str(handle.num_ranks), "folder": where}
+            )
+    if as_json:
+        print(json.dumps(rows, indent=1))
+        return
+    if not rows:
+        print("no jobs" if all_jobs else "no jobs in the queue (--all: also those that ended)")
+        return
+    widths = {key: max(len(key), *(len(row[key]) for row in rows)) for key in rows[0]}
+    for row in [{key: key for key in widths}, *rows]:
+        print("  ".join(row[key].ljust(width) for key, width in widths.items()).rstrip())
+
+
+def logs_command(
+    job: Annotated[str, _JOB],
+    rank: Annotated[
+        int | None, typer.Option(metavar="R", help="Of this rank, all it wrote in the newest attempt.")
+    ] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has ended.")] = False,
+) -> None:
+    """Print what a job has written: what its console shows, or one rank's output."""
+    from rankwise.launch.slurm.following import follow_logs
+    from rankwise.launch.slurm.handle import SlurmHandle
+    from rankwise.launch.slurm.start import state_folder
+
+    handle = SlurmHandle.find(state_folder(), job)
+    path = handle.log_path(rank)
+    if not follow and not path.exists():
+        raise ConfigError(f"job {job} has written nothing yet to {path}: it is {handle.ask()}")
+    try:
+        follow_logs(handle, rank, until_end=follow)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def cancel_command(job: Annotated[str, _JOB]) -> None:
+    """Take a job out of the queue, or end it."""
+    from rankwise.launch.slurm.handle import SlurmHandle
+    from rankwise.launch.slurm.start import state_folder
+
+    handle = SlurmHandle.find(state_folder(), job)
+    handle.cancel()
+    print(f"rankwise: job {job} ({handle.name}) is cancelled", file=sys.stderr)

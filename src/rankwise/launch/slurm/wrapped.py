@@ -1,0 +1,62 @@
+"""A task of `Wrapper` on a platform of Slurm: from its fields to a request."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rankwise.errors import ConfigError
+from rankwise.launch.job import Job
+from rankwise.launch.packing import pack_call
+from rankwise.launch.platforms import DEFAULT_LOGS, Platform
+from rankwise.launch.show import parse_show
+from rankwise.launch.slurm.handle import SlurmHandle
+from rankwise.launch.slurm.request import Request
+from rankwise.launch.slurm.submission import submit
+from rankwise.launch.target import Target
+
+__all__ = ["start_in_slurm"]
+
+
+def start_in_slurm(
+    platform: Platform, target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> SlurmHandle:
+    """Submit a task, and return at once.
+
+    `num_ranks` asks for CPU ranks and no GPUs; else each of `n_gpus_per_node` GPUs has a rank.
+
+    Args:
+        platform: what to ask Slurm for.
+        target: the task.
+        args: its arguments.
+        kwargs: its keyword arguments.
+
+    Raises:
+        ConfigError: Slurm refuses it, or the cores cannot be shared out.
+        LaunchError: Slurm is not here.
+    """
+    ranks = platform.num_ranks or platform.n_gpus_per_node
+    if platform.n_cpus_per_node % ranks:
+        raise ConfigError(
+            f"n_cpus_per_node={platform.n_cpus_per_node} cannot be split evenly among the {ranks} ranks of a node"
+        )
+    request = Request(
+        folder=Path(platform.console_logs or DEFAULT_LOGS).absolute(),
+        name=platform.name,
+        partition=platform.partition,
+        nodes=platform.n_nodes,
+        gpus_per_node=None if platform.num_ranks is not None else platform.n_gpus_per_node,
+        ranks_per_node=ranks,
+        cpus_per_task=platform.n_cpus_per_node // ranks,
+        mem=f"{platform.mem_per_node}G",
+        time_min=platform.timeout_min,
+        parameters=platform.slurm_additional_parameters or {},
+    )
+    job = Job(target=Target(kind="call", name=os.devnull), num_ranks=ranks, show=parse_show("all"))
+    # what is called at the end is not for the ranks
+    context = replace(platform, upon_finish=None)
+    call = pack_call(target, args, kwargs, adapter="rankwise.launch.task:run_task", context=context)
+    return submit(job, request, call=call, upon_finish=platform.upon_finish)
