@@ -55,7 +55,7 @@ if __name__ == "__main__":
 
 
 def test_a_task_is_submitted_and_its_values_come_back(cluster):
-    """Values by rank, a failing rank's own traceback, a cancelled job, `upon_finish`; pickles are their owner's alone."""
+    """Values by rank, a failing rank's own traceback, a cancelled job, `upon_finish`; pickles are private."""
     cluster.write("tasks.py", TASKS)
     said = json.loads(cluster.run("python", "tasks.py").stdout)
     assert said["values"] == [[46, 0, "node1"], [46, 1, "node1"], [46, 0, "node2"], [46, 1, "node2"]]

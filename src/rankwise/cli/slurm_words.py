@@ -79,6 +79,8 @@ def run_in_slurm(
     others = [name for name in given if name != "requeue"]
     if others:
         raise ConfigError(f"--{others[0].replace('_', '-')} is for jobs of Slurm: give --slurm too")
+    if job.nodes is not None:
+        return None  # who names the nodes has started us on each of them
     from rankwise.launch.slurm.allocation import Allocation, run_on_nodes
 
     allocation = Allocation.find(environ)

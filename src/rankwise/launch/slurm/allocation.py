@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from rankwise.errors import ConfigError, Interrupted, LaunchError
@@ -21,7 +21,7 @@ from rankwise.launch.bound import value_path
 from rankwise.launch.job import Job
 from rankwise.launch.local.console import Console
 from rankwise.launch.local.loop import Loop
-from rankwise.launch.local.supervisor import next_logs
+from rankwise.launch.local.telling import next_logs, tell, with_time_left
 from rankwise.launch.slurm.queue import slurm_command
 from rankwise.launch.slurm.start import Record, Start, read_meeting, state_folder, write_whole
 
@@ -134,20 +134,30 @@ def run_on_nodes(
     if job.min_ranks is not None:
         raise ConfigError("--min-ranks is for one machine: inside a Slurm allocation ask for fewer nodes instead")
     console, ending, attempt = Console(), Ending(), 0
-    most, run_id = job.max_restarts, f"rankwise-slurm-{allocation.job_id}-{secrets.token_hex(4)}"
-    # the first node says the port
-    job = replace(job, num_nodes=allocation.num_nodes, master_port=1, max_restarts=0)
+    begun_s, most, run_id = (
+        time.monotonic(),
+        job.max_restarts,
+        f"rankwise-slurm-{allocation.job_id}-{secrets.token_hex(4)}",
+    )
+    nodes = allocation.num_nodes
     console.say(
-        f"Slurm job {allocation.job_id}: {job.world_size} rank(s), {job.num_ranks} on each of {allocation.num_nodes} "
+        f"Slurm job {allocation.job_id}: {nodes * job.num_ranks} rank(s), {job.num_ranks} on each of {nodes} "
         f"node(s) {allocation.nodes}" + (f", requeued {allocation.restarts} time(s)" if allocation.restarts else "")
     )
     with Loop() as loop:
         while True:
             logs = next_logs(job.logs, job.run_dir)
-            start = Start(job=job, attempt=attempt, run_id=run_id, logs=logs, secret=secrets.token_hex(16))
+            start = Start(
+                job=with_time_left(job, begun_s),
+                num_nodes=nodes,
+                attempt=attempt,
+                run_id=run_id,
+                logs=logs,
+                secret=secrets.token_hex(16),
+            )
             ending = _Step(start, allocation, loop, console, srun_args).run(call, values)
             if ending.record is not None:
-                _tell(console, ending.record)
+                tell(console, ending.record.text)
             if ending.record is None or ending.interrupted is not None or attempt >= most:
                 break
             attempt += 1
@@ -168,13 +178,6 @@ def _again(allocation: Allocation, console: Console, *, requeue: bool) -> None:
     done = slurm_command("scontrol", "requeue", allocation.job_id)
     if done.returncode:
         console.say(f"job {allocation.job_id} cannot be requeued: {done.stderr.strip()}; submit it again")
-
-
-def _tell(console: Console, record: Record) -> None:
-    first, _, rest = record.text.partition("\n")
-    console.say(first)
-    if rest:
-        console.block(rest)
 
 
 class _Step:
@@ -206,7 +209,7 @@ class _Step:
                 code = self._srun.wait()
             ending = self._judge(code)
             if values is not None and ending.record is None:
-                for rank in range(self._start.job.world_size):
+                for rank in range(self._start.num_nodes * self._start.job.num_ranks):
                     with contextlib.suppress(FileNotFoundError):
                         shutil.copyfile(value_path(folder, rank), value_path(values, rank))
         return ending

@@ -8,18 +8,21 @@ import shutil
 import socket
 import sys
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
 from rankwise import vitals
 from rankwise.errors import LaunchError, RankwiseError
 from rankwise.launch.bound import value_path
+from rankwise.launch.elastic.interfaces import interface_of, is_loopback
 from rankwise.launch.job import Job
 from rankwise.launch.local.attempt import Attempt
 from rankwise.launch.local.console import Console
+from rankwise.launch.local.environment import Part
 from rankwise.launch.local.loop import Loop
 from rankwise.launch.local.ports import HeldPort
-from rankwise.launch.outcome import describe_failure, describe_others
+from rankwise.launch.local.telling import describe_end, tell_hidden
 from rankwise.launch.slurm.start import Meeting, Record, Start, leave, read_meeting
 from rankwise.launch.verdict import Failure, RankEnd
 
@@ -28,8 +31,6 @@ __all__: list[str] = []
 _MEETING_S = 120.0  # nodes of one step start at the same time; file systems may be late
 _CAUSE_S = 15.0  # how long a node that has only lost its peers lets the others say why
 _POLL_S = 0.05
-_INTERFACE = "GLOO_SOCKET_IFNAME"
-_SIOCGIFADDR = 0x8915
 
 
 def main(folder: Path) -> int:
@@ -56,29 +57,35 @@ def main(folder: Path) -> int:
 
 def _run(start: Start, node: int, host: str, folder: Path, stack: contextlib.ExitStack) -> Record:
     meeting = _host(folder, stack) if node == 0 else _find(folder)
-    os.environ["RANKWISE_SECRET"] = start.secret
-    env = {**_interface(meeting.address), **start.job.env}
-    job = replace(start.job, node_rank=node, master_addr=meeting.address, master_port=meeting.port, env=env)
-    if job.target.kind == "call":
-        job = _with_own_call(job, folder, stack)
+    job = _with_own_call(start.job, folder, stack) if start.job.target.kind == "call" else start.job
+    part = Part(
+        world_size=start.num_nodes * job.num_ranks,
+        first_rank=node * job.num_ranks,
+        node_rank=node,
+        num_nodes=start.num_nodes,
+        master_addr=meeting.address,
+        master_port=meeting.port,
+        secret=start.secret,
+        interface="" if is_loopback(meeting.address) else interface_of(_address_towards(meeting.address)),
+    )
     loop, console = stack.enter_context(Loop()), Console()
-    attempt = Attempt(job, start.attempt, start.run_id, loop=loop, console=console, logs=start.logs)
+    attempt = Attempt(job, start.attempt, start.run_id, loop=loop, console=console, logs=start.logs, part=part)
     failure, ends = attempt.run()
+    tell_hidden(console, attempt.hidden_lines, start.logs)
     console.flush()
     if job.target.kind == "call":
-        _hand_in(job, folder)
+        _hand_in(Path(job.target.name).parent, range(part.first_rank, part.first_rank + job.num_ranks), folder)
     again = failure is None and any(end.interrupted for end in ends)
     record = Record(node=node, host=host, interrupted=attempt.interrupted, again=again)
-    return record if failure is None else _failed(record, failure, ends, job, start.logs)
+    return record if failure is None else _failed(record, failure, ends, part.world_size, start.logs)
 
 
-def _failed(record: Record, failure: Failure, ends: list[RankEnd], job: Job, logs: Path | None) -> Record:
+def _failed(record: Record, failure: Failure, ends: list[RankEnd], world_size: int, logs: Path | None) -> Record:
     end = next((end for end in ends if end.rank == failure.rank), None)
-    text = describe_failure(failure, job.world_size, describe_others(ends, failure))
     hung = end is None or not end.failed
     return replace(
         record,
-        text=text if logs is None else f"{text}\nlogs: {logs}",
+        text=describe_end(failure, ends, logs, world_size=world_size),
         rank=failure.rank,
         status=failure.status,
         exitcode=failure.exitcode or 1,
@@ -132,25 +139,6 @@ def _address_towards(host: str) -> str:
         return str(probe.getsockname()[0])
 
 
-def _interface(master: str) -> dict[str, str]:
-    """Tell gloo which interface leads to the others, where the name of this machine means its loopback."""
-    if master.startswith("127.") or os.environ.get(_INTERFACE):
-        return {}
-    with contextlib.suppress(OSError):
-        if not socket.gethostbyname(socket.gethostname()).startswith("127."):
-            return {}
-    import fcntl
-
-    own = socket.inet_aton(_address_towards(master))
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            with contextlib.suppress(OSError):
-                found = fcntl.ioctl(probe, _SIOCGIFADDR, name.encode().ljust(40, b"\0"))
-                if found[20:24] == own:
-                    return {_INTERFACE: name}
-    return {}
-
-
 def _with_own_call(job: Job, folder: Path, stack: contextlib.ExitStack) -> Job:
     """Copy the call to this machine: what it leaves beside is removed here even if all processes are killed."""
     here = vitals.make_folder(in_memory=False)
@@ -159,9 +147,8 @@ def _with_own_call(job: Job, folder: Path, stack: contextlib.ExitStack) -> Job:
     return replace(job, target=replace(job.target, name=str(here / "call")))
 
 
-def _hand_in(job: Job, folder: Path) -> None:
-    here = Path(job.target.name).parent
-    for rank in job.ranks:
+def _hand_in(here: Path, ranks: Iterable[int], folder: Path) -> None:
+    for rank in ranks:
         if value_path(here, rank).exists():
             part = value_path(folder, rank).with_suffix(".part")
             shutil.copyfile(value_path(here, rank), part)

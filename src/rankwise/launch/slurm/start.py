@@ -21,7 +21,8 @@ class Start:
     """One start of the ranks on all nodes, as the launcher hands it to the nodes.
 
     Attributes:
-        job: the launch, without address and port.
+        job: the launch, with the ranks of one node.
+        num_nodes: how many nodes start it.
         attempt: which attempt of it, from 0.
         run_id: name of the launch.
         logs: existing folder for this attempt's logs, None for none.
@@ -29,6 +30,7 @@ class Start:
     """
 
     job: Job
+    num_nodes: int
     attempt: int
     run_id: str
     logs: Path | None
