@@ -1,4 +1,4 @@
-"""The cores that this process may use: affinity mask and CPU quotas; loads nothing that a launcher would wait for."""
+"""What this process may use: cores by affinity mask and CPU quotas, control groups; quick to load."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["cpu_mask", "usable_cores"]
+__all__ = ["cpu_mask", "group_folders", "usable_cores"]
 
 _GROUPS = Path("/sys/fs/cgroup")
 _OWN = Path("/proc/self/cgroup")
@@ -31,8 +31,14 @@ def usable_cores(num_cores: int, groups: Path = _GROUPS, own: Path = _OWN) -> in
     return max(1, min(num_cores, *(int(quota) for quota in _quotas(groups, own)), num_cores))
 
 
-def _quotas(groups: Path, own: Path) -> Iterator[float]:
-    """Yield the CPU quotas that hold for this process, in cores."""
+def group_folders(kind: str, groups: Path = _GROUPS, own: Path = _OWN) -> Iterator[tuple[Path, int]]:
+    """Yield the folders of this process's control groups of a kind, innermost first, with their version.
+
+    Args:
+        kind: "cpu", "memory".
+        groups: where control groups are mounted, of version 1, 2 or both.
+        own: file that names the groups of this process.
+    """
     try:
         lines = own.read_text().splitlines()
     except OSError:
@@ -40,15 +46,21 @@ def _quotas(groups: Path, own: Path) -> Iterator[float]:
     for line in lines:
         _, _, rest = line.partition(":")
         kinds, _, path = rest.partition(":")
-        if kinds and "cpu" not in kinds.split(","):
+        if kinds and kind not in kinds.split(","):
             continue
-        root = next((groups / name for name in (kinds, "cpu") if name and (groups / name).is_dir()), groups)
+        root = next((groups / name for name in (kinds, kind) if kinds and (groups / name).is_dir()), groups)
         folder = root / path.lstrip("/")
         for place in (folder, *folder.parents):
-            with contextlib.suppress(OSError, ValueError):
-                yield _version_1(place) if kinds else _version_2(place)
+            yield place, 1 if kinds else 2
             if place == root:
                 break
+
+
+def _quotas(groups: Path, own: Path) -> Iterator[float]:
+    """Yield the CPU quotas that hold for this process, in cores."""
+    for folder, version in group_folders("cpu", groups, own):
+        with contextlib.suppress(OSError, ValueError):
+            yield _version_1(folder) if version == 1 else _version_2(folder)
 
 
 def _version_2(group: Path) -> float:

@@ -15,13 +15,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from rankwise._cores import group_folders
 from rankwise.launch.cores import num_usable_cores, num_visible_gpus
 from rankwise.launch.topology import format_numbers, read_topology
 
 __all__ = ["cpus", "disks", "gpus", "memory", "network"]
 
 _PROC = Path("/proc")
-_GROUPS = Path("/sys/fs/cgroup")
 _QUERY = "index,name,uuid,driver_version,memory.total,memory.used,compute_cap,pci.bus_id"
 _TOOL_S = 20.0
 _SIOCGIFADDR = 0x8915
@@ -106,20 +106,11 @@ def _gib(num_bytes: float) -> float:
 
 def _memory_limits() -> Iterator[int]:
     """Yield the memory limits of this process's groups and those above them, in bytes."""
-    with contextlib.suppress(OSError):
-        for line in (_PROC / "self/cgroup").read_text().splitlines():
-            _, kinds, path = line.split(":", 2)
-            if kinds and "memory" not in kinds.split(","):
-                continue
-            root, name = (_GROUPS / "memory", "memory.limit_in_bytes") if kinds else (_GROUPS, "memory.max")
-            folder = root / path.lstrip("/")
-            for place in (folder, *folder.parents):
-                with contextlib.suppress(OSError, ValueError):
-                    limit = int((place / name).read_text())
-                    if limit < _UNLIMITED:
-                        yield limit
-                if place == root:
-                    break
+    for folder, version in group_folders("memory"):
+        with contextlib.suppress(OSError, ValueError):
+            limit = int((folder / ("memory.limit_in_bytes" if version == 1 else "memory.max")).read_text())
+            if limit < _UNLIMITED:
+                yield limit
 
 
 def disks() -> dict[str, Any]:

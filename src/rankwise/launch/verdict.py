@@ -45,6 +45,7 @@ class RankEnd:
         sent: the last signal by which we asked it to end, None if we did not.
         sent_s: when we first did.
         crash: Python stacks left by a crash inside C, "" if none.
+        evidence: what tells that the kernel killed it for want of memory, "" if nothing does.
         finished_s: when it said that its program had come to its end, None if it did not.
     """
 
@@ -55,6 +56,7 @@ class RankEnd:
     sent: int | None = None
     sent_s: float | None = None
     crash: str = ""
+    evidence: str = ""
     finished_s: float | None = None
 
     @property
@@ -179,6 +181,8 @@ def _headline(end: RankEnd) -> str:
     if end.status is None or end.status >= 0:
         return f"exited with {end.status}, without a Python exception (os._exit, or an exit inside C)"
     name = signal_name(-end.status)
+    if end.evidence:
+        return f"was ended by {name}: out of memory; {end.evidence}"
     hint = {
         "SIGKILL": ": from outside; if nobody did that, the kernel was out of memory (see dmesg)",
         "SIGBUS": ": often a full /dev/shm, or a file that became shorter while it was mapped",

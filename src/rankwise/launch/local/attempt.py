@@ -17,6 +17,7 @@ from rankwise.launch.local.console import Console
 from rankwise.launch.local.environment import Part, rank_environment
 from rankwise.launch.local.hang import CHECK_INTERVAL_S, HangWatch, StallWatch, blame
 from rankwise.launch.local.loop import Loop
+from rankwise.launch.local.oom import OomWatch
 from rankwise.launch.local.ports import HeldPort
 from rankwise.launch.local.process import RankProcess, start_rank
 from rankwise.launch.local.pump import Pump
@@ -94,6 +95,7 @@ class Attempt:
         port = HeldPort(self._job.master_port) if self._part is None else None
         self._folder = vitals.make_folder()
         self._watch = HangWatch(self._folder, self._job.hang_timeout_s)
+        self._oom = OomWatch()
         self._stall = StallWatch(self._folder, self._job.stall_s)
         try:
             self._start(self._part or self._all_of_it(port))
@@ -209,6 +211,8 @@ class Attempt:
         for process in self._ranks:
             if process.reap():
                 process.read_report()
+                if process.status == -signal.SIGKILL and process.sent is None:
+                    process.evidence = self._oom.evidence(process.pid)
 
     def _take_signals(self) -> None:
         while self._loop.signals:
@@ -347,6 +351,7 @@ class Attempt:
                 sent=process.sent,
                 sent_s=self._stop_s if process.sent is not None else None,
                 crash=self._crash(process),
+                evidence=process.evidence,
                 finished_s=process.finished_s,
             )
             for process in self._ranks

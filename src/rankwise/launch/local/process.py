@@ -32,6 +32,7 @@ class RankProcess:
         report: what it said about its own failure.
         finished_s: when it said that its program had come to its end; None if it did not.
         sent: the last signal by which we asked it to end; None if we did not.
+        evidence: what tells why it was killed, "" if nothing does.
     """
 
     rank: int
@@ -43,6 +44,7 @@ class RankProcess:
     report: Report | None = None
     finished_s: float | None = None
     sent: int | None = None
+    evidence: str = ""
     _report_bytes: bytearray = field(default_factory=bytearray)
 
     @property
