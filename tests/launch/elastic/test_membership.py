@@ -210,3 +210,13 @@ def check_round(run, start, least, most):
         first += member.num_ranks
     assert start.number == len(run.of(Start)) - 1
     assert dataclasses.is_dataclass(start)
+
+
+def test_a_round_is_stopped_once():
+    """Each word of a failure that comes later does not stop it again: nodes would give their ranks time anew."""
+    run = Run(2, 2)
+    keys = run.join(), run.join()
+    run.note(run.state.leaving(keys[0], 15, run.now))
+    for _ in range(3):
+        run.note(run.state.failing(keys[1], run.now))
+    assert [stop.in_peace for stop in run.of(Stop)] == [True, False]

@@ -8,7 +8,7 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -50,7 +50,7 @@ class _Guest:
     seal: Seal | None = None
     name: str = ""
     is_member: bool = False
-    known: dict[str, str] = field(default_factory=dict)
+    is_home: bool = False
 
 
 class Coordinator:
@@ -62,6 +62,7 @@ class Coordinator:
         token: that every node must know.
         loop: that serves it.
         say: for what concerns this machine only.
+        home: what our own node shows of itself, as it joins: others must be like it.
         run_id: the same for all rounds; a run that comes from a lost rendezvous keeps its own.
     """
 
@@ -73,12 +74,12 @@ class Coordinator:
         loop: Loop,
         *,
         say: Callable[[str], None],
+        home: Mapping[str, Any],
         run_id: str,
     ) -> None:
         self._listener, self._membership, self._token, self._loop, self._say = listener, membership, token, loop, say
         self._guests: dict[int, _Guest] = {}
-        self._next_key, self._run_id = 0, run_id
-        self._first: _Guest | None = None  # whose likeness counts: ours
+        self._next_key, self._run_id, self._home = 0, run_id, home
         self._refused: set[str] = set()  # addresses that were said to have another token
         self._begun_s = self._ticked_s = time.monotonic()
         listener.setblocking(False)  # noqa: FBT003
@@ -159,13 +160,13 @@ class Coordinator:
 
     def _join(self, guest: _Guest, message: Mapping[str, Any], now: float) -> None:
         guest.name = str(message["name"])
-        guest.known = {str(name): str(value) for name, value in message["like"].items()}
-        why = "" if self._first is None else difference(self._first.name, self._first.known, guest.name, guest.known)
+        guest.is_home = message["id"] == self._home["id"]
+        like = {str(name): str(value) for name, value in message["like"].items()}
+        why = difference(self._home["name"], self._home["like"], guest.name, like)
         if why or self._membership.phase == "over":
             self._say(f"refused node {guest.name} ({guest.peer.addresses[1]}): {why or 'the run is over'}")
             self._send(guest, {"kind": "refused", "why": why or "the run is over"})
             return
-        self._first = self._first or guest
         guest.is_member = True
         wish = message.get("wish")
         member = Member(
@@ -174,6 +175,7 @@ class Coordinator:
             address=guest.peer.addresses[1],
             num_ranks=int(message["num_ranks"]),
             wish=None if wish is None else int(wish),
+            home=guest.is_home,
             port=int(message["port"]),
         )
         members = self._membership
@@ -255,7 +257,7 @@ class Coordinator:
         """The whole report where it happened, which has it, and here; one line elsewhere."""
         for guest in list(self._guests.values()):
             if guest.is_member:
-                text = cause.text if guest is self._first and guest.key != cause.key else ""
+                text = cause.text if guest.is_home and guest.key != cause.key else ""
                 own = guest.key == cause.key
                 self._send(guest, {"kind": "cause", "line": cause.line, "text": text, "own": own})
 

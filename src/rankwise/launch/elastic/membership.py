@@ -72,6 +72,7 @@ class Member:
         address: where other nodes reach it.
         num_ranks: ranks that it starts.
         wish: the node rank that it asked for.
+        home: it holds the rendezvous: the first among those that come together.
         port: that it holds for rank 0; None while its ranks run.
         seat: its node rank in the newest round; None before its first.
         first_rank: the global rank of its first rank there.
@@ -84,6 +85,7 @@ class Member:
     address: str
     num_ranks: int
     wish: int | None = None
+    home: bool = False
     port: int | None = None
     seat: int | None = None
     first_rank: int = 0
@@ -172,6 +174,7 @@ class Membership:
     _silent: int = 0
     _signal: int | None = None
     _growing: bool = False
+    _hurried: bool = False  # the ranks of this round are not let save
     _since_s: float = 0.0
     _changed_s: float = 0.0
     _reminded_s: float = 0.0
@@ -237,9 +240,9 @@ class Membership:
         self._out.append(Say(text=text))
 
     def _stop(self, *, in_peace: bool) -> None:
-        if self.phase == "stopping" and in_peace:
+        if self.phase == "stopping" and (in_peace or self._hurried):
             return
-        self.phase = "stopping"
+        self.phase, self._hurried = "stopping", not in_peace
         keys = tuple(key for key in self.round if key in self.members and self.members[key].done is None)
         self._out.append(Stop(in_peace=in_peace, keys=keys))
 
@@ -335,7 +338,7 @@ class Membership:
     def _candidates(self) -> list[Member]:
         """Those that the next round may have: who was in the last one first, each node rank once."""
         found, wishes = list[Member](), set[int]()
-        known = sorted(self.members.values(), key=lambda m: (m.seat is None, m.seat, m.key))
+        known = sorted(self.members.values(), key=lambda m: (m.seat is None, m.seat, not m.home, m.key))
         for member in known:
             if member.port is not None and member.wish not in wishes and len(found) < self.rules.max_nodes:
                 found.append(member)
@@ -350,6 +353,7 @@ class Membership:
         for seat, member in enumerate(here):
             member.seat, member.first_rank, member.done = seat, first, None
             first += member.num_ranks
+        self._hurried = False
         self.round, self.lost, self.phase = tuple(member.key for member in here), [], "running"
         self._out.append(Start(number=self.number, members=tuple(here)))
         self.number, self.quorum = self.number + 1, 0

@@ -131,10 +131,9 @@ class _Node:
 
     def _meet(self, patience_s: float) -> Link:
         host, found = self._meeting.find(without=self._without, patience_s=patience_s)
-        if isinstance(found, socket.socket):
-            found = self._host(host, found)
         join = {
             "kind": "join",
+            "id": secrets.token_hex(8),
             "name": socket.gethostname(),
             "num_ranks": self._job.num_ranks,
             "like": self._like,
@@ -145,11 +144,13 @@ class _Node:
             "quorum": self._quorum,
             "run_id": self._run_id,
         }
+        if isinstance(found, socket.socket):
+            found = self._host(host, found, join)
         self._link = Link(found, host, self._token, self._loop, join)
         self._link.on_message = self._hear
         return self._link
 
-    def _host(self, host: str, listener: socket.socket) -> Peer:
+    def _host(self, host: str, listener: socket.socket, join: Mapping[str, Any]) -> Peer:
         nodes = self._nodes
         rules = Rules(
             min_nodes=nodes.min_nodes,
@@ -165,7 +166,7 @@ class _Node:
         membership = Membership(rules=rules, now_s=time.monotonic())
         run_id = self._run_id or f"rankwise-{secrets.token_hex(8)}"
         self._coordinator = Coordinator(
-            listener, membership, self._token, self._loop, say=self._console.say, run_id=run_id
+            listener, membership, self._token, self._loop, say=self._console.say, home=join, run_id=run_id
         )
         return Peer(socket.create_connection(address[:2]))
 

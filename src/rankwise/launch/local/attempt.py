@@ -261,15 +261,18 @@ class Attempt:
 
     def _stop_the_others(self) -> None:
         """End what a failure has left: nothing can be saved together any more."""
-        vitals.mark_failed(self._folder)
         if self._fellows is not None:
             self._fellows.failing()
+        self._stop_at_once()
+
+    def _stop_at_once(self) -> None:
+        vitals.mark_failed(self._folder)
         self._stop(signal.SIGTERM, self._shutdown_s(SHUTDOWN_AFTER_FAILURE_S))
 
     def end_with_fellows(self, *, in_peace: bool) -> None:
         """End the ranks because other nodes end theirs; in peace: they may save, together."""
         if not in_peace:
-            self._stop_the_others()
+            self._stop_at_once()
         elif self._stop_s is None:
             self._stop(signal.SIGTERM, self._grace_s())
 

@@ -1,0 +1,98 @@
+"""Two and three hosts: what becomes of a run when ranks, nodes, links or the rendezvous die."""
+
+import os
+import signal
+import time
+
+FIXED = ("--nproc", "1", "--nnodes", "2", "--rdzv", "anna")
+ELASTIC = ("--nproc", "1", "--nnodes", "1:3", "--rdzv", "anna,bert,cleo")
+
+
+def test_worker_killed_then_node_killed_then_replaced(nodes):
+    """Two fixed nodes: a killed rank is replaced, a killed node's place is taken by another one; all end together."""
+    options = (*FIXED, "--max-restarts", "2", "--run-dir", nodes.folder / "run")
+    for host in ("anna", "bert"):
+        nodes.start(host, *options, env={"STEPS": "200"})
+    events, _ = nodes.training(2)
+    assert [(event["rank"], event["local"], event["node"]) for event in events] == [(0, 0, 0), (1, 0, 1)]
+    assert len({event["secret"] for event in events}) == 1
+    assert not any(event["token"] for event in events)
+    os.kill(events[1]["pid"], signal.SIGKILL)
+    _, seconds = nodes.training(2, beyond=0)
+    assert seconds < 60, nodes.all_consoles()  # 15 s on a machine that is free
+    name = events[1]["host"]
+    assert "was ended by SIGKILL" in nodes.console(name)
+    assert f"rank 1 on node {name}" in nodes.console("anna" if name == "bert" else "bert")
+    nodes.kill_node("bert")
+    nodes.says("anna", "node bert (10.77.0.2) is lost: its supervisor has ended")
+    nodes.start("cleo", *options, env={"STEPS": "200"})
+    _, seconds = nodes.training(2, beyond=1)
+    assert [nodes.ends("anna"), nodes.ends("cleo")] == [0, 0], nodes.all_consoles()
+    assert nodes.step() == 200
+    assert sorted(p.name for p in (nodes.folder / "run" / "logs").iterdir()) == ["anna", "bert", "cleo"]
+    assert not list((nodes.folder / "tmp").iterdir())
+
+
+def test_elastic_nodes_come_and_go(nodes):
+    """1 to 3 nodes: a killed one is gone on without, one that comes is taken in, and SIGTERM to one saves on all."""
+    nodes.start("anna", *ELASTIC)
+    nodes.start("bert", *ELASTIC)
+    events, _ = nodes.training(2)
+    victim = next(event for event in events if event["host"] == "bert")
+    os.kill(victim["parent"], signal.SIGKILL)
+    nodes.until(lambda: not nodes.alive(victim["pid"]), "the pact between supervisor and rank")
+    _, seconds = nodes.training(1, beyond=events[0]["attempt"])
+    assert seconds < 80, nodes.all_consoles()  # 20 s on a machine that is free
+    nodes.start("cleo", *ELASTIC)
+    _, _ = nodes.training(2, beyond=1)
+    assert nodes.events("saved"), "the ranks were not let save before the new node came"
+    begun = len(nodes.events("saved"))
+    nodes.started["cleo"].send_signal(signal.SIGTERM)
+    assert [nodes.ends("anna"), nodes.ends("cleo")] == [75, 75], nodes.all_consoles()
+    assert len(nodes.events("saved")) == begun + 2
+
+
+def test_the_rendezvous_dies_and_the_rest_go_on_elsewhere(nodes):
+    """Three nodes: the next host of the list takes over, and the first one joins it when it comes back."""
+    for host in nodes.lab.names:
+        nodes.start(host, *ELASTIC)
+    events, _ = nodes.training(3)
+    nodes.kill_node("anna")
+    _, seconds = nodes.training(2, beyond=events[0]["attempt"])
+    assert seconds < 180, nodes.all_consoles()  # 60 s on a machine that is free
+    nodes.says("cleo", "the rendezvous at anna is lost: its supervisor has ended")
+    nodes.start("anna", *ELASTIC)
+    nodes.training(3, beyond=1)
+
+
+def test_a_cut_link_is_said_on_both_sides(nodes):
+    """Silence is a loss, named on both sides; a replacement that came before it was noticed takes the place."""
+    options = (*FIXED, "--max-restarts", "1")
+    for host in ("anna", "bert"):
+        nodes.start(host, *options)
+    nodes.training(2)
+    begun = time.monotonic()
+    nodes.lab.cut("bert")
+    nodes.start("cleo", *options)
+    nodes.says("anna", "node bert (10.77.0.2) is lost: nothing heard from it")
+    nodes.says("bert", "the rendezvous at anna is lost: nothing heard from it")
+    assert time.monotonic() - begun < 120  # 30 s on a machine that is free
+    assert nodes.ends("bert") == 1
+    events, _ = nodes.training(2, beyond=0)
+    assert {event["host"] for event in events} == {"anna", "cleo"}
+
+
+def test_a_failure_is_told_where_it_happened_and_at_the_rendezvous(nodes):
+    """The traceback of the root cause, with host and global rank; one line on the third node; one exit code."""
+    hosts = nodes.lab.names
+    for number, host in reversed(list(enumerate(hosts))):
+        nodes.start(host, "--nproc", "1", "--nnodes", "3", "--rdzv", "anna", "--node-rank", number)
+    events, _ = nodes.training(3)
+    assert [event["host"] for event in events] == list(hosts)
+    (nodes.folder / "fail-1").touch()
+    assert [nodes.ends(host) for host in hosts] == [1, 1, 1], nodes.all_consoles()
+    line, traceback = "rank 1 on node bert (10.77.0.2) raised ValueError: planted on rank 1", "Traceback (most recent"
+    assert nodes.console("anna").count(line) == 1
+    assert nodes.console("cleo").count(line) == 1
+    assert "rank 1 of 3 on bert raised ValueError: planted on rank 1" in nodes.console("bert")
+    assert [nodes.console(host).count(traceback) for host in hosts] == [1, 1, 0], nodes.all_consoles()
