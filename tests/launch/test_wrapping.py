@@ -8,7 +8,6 @@ import pytest
 
 from rankwise import Platform, Wrapper
 from rankwise.errors import ConfigError, LaunchError, RankFailure
-from rankwise.launch import task
 
 
 @pytest.fixture(autouse=True)
@@ -172,16 +171,12 @@ def test_the_end_is_the_same_however_it_comes(tmp_path):
 
 
 def test_upon_finish_that_fails_says_so(monkeypatch):
-    """Its own error comes out and says that all ranks had ended well; where ranks call it, one does."""
+    """Its own error comes out, and says that all ranks had ended well."""
     platform = Platform(device="cpu", verbose=False, upon_finish=lambda: {}["missing"])
     monkeypatch.setattr("rankwise.launch.wrapping.launch_packed", lambda _pack, _options: [])
     with pytest.raises(KeyError, match="missing") as caught:
         Wrapper(platform).start(print)
     assert caught.value.__notes__ == ["rankwise: raised by upon_finish, after all ranks had ended well"]
-    with pytest.raises(KeyError) as caught:
-        task._finish(0, platform)
-    assert "on rank 0" in caught.value.__notes__[0]
-    task._finish(1, platform)
 
 
 def test_a_default_folder_for_logs_that_is_read_only(monkeypatch, capsys):

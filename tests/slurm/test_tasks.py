@@ -37,7 +37,7 @@ def make(**fields):
 if __name__ == "__main__":
     comment = {"comment": "nothing"}
     good = Wrapper(make(upon_finish=finish, slurm_additional_parameters=comment)).start(total, 10)
-    bad = Wrapper(make()).start(total, -10)
+    bad = Wrapper(make(ipc_protocol="file")).start(total, -10)
     dropped = wrapper(make())(total)(0)
     dropped.cancel()
     said = {"job": good.job_id, "values": good.result(), "state": good.state, "logs": good.logs(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
@@ -12,7 +13,7 @@ from typing import Any
 from rankwise.errors import ConfigError
 from rankwise.launch.cores import num_visible_gpus
 
-__all__ = ["DEFAULT_LOGS", "Device", "Platform"]
+__all__ = ["DEFAULT_LOGS", "Device", "Platform", "make_folder"]
 
 DEFAULT_LOGS = "./.output/logs"
 
@@ -197,3 +198,17 @@ class Platform:
 
 def _is_path(text: str) -> bool:
     return "/" in text or text.startswith(".")
+
+
+def make_folder(folder: Path) -> None:
+    """Make the folder in which ranks meet, for its owner alone.
+
+    Raises:
+        ConfigError: it cannot be made, or written to.
+    """
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"ipc_protocol='file': no folder {folder} can be made: {error.strerror}") from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigError(f"ipc_protocol='file': nothing can be written to {folder}; give another folder (master_addr)")

@@ -27,9 +27,7 @@ def run_task(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str,
     given = {**kwargs, "global_rank": rank, "local_rank": local_rank, "platform": platform}
     if platform.ipc_groups is None:
         _prepare_alone(platform, local_rank)
-        value = fn(*args, **given, group=None)
-        _finish(rank, platform)
-        return value
+        return fn(*args, **given, group=None)
     from rankwise.world import bind
 
     assert isinstance(platform.device, Device)
@@ -42,22 +40,7 @@ def run_task(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str,
     ) as world:
         if platform.verbose:
             print(f"rankwise: rank {rank} of {world.world_size} on {world.device}, {world.backend}", flush=True)  # noqa: T201
-        value = fn(*args, **given, group=_group_of(rank, platform))
-        if platform.upon_finish is not None:
-            world.barrier()  # all have ended well
-    _finish(rank, platform)
-    return value
-
-
-def _finish(rank: int, platform: Platform) -> None:
-    """Call what is to be called at the end here, on rank 0, where no parent waits for the ranks to do it."""
-    if platform.upon_finish is None or rank != 0:
-        return
-    try:
-        platform.upon_finish()
-    except BaseException as error:
-        error.add_note("rankwise: raised by upon_finish on rank 0, after its task had ended well")
-        raise
+        return fn(*args, **given, group=_group_of(rank, platform))
 
 
 def _group_of(rank: int, platform: Platform) -> Any:
@@ -80,4 +63,4 @@ def _prepare_alone(platform: Platform, local_rank: int) -> None:
 
     seed_generators(platform.seed)
     if platform.device is Device.GPU or (platform.device is Device.SLURM and torch.cuda.is_available()):
-        torch.cuda.set_device(local_rank)
+        torch.cuda.set_device(local_rank if torch.cuda.device_count() > 1 else 0)  # Slurm may show a rank its own only

@@ -11,10 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rankwise.errors import ConfigError
 from rankwise.launch.calls import launch_packed
 from rankwise.launch.packing import pack_call
-from rankwise.launch.platforms import DEFAULT_LOGS, Device, Platform
+from rankwise.launch.platforms import DEFAULT_LOGS, Device, Platform, make_folder
 
 __all__ = ["Wrapper", "wrapper"]
 
@@ -76,7 +75,7 @@ def _launch(
 ) -> list[Any]:
     meeting = platform.store_file(f"{os.getpid()}-{secrets.token_hex(8)}")
     if meeting is not None:
-        _make_folder(meeting.parent)
+        make_folder(meeting.parent)
     options: dict[str, Any] = {
         "num_ranks": platform.world_size,
         "max_restarts": 0,
@@ -97,15 +96,6 @@ def _launch(
     finally:
         for left in meeting.parent.glob(f"{meeting.name}*") if meeting is not None else ():
             left.unlink(missing_ok=True)
-
-
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"ipc_protocol='file': no folder {folder} can be made: {error.strerror}") from error
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise ConfigError(f"ipc_protocol='file': nothing can be written to {folder}; give another folder (master_addr)")
 
 
 def _folder_for_logs(platform: Platform) -> Path | None:

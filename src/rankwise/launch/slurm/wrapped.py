@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 from rankwise.errors import ConfigError
 from rankwise.launch.job import Job
 from rankwise.launch.packing import pack_call
-from rankwise.launch.platforms import DEFAULT_LOGS, Platform
+from rankwise.launch.platforms import DEFAULT_LOGS, Platform, make_folder
 from rankwise.launch.show import parse_show
 from rankwise.launch.slurm.handle import SlurmHandle
 from rankwise.launch.slurm.request import Request
@@ -55,7 +56,15 @@ def start_in_slurm(
         time_min=platform.timeout_min,
         parameters=platform.slurm_additional_parameters or {},
     )
-    job = Job(target=Target(kind="call", name=os.devnull), num_ranks=ranks, show=parse_show("all"))
+    meeting = platform.store_file(secrets.token_hex(8))
+    if meeting is not None:
+        make_folder(meeting.parent)
+    job = Job(
+        target=Target(kind="call", name=os.devnull),
+        num_ranks=ranks,
+        show=parse_show("all"),
+        env={} if meeting is None else {"RANKWISE_STORE_FILE": str(meeting)},
+    )
     # what is called at the end is not for the ranks
     context = replace(platform, upon_finish=None)
     call = pack_call(target, args, kwargs, adapter="rankwise.launch.task:run_task", context=context)
