@@ -102,17 +102,18 @@ SLOW = [
 
 
 @pytest.fixture
-def cell(launcher, tmp_path):
+def cell(launcher, tmp_path, marked):
     """Mark everything that a cell starts; afterwards nothing with the mark may be left."""
     mark = f"rankwise-test-{secrets.token_hex(6)}"
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     launcher.env |= {"CELL": mark, "TMPDIR": str(temporary), "OMP_NUM_THREADS": "1"}
-    return mark
+    return mark, marked
 
 
-def check_nothing_is_left(launcher, mark, wait_until):
+def check_nothing_is_left(launcher, cell, wait_until):
     """No process, no shared memory, no folder of vitals, no temporary file."""
+    mark, marked = cell
     wait_until(lambda: not marked(mark))
     assert [path.name for path in Path("/dev/shm").glob(f"{mark}*")] == []
     vitals = launcher.folder / "vitals"
@@ -122,19 +123,7 @@ def check_nothing_is_left(launcher, mark, wait_until):
     assert left == []
 
 
-def marked(mark):
-    """Processes whose environment carries the mark; this one does not."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            if entry.name.isdigit() and f"CELL={mark}".encode() in (entry / "environ").read_bytes():
-                found.append(int(entry.name))
-        except OSError:
-            continue
-    return found
-
-
-def check_death(launcher, mark, wait_until, moment, kind):
+def check_death(launcher, cell, wait_until, moment, kind):
     deed, exitcode, said = DEEDS[kind]
     options = ["--hang-timeout", 3 if moment == "before" else 10] if kind == "stop" else []
     script = launcher.script(MOMENTS[moment].replace("DEED", deed))
@@ -147,7 +136,7 @@ def check_death(launcher, mark, wait_until, moment, kind):
     if kind in {"exception", "memory", "import"}:
         assert done.stderr.count("Traceback (most recent call last)") == 1, done.stderr
         assert "in deed\n" in done.stderr
-    check_nothing_is_left(launcher, mark, wait_until)
+    check_nothing_is_left(launcher, cell, wait_until)
 
 
 @pytest.mark.parametrize(("moment", "kind"), QUICK)
@@ -260,7 +249,7 @@ def memory_group():
 def test_the_kernel_kills_for_memory(launcher, cell, wait_until):
     """A rank beyond the limit of a real control group: SIGKILL, with what tells that it was the memory."""
     root, name = memory_group()
-    group = root / cell
+    group = root / cell[0]
     group.mkdir()
     try:
         (group / name).write_text(str(96 * MIB))
