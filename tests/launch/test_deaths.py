@@ -10,11 +10,13 @@ import secrets
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
 
 MIB = 1 << 20
+MOST_S = 100.0  # from a death to the end of all, on a machine that many share
 
 # kind -> what rank 1 does, the exit code of the launch, what is said of it
 DEEDS = {
@@ -41,6 +43,7 @@ def limit_memory():  # to what it has, and 64 MiB
     limit = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize() + (64 << 20)
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 def deed():
+    pathlib.Path("died").write_text(repr(time.time()))
     DEED
 """
 MOMENTS = {
@@ -129,6 +132,8 @@ def check_death(launcher, cell, wait_until, moment, kind):
     script = launcher.script(MOMENTS[moment].replace("DEED", deed))
     done = launcher.run("--nproc", 2, *options, "--shutdown-timeout", 2, script)
     assert done.returncode == exitcode, done.stderr
+    if kind != "stop":  # 5 seconds on an idle machine, see bench/deaths.py
+        assert time.time() - float(launcher.text("died")) < MOST_S
     assert re.search(r"^rankwise: rank 1 of 2 on \S+ " + said, done.stderr, re.MULTILINE), done.stderr
     # told once, whatever became of the other rank, which is not blamed
     assert done.stderr.count("rankwise: rank ") == 1

@@ -148,5 +148,8 @@ def leave(*, in_peace: bool) -> None:
     # gloo closes its connections, which tells the others, with the last reference only. That waits for its threads, and
     # one of them may be in a collective that a backward pass began: whoever has failed does not wait for it.
     letting_go = threading.Thread(target=close_all, name="rankwise-leave", daemon=True)
-    letting_go.start()
+    try:
+        letting_go.start()
+    except RuntimeError:  # no thread to be had: memory is used up, which may be what we are here for
+        return
     letting_go.join(_LEAVE_S)
