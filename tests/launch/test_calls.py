@@ -11,6 +11,7 @@ import pytest
 
 import rankwise
 from rankwise.errors import ConfigError, LaunchError, RankFailure
+from rankwise.launch.local import client
 
 
 def test_values_by_rank():
@@ -211,6 +212,40 @@ def test_ranks_end_with_their_caller(launcher, is_alive, wait_until, number):
     _, err = process.communicate(timeout=240)
     wait_until(lambda: not any(map(is_alive, pids)))
     assert ("KeyboardInterrupt" in err) == (number == signal.SIGINT)
+
+
+def test_an_interrupt_while_the_supervisor_starts(monkeypatch, capfd):
+    """It ends with KeyboardInterrupt and nothing else, also before the supervisor is ready or has the whole call."""
+    listen, calls = client._listen, []
+
+    def interrupted(link, streams):
+        calls.append(1)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        return listen(link, streams)
+
+    monkeypatch.setattr(client, "_listen", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        rankwise.run(lambda: threading.Event().wait(), num_ranks=1)
+    assert "launch/local/service.py" not in capfd.readouterr().err
+
+
+def test_an_interrupt_while_a_call_is_sent(capfd):
+    """A call that was not sent whole is not waited for."""
+
+    class Slow:
+        def send_bytes(self, data):
+            raise KeyboardInterrupt
+
+    link, far_link = client.multiprocessing.Pipe()
+    Slow.close = lambda _self: link.close()
+    Slow.__enter__ = lambda self: self
+    Slow.__exit__ = lambda _self, *_: link.close()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(client.multiprocessing, "Pipe", lambda: (Slow(), far_link))
+        with pytest.raises(KeyboardInterrupt):
+            rankwise.run(print, num_ranks=1)
+    assert capfd.readouterr().err == ""
 
 
 def test_the_service_that_dies_is_an_error(launcher, wait_until, is_alive):

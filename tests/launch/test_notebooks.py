@@ -88,7 +88,7 @@ WATCH = """
         while not os.path.exists("go"):
             time.sleep(0.02)
         print(" done")
-        return os.environ["MPLBACKEND"]
+        return os.environ["MPLBACKEND"], os.path.samestat(os.fstat(0), os.stat(os.devnull))
 
     print(rankwise.run(watch, num_ranks=2))
 """
@@ -115,7 +115,7 @@ def test_output_lives_and_an_interrupt_ends_the_ranks(notebook, tmp_path, is_ali
             await until(lambda: "100 % ███" in written(cell), task)
             (tmp_path / "go").write_text("")
             await task
-            assert written(cell) == "100 % ███ done\n['agg', 'agg']\n"
+            assert written(cell) == "100 % ███ done\n[('agg', True), ('agg', True)]\n"
             cell, task = book.start(WAIT)
             await until(lambda: len(list(filter(None, numbers()))) == 2, task)
             await book.client.km.interrupt_kernel()

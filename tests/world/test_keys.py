@@ -1,12 +1,17 @@
 """Generators that depend on seed and key only."""
 
+import random
+from dataclasses import replace
+
+import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rankwise.errors import ConfigError
 from rankwise.testing import run_ranks
-from rankwise.world import World
+from rankwise.world import World, seed_generators
 from rankwise.world.keys import numpy_generator, torch_generator
 
 KEYS = st.lists(st.integers() | st.text(max_size=4), max_size=4).map(tuple)
@@ -48,3 +53,26 @@ def test_ranks_draw_alike_unless_the_key_says_otherwise():
     assert first[0] == second[0] == World.single().generator("noise").random()
     assert first[1] != second[1]
     assert first[2] == second[2]
+
+
+def test_the_global_generators_are_seeded():
+    """`random`, NumPy's and torch's draw again what they drew; a seed that NumPy does not take is refused."""
+
+    def draws():
+        return random.random(), np.random.random(), torch.rand(1).item()  # noqa: NPY002
+
+    seed_generators(7)
+    first = draws()
+    assert draws() != first
+    seed_generators(7)
+    assert draws() == first
+    with pytest.raises(ConfigError, match="NumPy takes no other"):
+        seed_generators(-1)
+
+
+def test_the_main_rank_prints(capsys):
+    """World.print writes on the main rank only, with the options of print."""
+    world = World.single()
+    world.print("a", 1, sep="-", end=".")
+    replace(world, rank=1, world_size=2).print("b")
+    assert capsys.readouterr().out == "a-1."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
 import json
 import multiprocessing
 import os
@@ -36,15 +37,18 @@ def call_ranks(options: Mapping[str, Any], call: bytes) -> list[Any]:
     link, far_link = multiprocessing.Pipe()
     with link:
         process = _start_service(far_link)
-        streams = _streams(process)
+        streams, is_sent = _streams(process), False
         try:
             link.send_bytes(json.dumps(options).encode())
             link.send_bytes(call)
+            is_sent = True
             answer = _listen(link, streams)
             values = [] if _raise_failure(answer) else [link.recv_bytes() for _ in range(options["num_ranks"])]
         except KeyboardInterrupt:
-            process.send_signal(signal.SIGINT)
-            _listen(link, streams)
+            if is_sent:  # else it waits for the rest, which does not come: the end of the link ends it
+                process.send_signal(signal.SIGINT)
+                with contextlib.suppress(EOFError, OSError):
+                    _listen(link, streams)
             raise
         except (EOFError, OSError) as error:
             raise LaunchError(f"the supervisor of the ranks ended with {process.wait()}, its ranks with it") from error
@@ -55,14 +59,18 @@ def call_ranks(options: Mapping[str, Any], call: bytes) -> list[Any]:
 
 
 def _start_service(far_link: Connection[Any, Any]) -> subprocess.Popen[bytes]:
-    """Start it in a session of its own: Ctrl-C comes to us, and we pass it on."""
+    """Start it in a session of its own: Ctrl-C comes to us, and we pass it on, from the first moment."""
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # noqa: SLF001
     out, err = (subprocess.PIPE if sink is not None else None for sink in _sinks())
-    with far_link:
+    # it unblocks the signal when it is ready for it; before, it would die of it with a traceback of its own
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    with far_link, contextlib.ExitStack() as stack:
+        stack.callback(signal.pthread_sigmask, signal.SIG_SETMASK, mask)
         return subprocess.Popen(  # noqa: S603
             [sys.executable, *flags, "-P", "-m", "rankwise.launch.local.service", str(far_link.fileno())],
             pass_fds=(far_link.fileno(),),
             start_new_session=True,
+            stdin=subprocess.DEVNULL if out is not None and "ipykernel" in sys.modules else None,  # nobody types there
             stdout=out,
             stderr=err,
             env=_environment(),

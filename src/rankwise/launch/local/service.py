@@ -30,12 +30,16 @@ __all__: list[str] = []
 def main(fd: int) -> None:
     """Receive options and call, run the ranks, send back how it went and the values by rank."""
     link: Connection[Any, Any] = Connection(fd)
-    options = json.loads(link.recv_bytes())
-    folder = vitals.make_folder(in_memory=False)
     with contextlib.ExitStack() as stack:
-        stack.callback(vitals.remove_folder, folder)
         loop = stack.enter_context(Loop())
-        (folder / "call").write_bytes(link.recv_bytes())
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked by the caller until we are ready for it
+        try:
+            options, call = json.loads(link.recv_bytes()), link.recv_bytes()
+        except EOFError:
+            return  # the caller has gone, or given up
+        folder = vitals.make_folder(in_memory=False)
+        stack.callback(vitals.remove_folder, folder)
+        (folder / "call").write_bytes(call)
         loop.watch(fd, lambda: _caller_is_gone(loop, fd))
         try:
             outcome = supervise(_job(options, folder), loop=loop, tell_last=False)
