@@ -6,16 +6,21 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from rankwise.checkpoint import ModelState, OptimizerState, RandomState, Replicated
 from rankwise.checkpoint.parts import as_part
-from rankwise.data.contract import Stateful
+from rankwise.data.contract import BatchLoader, Stateful
 from rankwise.errors import ConfigError
 from rankwise.metrics import Counters
+from rankwise.train.wrapping import unwrapped
 from rankwise.world import World
 
 if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
     from rankwise.train.exact import StepReport
 
-__all__ = ["Progressed", "RunningMeans", "checked_parts", "on_host"]
+__all__ = ["Progressed", "RunningMeans", "checked_parts", "on_host", "training_parts"]
 
 _OWN_PARTS = {"model", "optimizer", "order", "stream", "random", "scheduler", "scaler"} | {
     "progress", "recent_means", "epoch_means"
@@ -149,3 +154,28 @@ def checked_parts(parts: Mapping[str, Any] | None) -> dict[str, Stateful]:
     if taken := sorted(_OWN_PARTS & (parts or {}).keys()):
         raise ConfigError(f"parts= names {', '.join(taken)}, which the trainer keeps itself: give another name")
     return {name: as_part(name, part) for name, part in (parts or {}).items()}
+
+
+def training_parts(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scheduler: Any,
+    train: BatchLoader,
+    more: Mapping[str, Stateful],
+    *,
+    scaler: Any = None,
+) -> dict[str, Stateful]:
+    """Return what a checkpoint of a training run holds, beside the trainer's own numbers."""
+    parts: dict[str, Stateful] = {
+        "model": ModelState(unwrapped(model)),
+        "optimizer": OptimizerState(optimizer, unwrapped(model)),
+        "order": Replicated(train),
+        "random": RandomState(),
+    }
+    if hasattr(train, "rank_state"):
+        parts["stream"] = train.rank_state
+    if scheduler is not None:
+        parts["scheduler"] = Replicated(scheduler)
+    if scaler is not None:
+        parts["scaler"] = Replicated(scaler)
+    return {**parts, **more}

@@ -10,28 +10,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast
 
-from rankwise.checkpoint import (
-    Checkpointer,
-    Interruption,
-    ModelState,
-    OptimizerState,
-    RandomState,
-    Replicated,
-    RestoreReport,
-)
-from rankwise.data.contract import JSON, BatchLoader, Stateful
+from rankwise.checkpoint import Checkpointer, Interruption, RestoreReport
+from rankwise.data.contract import JSON, Stateful
 from rankwise.errors import CheckpointError, ConfigError, RunDirError
 from rankwise.tracking import RunDir, Tracker, default_run_dir
 from rankwise.train.options import RELEASED, TrainOptions
 from rankwise.train.parts import Progressed
 from rankwise.train.record import MAY_CHANGE, environment_record
-from rankwise.train.wrapping import seed_training, unwrapped
+from rankwise.train.wrapping import seed_training
 from rankwise.world import World
 
 if TYPE_CHECKING:
-    import torch
-    from torch import nn
-
     from rankwise.tracking import Service, Sink
     from rankwise.tracking.tracker import SinkName
 
@@ -363,31 +352,6 @@ class Session:
             except Exception as caught:  # noqa: BLE001  (raised on every rank below)
                 error = caught
         self.world.raise_together(error)
-
-
-def training_parts(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    scheduler: Any,
-    train: BatchLoader,
-    more: Mapping[str, Stateful],
-    *,
-    scaler: Any = None,
-) -> dict[str, Stateful]:
-    """Return what a checkpoint of a training run holds, beside the trainer's own numbers."""
-    parts: dict[str, Stateful] = {
-        "model": ModelState(unwrapped(model)),
-        "optimizer": OptimizerState(optimizer, unwrapped(model)),
-        "order": Replicated(train),
-        "random": RandomState(),
-    }
-    if hasattr(train, "rank_state"):
-        parts["stream"] = train.rank_state
-    if scheduler is not None:
-        parts["scheduler"] = Replicated(scheduler)
-    if scaler is not None:
-        parts["scaler"] = Replicated(scaler)
-    return {**parts, **more}
 
 
 def _finite(values: Mapping[str, float]) -> dict[str, float | None]:

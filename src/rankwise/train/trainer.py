@@ -7,12 +7,11 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from rankwise.data.contract import JSON, BatchLoader
-from rankwise.errors import ConfigError, RunDirError
+from rankwise.errors import ConfigError
 from rankwise.guard import Guard, GuardOptions, guard_wish, trainer_guard
 from rankwise.tracking import Progress
 from rankwise.train.agreement import agree, data_facts
@@ -23,10 +22,11 @@ from rankwise.train.health import Health
 from rankwise.train.hooks import HookChain
 from rankwise.train.loop import Loop
 from rankwise.train.options import read_options
-from rankwise.train.parts import RunningMeans, checked_parts
+from rankwise.train.outcome import FitResult, found_finished, is_done
+from rankwise.train.parts import RunningMeans, checked_parts, training_parts
 from rankwise.train.precision import autocasting, make_scaler
 from rankwise.train.record import run_record
-from rankwise.train.session import Resume, RunChoice, Session, training_parts
+from rankwise.train.session import Resume, RunChoice, Session
 from rankwise.train.strategy import Evidence, prepare_training, wrap_options
 from rankwise.train.streams import as_held_out, as_steps
 from rankwise.train.validation import evaluate
@@ -44,27 +44,6 @@ if TYPE_CHECKING:
 __all__ = ["FitResult", "Trainer"]
 
 _LOG = logging.getLogger("rankwise.train")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FitResult:
-    """What a finished run came to; equal on all ranks.
-
-    Attributes:
-        num_steps: optimizer steps since the run's first start.
-        metrics: the last epoch's reduced values: "loss", the step function's metrics, and "val_..." of each.
-        run_dir: where everything is written, None if nothing is.
-        resumed_step: the step that this process resumed after, 0 when it started fresh.
-        stopped: why a hook ended the run before its last epoch; "" if none did.
-        already_finished: True when the run was found finished: its model was restored, nothing was trained.
-    """
-
-    num_steps: int
-    metrics: Mapping[str, float]
-    run_dir: Path | None
-    resumed_step: int = 0
-    already_finished: bool = False
-    stopped: str = ""
 
 
 class Trainer:
@@ -207,13 +186,13 @@ class Trainer:
             self.session = session
             if session.finished is not None:
                 session.restore()
-                if self._is_done(session, train, epochs):
-                    return self._found_finished(session, epochs)
+                if is_done(session, train, epochs, self.options.limit_steps):
+                    return found_finished(session, epochs)
                 session.reopen()
             session.restore()
             self.hooks.begin(session.progressed.stopped)
             agree(self.world, self._facts(train, val, epochs))
-            self._is_done(session, train, epochs)
+            is_done(session, train, epochs, self.options.limit_steps)
             if int(str(train.state_dict()["epoch"])) < epochs:
                 start_prefetch(train)
             progress = stack.enter_context(self._progress(session, train, epochs))
@@ -361,40 +340,3 @@ class Trainer:
             expect_last_epoch(val)
         values = evaluate(self.model, val, self._val_fn, world=self.world, between=between)
         return {f"val_{name}": value for name, value in values.items()}
-
-    def _is_done(self, session: Session, train: BatchLoader, epochs: int) -> bool:
-        """Whether the restored run is where this call wants it.
-
-        Raises:
-            RunDirError: it is further.
-        """
-        state, num_steps, limit = train.state_dict(), session.progressed.num_steps, self.options.limit_steps
-        epoch, position = int(str(state["epoch"])), int(str(state["position"]))
-        if (epoch, position) > (epochs, 0) or (limit is not None and num_steps > limit):
-            wanted = f"{epochs} epochs" + ("" if limit is None else f" and {limit} steps at most")
-            raise RunDirError(
-                f"{session.path} is further than was asked for: it has done {num_steps} steps ({epoch} whole epochs "
-                f"and {position} samples), and {wanted} are wanted; ask for at least as much, or take another run="
-            )
-        return epoch >= epochs or num_steps == limit or bool(session.progressed.stopped)
-
-    def _found_finished(self, session: Session, epochs: int) -> FitResult:
-        assert session.finished is not None
-        values, num_steps = dict(session.finished["values"]), session.progressed.num_steps
-        values.pop("num_steps", None)
-        if self.world.is_main:
-            sizes = {"epoch": epochs, "step": num_steps, "rank": session.saved_by}
-            told = ", ".join(f"{number} {what}{'s' * (number != 1)}" for what, number in sizes.items())
-            print(  # noqa: T201  (the answer to the user's command, whatever is shown on the way)
-                f"run {session.path} is finished ({told}): its "
-                "model was restored, nothing was trained; --fresh, RANKWISE_FRESH=1 or another name trains anew",
-                flush=True,
-            )
-        return FitResult(
-            num_steps=num_steps,
-            metrics=values,
-            run_dir=session.path,
-            resumed_step=num_steps,
-            already_finished=True,
-            stopped=session.progressed.stopped,
-        )
