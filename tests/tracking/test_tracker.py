@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from rankwise.errors import ConfigError
+from rankwise.errors import ConfigError, FencedError
 from rankwise.testing import run_ranks
 from rankwise.tracking import RunDir, Sink, Tracker, read_metrics
 from rankwise.world import World
@@ -138,3 +138,28 @@ def test_lines_are_plain_json(tmp_path):
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
     read = [json.loads(text, parse_constant=pytest.fail) for text in lines]
     assert [line["loss"] for line in read if "loss" in line] == [0.25]
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_a_left_over_is_fenced_at_its_next_line(tmp_path, fresh, monkeypatch):
+    """Lines of a second share one fence, and still each sees that another attempt, or another run, is there."""
+    left = opened(tmp_path / "run")
+    lines = Tracker(left, world=World.single())
+    fences, real = [], RunDir._enter_fence
+    monkeypatch.setattr(RunDir, "_enter_fence", lambda run: fences.append(run) or real(run))
+    monkeypatch.setattr("rankwise.tracking.run_dir._LOOK_S", 3600.0)
+    for step in range(1, 21):
+        lines.log(step, {"loss": 1.0})
+    assert len(fences) == 1
+    left.close()
+    with RunDir.open(tmp_path / "run", config={}, world=World.single(), fresh=fresh) as run:
+        with Tracker(run, world=World.single()) as newer:
+            newer.start_attempt(10)
+            with pytest.raises(FencedError, match="this process is attempt 1"):
+                lines.log(21, {"loss": 2.0})
+            # between its look and its write: read as superseded, or in the folder that was moved away
+            lines._sinks[0]._is_undisturbed = lambda: True
+            lines.log(9, {"loss": 2.0})
+            newer.log(11, {"loss": 3.0})
+        lines.close()
+    assert [line["loss"] for line in read_metrics(tmp_path / "run")] == ([] if fresh else [1.0] * 10) + [3.0]
