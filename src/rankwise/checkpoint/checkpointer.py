@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, cast
@@ -96,6 +97,7 @@ class Checkpointer:
         self._fence = fence
         self._attempt = attempt
         self._host = HostBuffers() if asynchronous else None
+        self._thread = _one_thread() if asynchronous else None
         self._saving: Saving | None = None
         self._asking = Asking()
         self._cleaned = False
@@ -160,7 +162,7 @@ class Checkpointer:
             self._storage,
             self._fence,
             prune=self._prune,
-            background=self._host is not None,
+            background=self._thread,
         )
         saving.start(make_job)
         self._saving = saving
@@ -206,6 +208,9 @@ class Checkpointer:
                 saving.give_up()
         finally:
             self._saving = None
+            if self._thread is not None:
+                self._thread.shutdown()
+                self._thread = _one_thread()  # runs from the next save on, if one comes
             if self._interruption is not None:
                 self._interruption.close()
 
@@ -385,3 +390,7 @@ class Checkpointer:
             )
         except OSError as error:
             raise CheckpointError(f"pruning {self.folder} failed: {error}; {newest} is published") from error
+
+
+def _one_thread() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, thread_name_prefix="rankwise-checkpoint")

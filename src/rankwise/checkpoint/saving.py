@@ -7,9 +7,9 @@ import json
 import re
 import secrets
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -134,7 +134,8 @@ class Saving:
         storage: where it will lie.
         fence: see `Checkpointer`.
         prune: called on the main rank with its folder when it is published.
-        background: whether threads do both halves.
+        background: whose thread does both halves, None: they are done at once. It lasts from save to save: to start a
+            thread is to wait until it runs.
     """
 
     def __init__(
@@ -145,7 +146,7 @@ class Saving:
         fence: Fence,
         *,
         prune: Callable[[Any], None],
-        background: bool,
+        background: Executor | None,
     ) -> None:
         self._what = what
         self._world = world
@@ -157,9 +158,7 @@ class Saving:
         self._made: Any = None
         self.is_publishing = False
         self._act: Callable[[], Any] = self._write
-        self._outcome: Any = None
-        self._error: BaseException | None = None
-        self._thread: threading.Thread | None = None
+        self._done: Future[Any] | None = None
 
     def start(self, make_job: Callable[[], SaveJob]) -> None:
         """Take the states of every rank, agree on what is saved, and begin to write.
@@ -191,7 +190,7 @@ class Saving:
 
     def is_idle(self) -> bool:
         """Whether this rank's thread is done. Local."""
-        return self._thread is not None and not self._thread.is_alive()
+        return self._done is not None and self._done.done()
 
     def advance(self, *, wait: bool) -> bool | None:
         """Begin the next half where this one is done on all ranks; return whether it is published, None if it is not.
@@ -219,32 +218,18 @@ class Saving:
 
     def give_up(self) -> None:
         """Remove what this rank has written. Local."""
-        if self._thread is not None:
-            self._thread.join()
+        if self._done is not None:
+            self._done.exception()
         if self._made is not None:
             folder = None if self._world.is_main else f"rank-{self._world.rank}"
             with contextlib.suppress(OSError):
                 self._storage.discard(self._made, folder)
 
     def _begin(self, act: Callable[[], Any]) -> None:
-        self._act, self._outcome, self._error, self._thread = act, None, None, None
-        if self._background:
-            self._thread = threading.Thread(target=self._do, name="rankwise-checkpoint")
-            self._thread.start()
-
-    def _do(self) -> None:
-        try:
-            self._outcome = self._act()
-        except BaseException as error:  # noqa: BLE001  (raised where the ranks meet)
-            self._error = error
+        self._act, self._done = act, None if self._background is None else self._background.submit(act)
 
     def _ended(self) -> Any:
-        if self._thread is None:
-            return self._act()
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
-        return self._outcome
+        return self._act() if self._done is None else self._done.result()
 
     def _write(self) -> dict[str, tuple[str, int, bytes]]:
         """Return path, size and SHA-256 by part, short enough to travel in one message."""
