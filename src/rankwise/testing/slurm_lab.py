@@ -39,7 +39,7 @@ SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=0,bf
 GresTypes=gpu
 ReturnToService=2
 KillWait=10
-SlurmdTimeout=10
+SlurmdTimeout=60
 SlurmdParameters=config_overrides
 StateSaveLocation={folder}/state
 SlurmctldPidFile={folder}/ctld.pid

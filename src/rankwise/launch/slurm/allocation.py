@@ -144,6 +144,8 @@ def run_on_nodes(
         f"Slurm job {allocation.job_id}: {nodes * job.num_ranks} rank(s), {job.num_ranks} on each of {nodes} "
         f"node(s) {allocation.nodes}" + (f", requeued {allocation.restarts} time(s)" if allocation.restarts else "")
     )
+    if deaf := _deaf_shell(os.getppid()):
+        console.say(deaf)
     with Loop() as loop:
         while True:
             logs = next_logs(job.logs, job.run_dir)
@@ -166,6 +168,30 @@ def run_on_nodes(
         _again(allocation, console, requeue=requeue)
     console.flush()
     return ending
+
+
+def _deaf_shell(parent: int) -> str:
+    """Return what to say of a batch shell that would die of the warning it asks for, "" if it would not.
+
+    `#SBATCH --signal=B:USR1@300` reaches the batch shell alone: one that neither catches the signal nor has been
+    replaced by us (`exec`) ends, and the job with it.
+    """
+    try:
+        words = Path(f"/proc/{parent}/cmdline").read_bytes().decode(errors="replace").split("\0")
+        script = next((word for word in words if word.endswith("slurm_script")), "")
+        found = re.search(r"^#SBATCH\b.*--signal[= ]B:(\w+)", Path(script).read_text(), re.MULTILINE)
+        status = Path(f"/proc/{parent}/status").read_text()
+    except OSError:
+        return ""
+    name = "" if found is None else found[1].upper()
+    number = int(name) if name.isdigit() else getattr(signal, f"SIG{name.removeprefix('SIG')}", 0)
+    masks = (int(mask, 16) for mask in re.findall(r"^Sig(?:Cgt|Ign):\s*(\w+)", status, re.MULTILINE))
+    if not number or any(mask >> (number - 1) & 1 for mask in masks):
+        return ""
+    return (
+        f"--signal=B:{name} reaches the batch shell alone, which will end of it, and this job with it: write "
+        "`exec rankwise run ...` as its last line, or leave the B: out"
+    )
 
 
 def _again(allocation: Allocation, console: Console, *, requeue: bool) -> None:

@@ -1,0 +1,186 @@
+"""`rankwise run` and `srun python` on a real Slurm: submitted, in batch scripts, in allocations; requeue and resume."""
+
+import json
+
+import numpy as np
+import pytest
+
+PLACE = """
+import os
+import sys
+
+import rankwise
+
+with rankwise.bind(timeout=200) as world:
+    total = world.all_reduce(world.rank, op="sum")
+    print("rank", world.rank, "of", world.world_size, "on", os.uname().nodename, "sum", total, flush=True)
+    if "fail" in sys.argv and world.rank == 3:
+        raise ValueError("no luck")
+    world.barrier()
+"""
+
+# with "hold" the first attempt stands in its fifth step until a file is there, and goes on slowly
+TRAIN = """
+import os
+import sys
+import time
+
+import numpy as np
+import torch
+
+import rankwise
+from rankwise.data.samples import ArraySource, SampleLoader
+
+hold = "hold" in sys.argv and not os.path.exists("go")
+done = 0
+
+
+def step(model, batch):
+    global done
+    done += 1
+    if hold and done == 5 and os.environ.get("SLURM_NODEID") == "0":
+        open("holding", "w").close()
+    while hold and done >= 5 and not os.path.exists("go"):
+        time.sleep(0.05)
+    if hold and done > 5:
+        time.sleep(0.05)
+    return (model(batch["x"]) ** 2).mean(1)
+
+
+with rankwise.bind(threads=1, timeout=200) as world:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 2).double()
+    source = ArraySource({"x": np.random.default_rng(0).normal(size=(400, 3))})
+    loader = SampleLoader(source, order=rankwise.Order(source, batch_size=10))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    trainer = rankwise.Trainer(model, optimizer, step, progress=False)
+    result = trainer.fit(loader, epochs=2)
+    if world.is_main:
+        weights = torch.cat([p.detach().flatten() for p in model.parameters()])
+        np.save(os.path.join(result.run_dir, "weights.npy"), weights.numpy())
+        print("steps", result.num_steps, flush=True)
+"""
+
+
+def lines(text, word):
+    return sorted(line for line in text.splitlines() if word in line)
+
+
+def weights(folder):
+    return np.load(folder / "weights.npy")
+
+
+def restored_steps(run_dir):
+    events = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
+    return [event["restored_step"] for event in events if event.get("event") == "attempt"]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory, run_python):
+    """Weights of a run on this machine that nobody disturbed, by number of ranks."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    (folder / "train.py").write_text(TRAIN)
+    for ranks in (1, 2):
+        run_python(folder, "-m", "rankwise", "run", "--nproc", ranks, "--run-dir", f"run{ranks}", "train.py")
+    return {ranks: weights(folder / f"run{ranks}") for ranks in (1, 2)}
+
+
+def test_a_script_is_submitted_and_followed(cluster):
+    """The queue, the output as it comes, the exit code, files of each rank; then it is found again by its number."""
+    cluster.write("place.py", PLACE)
+    done = cluster.rankwise(
+        *("run", "--slurm", "--partition", "general", "--nodes", "2", "--nproc", "2", "--time", "10m", "--mem", "500M"),
+        *("--tee", "all", "--run-dir", "runs/a", "place.py", "fail"),
+        check=False,
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert len(lines(done.stdout, "of 4 on node")) == 4
+    assert "rank 0 of 4 on node1 sum 6" in done.stdout.splitlines()
+    assert "[3] rank 3 of 4 on node2 sum 6" in done.stdout
+    assert "rank 3 of 4 on node2 raised ValueError: no luck" in done.stderr
+    assert done.stderr.count('raise ValueError("no luck")') == 1
+    assert "runs on node[1-2]" in done.stderr
+    (job,) = json.loads(cluster.rankwise("jobs", "--all", "--json").stdout)
+    assert (job["name"], job["state"], job["ranks"]) == ("place", "FAILED", "4")
+    assert job["folder"] == str(cluster.folder / "runs" / "a")
+    said = cluster.rankwise("logs", job["job"], "--rank", "2")
+    assert said.stdout.splitlines() == ["rank 2 of 4 on node2 sum 6"]
+    assert "has ranks 0 to 3" in cluster.rankwise("logs", job["job"], "--rank", "4", check=False).stderr
+
+
+def test_a_batch_script_of_ones_own_is_warned_saves_and_is_requeued(cluster, undisturbed):
+    """`--signal=B:` reaches the batch shell alone, which rankwise run has taken the place of."""
+    cluster.write("train.py", TRAIN)
+    job = cluster.sbatch(
+        "-N2",
+        script="""
+        #!/bin/bash
+        #SBATCH --signal=B:USR1@300 --requeue --mem=500M
+        exec rankwise run --requeue --nproc 1 --run-dir run train.py hold
+        """,
+    )
+    cluster.until((cluster.folder / "holding").exists)
+    assert "Slurm job" in cluster.text("batch.log")
+    cluster.lab.command("scancel", "--batch", "--signal=USR1", job)
+    (cluster.folder / "go").touch()
+    cluster.lab.start_requeued(job)
+    found = cluster.lab.wait(job, "COMPLETED", "FAILED", "NODE_FAIL")
+    log = cluster.text("batch.log")
+    assert found["JobState"] == "COMPLETED", (found, log)
+    assert "steps 80" in log, (found, log)
+    assert f"Slurm job {job}: 2 rank(s), 1 on each of 2 node(s) node[1-2], requeued 1 time(s)" in log
+    assert 5 <= restored_steps(cluster.folder / "run")[1] < 80
+    assert (weights(cluster.folder / "run") == undisturbed[2]).all()
+
+
+def test_a_batch_shell_that_would_die_of_the_warning_is_named(cluster):
+    """Without `exec`, and without a trap, the shell dies and the job with it: said at the start, with the mend."""
+    cluster.write("place.py", PLACE)
+    script = """
+        #!/bin/bash
+        #SBATCH --signal=B:USR1@300 --mem=500M
+        {}
+        rankwise run --nproc 1 place.py
+        """
+    warned = cluster.sbatch(script=script.format(""))
+    cluster.lab.wait(warned, "COMPLETED")
+    assert "exec rankwise run" in cluster.text("batch.log")
+    (cluster.folder / "batch.log").unlink()
+    caught = cluster.sbatch(script=script.format("trap : USR1"))
+    cluster.lab.wait(caught, "COMPLETED")
+    assert "rank 0 of 1 on node1" in cluster.text("batch.log")
+    assert "exec rankwise run" not in cluster.text("batch.log")
+
+
+def test_srun_python_finds_its_place_and_trains_to_the_same_numbers(cluster, undisturbed):
+    """Two nodes with two tasks each, no launcher of ours: as one process, within rounding; also after another srun."""
+    cluster.write("train.py", TRAIN)
+    cluster.write("place.py", PLACE)
+    job = cluster.sbatch(
+        *("-N2", "--ntasks-per-node=2", "--mem=500M"),
+        script="""
+        #!/bin/bash
+        export RANKWISE_RUN_DIR=run
+        srun python place.py && srun python train.py
+        """,
+    )
+    cluster.lab.wait(job, "COMPLETED", "FAILED")
+    log = cluster.text("batch.log")
+    places = [f"rank {rank} of 4 on node{1 + rank // 2} sum 6" for rank in range(4)]
+    assert lines(log, "of 4 on node") == places, log
+    assert "steps 80" in log
+    np.testing.assert_allclose(weights(cluster.folder / "run"), undisturbed[1], rtol=1e-12)
+
+
+def test_what_an_allocation_leaves_in_a_shell_does_no_harm(cluster):
+    """In salloc's shell rankwise run uses all nodes and says so, python is one rank, srun rankwise is refused."""
+    cluster.write("place.py", PLACE)
+    done = cluster.run(
+        *("salloc", "-N2", "--ntasks-per-node=2", "--mem=500M", "bash", "-c"),
+        "rankwise run --nproc 2 --tee all place.py; python place.py; srun rankwise run --nproc 2 place.py",
+        check=False,
+    )
+    assert len(lines(done.stdout, "of 4 on node")) == 4, done.stdout + done.stderr
+    assert "4 rank(s), 2 on each of 2 node(s) node[1-2]" in done.stderr
+    assert len(lines(done.stdout, "rank 0 of 1 on")) == 1
+    assert "leave srun out" in done.stderr
