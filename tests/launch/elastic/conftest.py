@@ -23,7 +23,7 @@ RANKS = """
 
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    here, last = pathlib.Path(os.environ["HERE"]), int(os.environ.get("STEPS", 10**9))
+    here = pathlib.Path(os.environ["HERE"])
     stopping = []
     signal.signal(signal.SIGTERM, lambda *_: stopping.append(1))
     vitals.beat(epoch=0, step=0)
@@ -49,33 +49,36 @@ RANKS = """
         peer.settimeout(None)
 
     def agree(stop):
-        # rank 0 hears all, and tells all whether anybody was asked to stop
+        # rank 0 hears all, and tells all: 1 if anybody was asked to stop, 2 if the test has seen enough, else 0
         if rank == 0:
             heard = [peer.recv(1) for peer in peers]
             if b"" in heard:
                 raise ConnectionError("connection closed by peer")
-            stop = stop or b"1" in heard
+            word = b"1" if stop or b"1" in heard else b"2" if (here / "enough").exists() else b"0"
             for peer in peers:
-                peer.sendall(b"1" if stop else b"0")
-            return stop
+                peer.sendall(word)
+            return word
         peers[0].sendall(b"1" if stop else b"0")
         told = peers[0].recv(1)
         if told == b"":
             raise ConnectionError("connection closed by peer")
-        return told == b"1"
+        return told
 
     saved = here / "saved"
     first = int(saved.read_text()) if saved.exists() and saved.read_text() else 0
     say("steps from")
-    for step in range(first, last):
+    for step in range(first, 10**9):
         if (here / f"fail-{rank}").exists() and step >= first + 3:
             (here / f"fail-{rank}").unlink()
             raise ValueError("planted on rank " + str(rank))
         time.sleep(0.05)
         vitals.beat(epoch=0, step=step)
-        if agree(bool(stopping)):
+        word = agree(bool(stopping))
+        if word == b"1":
             say("saved")
             sys.exit(75)
+        if word == b"2":
+            break
         if rank == 0:
             (here / "saved.part").write_text(str(step + 1))
             os.replace(here / "saved.part", saved)
@@ -178,6 +181,10 @@ class Nodes:
             return int((self.folder / "saved").read_text() or 0)
         except FileNotFoundError:
             return 0
+
+    def enough(self):
+        """Let the ranks come to their end."""
+        (self.folder / "enough").touch()
 
     def kill_node(self, name):
         """SIGKILL to all of a host's processes."""

@@ -28,7 +28,7 @@ def test_what_does_not_fit_is_said_by_name(nodes):
     other = nodes.folder / "other"
     other.mkdir()
     (other / "ranks.py").write_text(nodes.script.read_text() + "\n# changed\n")
-    nodes.start("anna", *TWO, "--rdzv", "anna", env={"STEPS": "100"})
+    nodes.start("anna", *TWO, "--rdzv", "anna")
     nodes.says("anna", "the rendezvous is here, anna (10.77.0.1) port 29400; token of RANKWISE_TOKEN")
     nodes.start("bert", *TWO, "--rdzv", "anna", env={"RANKWISE_TOKEN": "x" * 20}, name="token")
     nodes.start("bert", *TWO, "--rdzv", "anna", script=other / "ranks.py", name="code")
@@ -49,16 +49,17 @@ def test_what_does_not_fit_is_said_by_name(nodes):
     nodes.says("refusing", "bert: 10.77.0.2 refuses port 29401: nothing listens there yet")
     nodes.says("silent", "10.77.0.99")
     assert all(nodes.ends(name) in {1, 2} for name in ("token", "code", "ranks", "unknown", "refusing", "silent"))
-    nodes.start("bert", *TWO, "--rdzv", "anna", env={"STEPS": "100"})
+    nodes.start("bert", *TWO, "--rdzv", "anna")
+    nodes.training(2)
+    nodes.enough()
     assert [nodes.ends("anna"), nodes.ends("bert")] == [0, 0], nodes.all_consoles()
-    assert nodes.step() == 100
     secret = nodes.events()[0]["secret"]
     assert secret not in nodes.all_consoles()
     assert "a token that" not in nodes.all_consoles()
 
 
-def test_the_token_is_not_among_the_words_of_any_process(nodes):
-    """Supervisor and ranks show it neither as an argument nor, the ranks, as a variable."""
+def test_the_token_is_seen_nowhere_and_a_lost_rendezvous_is_named(nodes):
+    """Neither as an argument of a process nor as a variable of a rank; without another host the rest end, naming it."""
     nodes.start("anna", *TWO, "--rdzv", "anna")
     nodes.start("bert", *TWO, "--rdzv", "anna")
     nodes.training(2)
@@ -70,13 +71,17 @@ def test_the_token_is_not_among_the_words_of_any_process(nodes):
             except FileNotFoundError:
                 continue
     assert not any(event["token"] for event in nodes.events())
+    nodes.kill_node("anna")
+    assert nodes.ends("bert") == 1
+    nodes.says("bert", "the rendezvous at anna is lost: its supervisor has ended; --rdzv names no other host")
 
 
 def test_a_token_of_its_own_is_made_for_the_user_alone(nodes):
     """Without one, the user's file is made, readable by nobody else, and nodes that share the home use it."""
     home = nodes.folder / "home"
     home.mkdir()
-    env = {"RANKWISE_TOKEN": "", "XDG_CONFIG_HOME": str(home), "STEPS": "5"}
+    env = {"RANKWISE_TOKEN": "", "XDG_CONFIG_HOME": str(home)}
+    nodes.enough()
     for host in ("anna", "bert"):
         nodes.start(host, *TWO, "--rdzv", "anna", env=env)
     assert [nodes.ends("anna"), nodes.ends("bert")] == [0, 0], nodes.all_consoles()

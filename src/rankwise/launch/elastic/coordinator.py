@@ -102,7 +102,7 @@ class Coordinator:
             connected, _ = self._listener.accept()
         except OSError:
             return  # it has gone again, or there are no descriptors left: the next tick's strangers give some back
-        strangers = [guest for guest in self._guests.values() if guest.seal is None]
+        strangers = [guest for guest in self._guests.values() if not guest.is_member]
         if len(strangers) >= _MAX_STRANGERS:
             self._drop(strangers[0])
         guest = _Guest(key=self._next_key, peer=Peer(connected), nonce=secrets.token_hex(16))
@@ -117,7 +117,7 @@ class Coordinator:
                 if guest.key in self._guests:
                     self._take(guest, line)
         except PeerGone as gone:
-            self._lose(guest, str(gone), silent=False)
+            self._lose(guest, str(gone), silent=gone.silent)
 
     def _take(self, guest: _Guest, line: bytes) -> None:
         if guest.seal is None:

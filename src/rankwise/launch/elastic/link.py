@@ -67,7 +67,7 @@ class Link:
         try:
             self._peer.write(self._seal.line(message))
         except PeerGone as gone:
-            self._lose(str(gone), silent=False)
+            self._lose(str(gone), silent=gone.silent)
 
     def close(self) -> None:
         """Let the connection go."""
@@ -79,7 +79,7 @@ class Link:
             for line in self._peer.read():
                 self._take(line)
         except PeerGone as gone:
-            self._lose(str(gone), silent=False)
+            self._lose(str(gone), silent=gone.silent)
         self.on_message()
 
     def _take(self, line: bytes) -> None:
@@ -140,7 +140,7 @@ class Link:
             else:
                 self._peer.flush()
         except PeerGone as gone:
-            self._lose(str(gone), silent=False)
+            self._lose(str(gone), silent=gone.silent)
             self.on_message()
 
     def _lose(self, why: str, *, silent: bool) -> None:

@@ -12,10 +12,26 @@ SILENT_S = 10.0  # a second each is promised; a machine that many share is late 
 _LINE_BYTES = 1 << 18
 _WAITING_BYTES = 1 << 22  # that the other side does not take
 _READ_BYTES = 1 << 16
+_ENDED = "its supervisor has ended"
 
 
 class PeerGone(Exception):  # noqa: N818  (what happened, caught by who watches the connection)
-    """The other side has gone, or is not one of ours."""
+    """The other side has gone, or is not one of ours.
+
+    Attributes:
+        silent: it may still live, behind a link that is cut.
+    """
+
+    def __init__(self, why: str, *, silent: bool = False) -> None:
+        super().__init__(why)
+        self.silent = silent
+
+    @classmethod
+    def after(cls, error: OSError) -> PeerGone:
+        """Tell the death of a process, whose connections the kernel closes, from the loss of the way to it."""
+        if isinstance(error, (ConnectionResetError, BrokenPipeError)):
+            return cls(_ENDED)
+        return cls(f"the connection broke ({error.strerror})", silent=True)
 
 
 class Peer:
@@ -57,9 +73,9 @@ class Peer:
         except (BlockingIOError, InterruptedError):
             return []
         except OSError as error:
-            raise PeerGone(f"the connection broke ({error.strerror})") from error
+            raise PeerGone.after(error) from error
         if not data:
-            raise PeerGone("its supervisor has ended")
+            raise PeerGone(_ENDED)
         self._in += data
         *lines, rest = bytes(self._in).split(b"\n")
         if len(rest) > _LINE_BYTES:
@@ -95,7 +111,7 @@ class Peer:
         except (BlockingIOError, InterruptedError):
             pass
         except OSError as error:
-            raise PeerGone(f"the connection broke ({error.strerror})") from error
+            raise PeerGone.after(error) from error
 
     def close(self) -> None:
         """Close the connection."""
