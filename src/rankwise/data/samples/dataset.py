@@ -11,7 +11,7 @@ from rankwise.data.contract import Order, Share
 from rankwise.data.feed import Cursor, CursorLoader, check_fits, other_way
 from rankwise.data.feed.rank_place import find_place
 from rankwise.data.feed.repeating import Repeats
-from rankwise.data.feed.workers import InitWorker, check_importable, start_server
+from rankwise.data.feed.workers import InitWorker, check_importable, deaf_workers, start_server
 from rankwise.data.samples.dataset_batch import DatasetBatch
 from rankwise.data.samples.fetching import Fetching
 from rankwise.data.samples.keyed import KeyedDataset
@@ -104,7 +104,7 @@ class DatasetLoader(CursorLoader):
         self._early: Fetching | None = None
         reseed = not hasattr(dataset, "__getitems__") if reseed is None else reseed
         context = multiprocessing_context or ("forkserver" if num_workers else None)
-        self._uses_server = num_workers > 0 and context == "forkserver"
+        self._context = context
         if num_workers and context != "fork":
             for layer in _layers(dataset):
                 check_importable("dataset", layer)
@@ -184,17 +184,19 @@ class DatasetLoader(CursorLoader):
             if early.is_next:
                 return early
             early.drop()
-        if self._uses_server:
+        if not self._loader.num_workers:
+            return Fetching(self._loader, self._requests, self._cursor)
+        if self._context == "forkserver":
             start_server()
         try:
-            return Fetching(self._loader, self._requests, self._cursor)
+            with deaf_workers(self._context):
+                return Fetching(self._loader, self._requests, self._cursor)
         except (TypeError, AttributeError, PicklingError) as error:
-            if self._loader.num_workers:
-                error.add_note(
-                    "while sending the dataset, collate_fn and worker_init_fn to a worker: keep open files, locks and "
-                    "lambdas out of them (open files where samples are read, as docs/samples.md does for HDF5), or "
-                    'take multiprocessing_context="fork" or num_workers=0'
-                )
+            error.add_note(
+                "while sending the dataset, collate_fn and worker_init_fn to a worker: keep open files, locks and "
+                "lambdas out of them (open files where samples are read, as docs/samples.md does for HDF5), or "
+                'take multiprocessing_context="fork" or num_workers=0'
+            )
             raise
 
     def _step(self, fetching: Fetching) -> tuple[DatasetBatch, ...]:

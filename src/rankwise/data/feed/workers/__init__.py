@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rankwise.data.feed.workers.device import check_sendable, host_device, say_in_memory
-from rankwise.data.feed.workers.forkserver import InitWorker, check_importable, start_server
+from rankwise.data.feed.workers.forkserver import InitWorker, check_importable, deaf_workers, start_server
 from rankwise.data.feed.workers.iterable import asked_by_dataloader, iterable_class, raising, rebuild, take_part
 from rankwise.data.feed.workers.sent import SentBatch, sent_fields
 from rankwise.data.feed.workers.starts import PassStarts, order_code
@@ -15,6 +15,7 @@ __all__ = [
     "asked_by_dataloader",
     "check_importable",
     "check_sendable",
+    "deaf_workers",
     "host_device",
     "iterable_class",
     "order_code",

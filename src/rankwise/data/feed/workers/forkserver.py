@@ -10,19 +10,29 @@ import shutil
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from multiprocessing import connection, forkserver, process, spawn
+from multiprocessing import connection, forkserver, process, resource_tracker, spawn, util
 from pathlib import Path
 from typing import Any
 
 from rankwise.errors import ConfigError
 
-__all__ = ["PRELOAD_VARIABLE", "InitWorker", "check_importable", "leave_with_rank", "preload_main", "start_server"]
+__all__ = [
+    "PRELOAD_VARIABLE",
+    "InitWorker",
+    "check_importable",
+    "deaf_workers",
+    "leave_with_rank",
+    "preload_main",
+    "serve_deaf",
+    "start_server",
+]
 
 PRELOAD_VARIABLE = "RANKWISE_PRELOAD"
 _PRELOADING = "rankwise.data.feed.workers.preloading"
 _watching = threading.Lock()
+_arrived = threading.Event()  # in a process of a fork server: it is a worker of ours
 
 
 def start_server() -> None:
@@ -73,11 +83,58 @@ class InitWorker:
 
     then: Callable[[int], None] | None
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _arrive, (self.then,)
+
     def __call__(self, number: int) -> None:
         """Begin a worker."""
         leave_with_rank()
         if self.then is not None:
             self.then(number)
+
+
+def _arrive(then: Callable[[int], None] | None) -> InitWorker:
+    """Make an `InitWorker` where it is unpickled."""
+    _arrived.set()
+    return InitWorker(then)
+
+
+def serve_deaf() -> None:
+    """Begin what this server forks with SIGTERM blocked, see `deaf_workers`; others than our workers hear again."""
+    server = os.getpid()
+
+    def mask(how: signal.Sigmasks) -> None:
+        if os.getpid() == server:
+            signal.pthread_sigmask(how, {signal.SIGTERM})
+
+    def hear(_: Any) -> None:
+        # runs before the process does what it is for, and after all that this needs was unpickled
+        if os.getppid() == server and not _arrived.is_set():
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+
+    if hasattr(signal, "pthread_sigmask"):
+        os.register_at_fork(before=lambda: mask(signal.SIG_BLOCK), after_in_parent=lambda: mask(signal.SIG_UNBLOCK))
+        util.register_after_fork(_arrived, hear)
+
+
+@contextlib.contextmanager
+def deaf_workers(context: str | Any) -> Iterator[None]:
+    """Let workers that are started inside ``with`` begin with SIGTERM blocked, in all of their threads.
+
+    torch makes its thread pool anew in a forked worker before anything of ours runs there, if the rank has one of
+    several threads (after ``torch.set_num_threads(4)``, say). The kernel would give such a thread the signal, and
+    torch's handler would end the worker: only one that every thread blocks waits for the thread that asks for it.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    if context != "fork":
+        resource_tracker.ensure_running()  # which unblocks the signal, so not later
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def leave_with_rank() -> None:
@@ -102,10 +159,10 @@ def _ignore_signals(rank: int | None) -> None:
     for number in (signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     if hasattr(signal, "sigwaitinfo"):
-        # a thread that does not block the signal may be anybody's (Python's resource tracker unblocks it where it was
-        # started): torch's handler would end this process there
-        signal.signal(signal.SIGTERM, lambda *_: None)
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        # starting Python's resource tracker unblocks the signal in the thread that does it; the tracker itself is safe,
+        # it inherits what we block and ignore
+        resource_tracker._HAVE_SIGMASK = False  # type: ignore[attr-defined]  # noqa: SLF001
         threading.Thread(target=_await_end, args=(rank,), name="rankwise-worker-signals", daemon=True).start()
 
 

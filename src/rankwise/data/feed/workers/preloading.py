@@ -2,9 +2,11 @@
 
 import os
 
-from rankwise.data.feed.workers.forkserver import PRELOAD_VARIABLE, preload_main
+from rankwise.data.feed.workers.forkserver import PRELOAD_VARIABLE, preload_main, serve_deaf
 
 __all__: list[str] = []
+
+serve_deaf()
 
 if PRELOAD_VARIABLE in os.environ:
     preload_main(os.environ.pop(PRELOAD_VARIABLE))
