@@ -6,7 +6,9 @@ import os
 import signal
 import subprocess
 import sys
+from collections import Counter
 from contextlib import contextmanager
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -25,6 +27,21 @@ sys.stdin.read()  # ends with the tests, however they end
 server.stop()
 """
 
+HERE = Path(__file__).parent
+# Files that take half a minute and more, longest first; a name that is gone does no harm.
+LONGEST = [
+    "main_job/test_restarts.py", "test_moving.py", "data/rows/moving/test_pages.py", "test_examples.py",
+    "diagnose/test_verify.py", "data/feed/workers/test_forkserver.py", "data/loops/test_loops.py",
+    "test_example_volumes.py", "test_docs.py", "main_job/test_crops.py", "main_job/test_chaos.py",
+    "data/loops/test_own_launcher.py", "test_example_cells.py", "main_job/test_same_work.py", "test_wheel.py",
+    "data/rows/collection/test_kills.py", "launch/test_hang.py", "launch/test_attempt.py", "launch/test_calls.py",
+    "data/samples/test_loading.py", "data/samples/test_dataset.py", "checkpoint/test_interruption.py",
+    "launch/test_wrapping.py", "launch/test_again.py", "world/test_binding.py", "world/test_jax_start.py",
+    "data/loops/test_in_dataloader.py", "train/test_precision.py", "tracking/test_services.py",
+    "test_example_tokens.py", "testing/test_ranks.py", "world/test_mpirun.py", "train/test_strategies.py",
+    "launch/elastic/test_agents.py", "launch/elastic/test_hosts.py", "slurm/test_jobs.py",
+]  # fmt: skip
+
 # A busy machine may take a second for what takes a millisecond: no property depends on the clock.
 hypothesis.settings.register_profile("patient", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("patient")
@@ -34,6 +51,15 @@ def pytest_configure():
     """Give signals their usual meaning: a shell that runs us in the background, or nohup, has switched some off."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+def pytest_collection_modifyitems(items):
+    """Begin with the files that take longest, then those of many tests: no worker of pytest-xdist waits at the end."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return
+    first = {name: -1_000_000 + place for place, name in enumerate(LONGEST)}
+    sizes = Counter(item.path for item in items)
+    items.sort(key=lambda item: first.get(item.path.relative_to(HERE).as_posix(), -sizes[item.path]))
 
 
 @pytest.fixture(autouse=True)
