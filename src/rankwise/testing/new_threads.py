@@ -27,7 +27,7 @@ def threads_since(name: str | None = None) -> list[threading.Thread]:
     return [held for held in new if held.name == name or held.name.startswith(f"{name}_")]
 
 
-def threads_end(name: str, timeout_s: float = 20.0) -> bool:
+def threads_end(name: str, timeout_s: float = 60.0) -> bool:
     """Return whether the threads of a name that a test has started end in time.
 
     Args:

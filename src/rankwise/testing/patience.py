@@ -10,7 +10,7 @@ from typing import Any
 __all__ = ["until"]
 
 
-def until(condition: Callable[[], Any], timeout_s: float = 20.0) -> Any:
+def until(condition: Callable[[], Any], timeout_s: float = 120.0) -> Any:
     """Return the first true value of a condition; after `timeout_s` seconds the last one, whatever it is.
 
     Args:

@@ -20,7 +20,7 @@ def _join(rank: int, num_ranks: int, root: Path) -> None:
 
     torch.set_num_threads(1)
     store = dist.FileStore(str(root / "store"), num_ranks)  # type: ignore[attr-defined]
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=num_ranks, timeout=dt.timedelta(seconds=30))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=num_ranks, timeout=dt.timedelta(seconds=200))
 
 
 def main() -> None:

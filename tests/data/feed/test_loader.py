@@ -91,7 +91,7 @@ def test_every_sample_once_and_right(device, depth, micro_batch):
             assert batch.count == len(batch) == len(batch.ids) <= (micro_batch or 8)
             seen += batch.ids.tolist()
     assert sorted(seen) == list(range(50))
-    assert threads_end("rankwise-reader", 10)
+    assert threads_end("rankwise-reader")
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 11])
@@ -239,7 +239,7 @@ def test_a_broken_sample_reaches_the_consumer():
     with pytest.raises(SampleError, match="sample 20 is broken") as caught:
         next(steps)
     assert "while reading step 2 of epoch 0 (positions 16 to 23) for rank 0 of 1" in caught.value.__notes__[0]
-    assert threads_end("rankwise-reader", 10)
+    assert threads_end("rankwise-reader")
 
 
 @pytest.mark.parametrize("how", ["break", "raise", "forget", "cycle"])
@@ -260,7 +260,7 @@ def test_leaving_early_stops_the_thread(how):
         next(holder["steps"])
         del holder
         gc.collect()
-    assert threads_end("rankwise-reader", 10)
+    assert threads_end("rankwise-reader")
     assert len(list(mine)) == 50
 
 
@@ -354,5 +354,5 @@ def test_batches_name_their_fields():
 
 def test_no_thread_survives_this_file():
     """Whatever happened above, no reader is left, and this process may still be interrupted."""
-    assert threads_end("rankwise-reader", 10)
+    assert threads_end("rankwise-reader")
     assert os.getpid() > 0
