@@ -5,7 +5,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankwise.data.contract import OrderState, Step, num_micro_batches, sample_keys, shares
+from rankwise.data.contract import (
+    OrderState,
+    Step,
+    num_micro_batches,
+    sample_keys,
+    shares,
+    smallest_share,
+    whole_speeds,
+)
 from rankwise.errors import ConfigError
 
 
@@ -146,3 +154,27 @@ def test_keys_are_spread():
     assert len(np.unique(keys)) == len(keys)
     bits = (keys.view(np.uint64)[:, None] >> np.arange(64, dtype=np.uint64)) & np.uint64(1)
     assert np.all(np.abs(bits.mean(axis=0) - 0.5) < 5 * 0.5 / np.sqrt(len(keys)))
+
+
+@given(
+    count=st.integers(1, 300),
+    speeds=st.lists(st.floats(0.01, 1000), min_size=1, max_size=9),
+    micro=st.integers(1, 40),
+)
+@settings(max_examples=100, deadline=None)
+def test_shares_by_speed_cut_a_step_exactly(count, speeds, micro):
+    """Every sample once, in the same order; nobody is left without one; no pass exceeds micro_batch; equal is even."""
+    step, size = make_step(count), len(speeds)
+    whole = whole_speeds(speeds, world_size=size)
+    num_micro = num_micro_batches(count, world_size=size, micro_batch=micro, speeds=whole)
+    every = [shares(step, rank=r, world_size=size, num_micro=num_micro, speeds=whole) for r in range(size)]
+    ids = np.concatenate([share.ids for parts in every for share in parts])
+    even = [shares(step, rank=r, world_size=size, num_micro=1)[0].ids for r in range(size)]
+    assert np.array_equal(ids, np.concatenate(even))
+    sizes = [sum(share.num_samples for share in parts) for parts in every]
+    assert min(sizes) == smallest_share(every[0][0])
+    assert min(sizes) >= int(count >= size)
+    assert max(share.num_samples for parts in every for share in parts) <= micro
+    assert all(abs(n - count * s / sum(whole)) < 2 + size for n, s in zip(sizes, whole, strict=True))
+    same = [shares(step, rank=r, world_size=size, num_micro=1, speeds=(64,) * size)[0].ids for r in range(size)]
+    assert all(np.array_equal(a, b) for a, b in zip(same, even, strict=True))

@@ -6,6 +6,7 @@ names a folder. One line of JSON for each step, batch of held-out data and reduc
 
 from __future__ import annotations
 
+import atexit
 import functools
 import gc
 import hashlib
@@ -14,6 +15,7 @@ import os
 import runpy
 import signal
 import sys
+import threading
 from collections import deque
 from pathlib import Path
 from typing import Any
@@ -274,5 +276,22 @@ def main() -> None:
     sys.path[0] = str(Path(sys.argv[0]).resolve().parent)
     try:
         runpy.run_path(sys.argv[0], run_name="__main__")
+    except SystemExit as ended:
+        if ended.code not in (None, 0):
+            raise
     finally:
         recorder.close()
+    _leave()
+
+
+def _leave() -> None:
+    """End this process well, as `multiprocessing` ends its own: the interpreter is not taken down.
+
+    A thread of gloo that lets go of a tensor of the last collective while that goes on wants the interpreter's lock,
+    does not get it any more, and aborts the process: on a busy machine now and then a right script would have failed.
+    """
+    threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001  (waits for the script's own threads)
+    atexit._run_exitfuncs()  # noqa: SLF001
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(0)

@@ -1,5 +1,6 @@
 """The step and the loop; nothing else owns the optimizer."""
 
+from rankwise.train.balance import Balance
 from rankwise.train.ema import EMA
 from rankwise.train.exact import ExactStep, StepReport
 from rankwise.train.hooks import Hooks
@@ -25,6 +26,7 @@ from rankwise.train.wrapping import unwrapped
 
 __all__ = [
     "EMA",
+    "Balance",
     "BySamples",
     "EarlyStopping",
     "Evidence",

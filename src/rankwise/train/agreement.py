@@ -88,6 +88,7 @@ def data_facts(name: str, loader: Any) -> dict[str, Any]:
         f"{name}: seed of the order": state.get("seed"),
         f"{name}: epoch": state.get("epoch"),
         f"{name}: position": state.get("position"),
+        f"{name}: speeds of the ranks": str(state.get("speeds")),
         f"{name}: batch size": getattr(order, "batch_size", None),
         f"{name}: steps left in the epoch": len(loader) if hasattr(loader, "__len__") else None,
         f"{name}: content of sample 0": _content(loader, state),
@@ -123,7 +124,7 @@ def _sample(loader: Any, state: Mapping[str, Any]) -> Any:
         # a copy: files that a dataset opens when it is first read must not travel to its workers
         return _copied(loader.dataset)[0]
     source, zero = loader.source, np.zeros(1, dtype=np.int64)
-    resume = OrderState.from_json(state)
+    resume = OrderState.from_json({name: value for name, value in state.items() if name != "speeds"})
     step = Step(epoch=0, index=0, start=0, count=1, ids=zero, lanes=zero, resume=resume)
     into = HostBuffer()
     source.read(source.plan(shares(step, rank=0, world_size=1, num_micro=1)[0]), into)

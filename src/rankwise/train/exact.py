@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from rankwise.data.contract import Batch, OrderState, Step
+from rankwise.data.contract import Batch, OrderState, Share, smallest_share
 from rankwise.errors import StepError
 from rankwise.train.agreement import agree, step_facts
 from rankwise.train.checks import check_model, check_optimizer, check_scheduler
@@ -146,7 +146,7 @@ class ExactStep:
         window = Window(self._model, self._world, num_micro=len(batches), total_weight=known)
         if self._may_skip:
             window.add_samples(counted_samples(batches))
-        used = self._watch_used(step, num_micro=len(batches))
+        used = self._watch_used(batches[0].share, num_micro=len(batches))
         try:
             outputs = [self._micro_batch(window, batch, used) for batch in batches]
             weight = window.finish()
@@ -177,6 +177,11 @@ class ExactStep:
             num_lost=max(0, step.count - arrived),  # of a stream nobody knows the count
             overflowed=not finite,
         )
+
+    @property
+    def model(self) -> nn.Module:
+        """The model that it trains, as given."""
+        return self._model
 
     @property
     def loss_scale(self) -> float | None:
@@ -223,13 +228,13 @@ class ExactStep:
                 'batch_size or micro_batch, Order(remainder="drop"), or a norm without batch statistics (GroupNorm)'
             )
 
-    def _watch_used(self, step: Step, *, num_micro: int) -> _Used | None:
+    def _watch_used(self, share: Share, *, num_micro: int) -> _Used | None:
         """Watch which parameters samples use, where a stand-in may give the others a zero for a gradient.
 
         A zero is no gradient to momentum and weight decay: they would move parameters that one rank leaves alone.
         """
         size = self._world.world_size
-        if len(step.ids) // size >= num_micro and not self._may_skip:
+        if smallest_share(share) >= num_micro and not self._may_skip:
             return None
         return _Used(self._model) if size == 1 or finds_unused(self._model) else None
 

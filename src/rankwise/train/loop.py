@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -14,6 +14,7 @@ from rankwise.errors import Interrupted, StepError
 from rankwise.guard import Guard
 from rankwise.tracking import Progress
 from rankwise.train.ahead import expect_last_epoch
+from rankwise.train.balance import Balance
 from rankwise.train.exact import ExactStep, StepReport
 from rankwise.train.health import Health, Trouble, describe_trouble
 from rankwise.train.hooks import HookChain, Told
@@ -43,7 +44,7 @@ class _Pace:
         self._measured = (0, 0.0, time.perf_counter())
         self._shown = (0, 0.0)
 
-    def timed(self, loader: BatchLoader) -> Iterator[tuple[Batch, ...]]:
+    def timed(self, loader: Iterable[tuple[Batch, ...]]) -> Iterator[tuple[Batch, ...]]:
         """Yield the loader's steps and time how long each was waited for."""
         steps = iter(loader)
         while True:
@@ -104,6 +105,7 @@ class Loop:
     validate: Callable[[bool, Callable[[], None]], Mapping[str, float]]
     before_validation: Callable[[], None]
     hooks: HookChain
+    _balance: Balance | None = field(init=False, default=None)
     _pace: _Pace = field(init=False, default_factory=_Pace)
     _loss: float = field(init=False, default=math.nan)
     _saved_step: int = field(init=False, default=-1)
@@ -111,7 +113,9 @@ class Loop:
 
     def run(self, train: BatchLoader, *, first_epoch: int, epochs: int) -> Mapping[str, float]:
         """Run the epochs from `first_epoch` on and return the last epoch's values."""
-        values = self.session.last_values
+        values, wish = self.session.last_values, self.options.balance
+        if wish is not None:
+            self._balance = Balance(self.step.model, self.world, speeds=wish)
         if self.session.unvalidated is not None:  # all its steps were done when the run was interrupted
             values = self._end_epoch(
                 self.session.unvalidated, values, is_last=first_epoch >= epochs or self._limit_reached()
@@ -163,7 +167,8 @@ class Loop:
     def _epoch(self, train: BatchLoader, epoch: int) -> None:
         few_left = max(0, self._steps_left(train) - _FEW_STEPS)
         progressed, options, hooks = self.session.progressed, self.options, self.hooks
-        for number, batches in enumerate(self._pace.timed(train)):
+        steps = train if self._balance is None else self._balance.steps(train)
+        for number, batches in enumerate(self._pace.timed(steps)):
             vitals.beat(epoch=epoch, step=progressed.num_steps, phase="step")
             if number == few_left:
                 self.before_validation()

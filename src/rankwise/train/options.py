@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from rankwise.errors import ConfigError
+from rankwise.train.balance import check_balance
 from rankwise.train.precision import Precision
 
 __all__ = ["RELEASED", "TrainOptions", "read_options"]
@@ -33,6 +34,8 @@ class TrainOptions:
         max_grad_norm: clip the exact gradient to this norm; None leaves it alone.
         may_change: what a run that goes on may have other values of, although it decides numbers: "batch_size",
             "max_grad_norm". Such a change is said and recorded with the attempt.
+        balance: "speed" cuts the shares of each step in proportion to the measured speed of the ranks, numbers (one for
+            each rank) in proportion to these, see `Balance`; None makes them equal.
         precision: run step function and validation under autocast to "bf16" or "fp16", whose loss is scaled.
     """
 
@@ -48,6 +51,7 @@ class TrainOptions:
     may_change: Collection[str] = ()
     precision: Precision | None = None
     max_seconds: float | None = None
+    balance: Literal["speed"] | Sequence[float] | None = None
 
     def __post_init__(self) -> None:
         for name in ("log_every", "save_every", "keep", "keep_best", "limit_steps"):
@@ -61,6 +65,7 @@ class TrainOptions:
             raise ConfigError(f"max_seconds is a positive number or None, got {self.max_seconds!r}")
         if self.max_grad_norm is not None and not self.max_grad_norm > 0:
             raise ConfigError(f"max_grad_norm is a positive number or None, got {self.max_grad_norm!r}")
+        check_balance(self.balance)
         if self.precision not in (None, "bf16", "fp16"):
             raise ConfigError(f"precision is 'bf16', 'fp16' or None, got {self.precision!r}")
 

@@ -30,6 +30,7 @@ __all__ = ["MAY_CHANGE", "environment_record", "run_record"]
 MAY_CHANGE = (
     "step_fn_code",
     *(f"train.{name}" for name in ("epochs", "limit_steps", "log_every", "save_every", "keep")),
+    "train.balance",
     *(f"train.{name}" for name in ("keep_best", "best_metric", "best_mode", "asynchronous")),
 )
 

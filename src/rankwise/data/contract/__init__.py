@@ -5,7 +5,7 @@ A name changes only together with a page in ``docs/decisions``.
 """
 
 from rankwise.data.contract.choosing import choose_fields
-from rankwise.data.contract.cutting import num_micro_batches, sample_keys, shares
+from rankwise.data.contract.cutting import num_micro_batches, sample_keys, shares, smallest_share, whole_speeds
 from rankwise.data.contract.protocols import Batch, BatchBuffer, BatchLoader, Order, Plan, Source, Stateful
 from rankwise.data.contract.types import JSON, BoolArray, DType, FloatArray, IntArray, NDArray
 from rankwise.data.contract.values import FieldSpec, OrderState, ReadReport, Share, Step
@@ -33,4 +33,6 @@ __all__ = [
     "num_micro_batches",
     "sample_keys",
     "shares",
+    "smallest_share",
+    "whole_speeds",
 ]

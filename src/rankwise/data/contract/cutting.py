@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -11,18 +12,42 @@ from rankwise.data.contract.types import IntArray
 from rankwise.data.contract.values import Share, Step
 from rankwise.errors import ConfigError
 
-__all__ = ["num_micro_batches", "sample_keys", "shares"]
+__all__ = ["num_micro_batches", "sample_keys", "shares", "smallest_share", "whole_speeds"]
+
+_MOST_SPEED = 64  # the cut of a step moves by 1.6 % at least
 
 
-def num_micro_batches(count: int, *, world_size: int, micro_batch: int | None) -> int:
+def whole_speeds(speeds: Sequence[float], *, world_size: int) -> tuple[int, ...]:
+    """Return the speeds of the ranks in whole numbers, the fastest as 64: by these `shares` cuts, to the bit.
+
+    Args:
+        speeds: of each rank, by rank, in any unit, such as samples/s.
+        world_size: number of ranks.
+
+    Raises:
+        ConfigError: there is not one for each rank, or one is not a positive number.
+    """
+    values = [float(speed) for speed in speeds]
+    if len(values) != world_size:
+        raise ConfigError(f"speeds wants one number for each of the {world_size} ranks, got {len(values)}: {values}")
+    if not all(0 < value < float("inf") for value in values):
+        raise ConfigError(f"speeds are positive numbers, got {values}: a rank without work need not be started")
+    return tuple(max(1, round(_MOST_SPEED * value / max(values))) for value in values)
+
+
+def num_micro_batches(
+    count: int, *, world_size: int, micro_batch: int | None, speeds: Sequence[int] | None = None
+) -> int:
     """Return into how many micro-batches a step of `count` samples is cut, the same on all ranks.
 
-    The largest share has ``ceil(count / world_size)`` samples, and no micro-batch of a rank exceeds `micro_batch`.
+    The largest share has ``ceil(count / world_size)`` samples (``ceil(count * max(speeds) / sum(speeds))`` at most),
+    and no micro-batch of a rank exceeds `micro_batch`.
 
     Args:
         count: samples of the global batch, padding included.
         world_size: number of ranks.
         micro_batch: most samples of one rank in one pass; None = one pass.
+        speeds: see `shares`.
 
     Raises:
         ConfigError: `micro_batch` is below 1.
@@ -31,26 +56,38 @@ def num_micro_batches(count: int, *, world_size: int, micro_batch: int | None) -
         return 1
     if micro_batch < 1:
         raise ConfigError(f"micro_batch is the most samples of one rank in one pass, at least 1; got {micro_batch}")
-    largest = -(-count // world_size)
+    largest = -(-count // world_size) if speeds is None else -(-count * max(speeds) // sum(speeds))
     return max(1, -(-largest // micro_batch))
 
 
-def shares(step: Step, *, rank: int, world_size: int, num_micro: int) -> tuple[Share, ...]:
+def shares(
+    step: Step, *, rank: int, world_size: int, num_micro: int, speeds: Sequence[int] | None = None
+) -> tuple[Share, ...]:
     """Return the micro-batches of one rank: `num_micro` shares, in the order in which they are taken.
 
     The global batch is sorted by lane (stable, so by position inside a lane) and cut into `world_size` runs whose
     lengths differ by at most one; the rank's run is cut into `num_micro` runs in the same way. Shares may be empty.
 
+    With `speeds` the lengths of the ranks' runs go by these, above the one sample that each rank has where there are as
+    many: samples and their order are the same, and a rank is without one in the same steps.
+
+    Args:
+        step: the global batch.
+        rank: whose share.
+        world_size: among how many.
+        num_micro: micro-batches of the step, as `num_micro_batches` says.
+        speeds: of each rank, by rank, whole numbers (`whole_speeds`); None cuts equal shares.
+
     Raises:
-        ConfigError: the rank is not in the world, or `num_micro` is below 1.
+        ConfigError: the rank is not in the world, `num_micro` is below 1, or there is not one speed for each rank.
     """
     if not 0 <= rank < world_size:
         raise ConfigError(f"shares wants 0 <= rank < world_size, got rank {rank} of {world_size}")
     if num_micro < 1:
         raise ConfigError(f"shares wants num_micro >= 1, got {num_micro}")
     total = len(step.ids)
+    low, high = (_begin(total, each, world_size, speeds) for each in (rank, rank + 1))
     by_lane = np.argsort(step.lanes, kind="stable")
-    low, high = rank * total // world_size, (rank + 1) * total // world_size
     mine = by_lane[low:high]
     weights = None
     if total > step.count:
@@ -66,9 +103,29 @@ def shares(step: Step, *, rank: int, world_size: int, num_micro: int) -> tuple[S
             positions=step.start + mine[begin:end].astype(np.int64),
             ids=step.ids[mine[begin:end]],
             weights=None if weights is None else weights[begin:end],
+            speeds=None if speeds is None else tuple(speeds),
         )
         for micro, (begin, end) in enumerate(itertools.pairwise(cuts))
     )
+
+
+def smallest_share(share: Share) -> int:
+    """Return how many samples the rank with the fewest has of a share's step, padding included."""
+    total, size, speeds = len(share.step.ids), share.world_size, share.speeds
+    if speeds is None:
+        return total // size
+    begins = [_begin(total, rank, size, speeds) for rank in range(size + 1)]
+    return min(high - low for low, high in itertools.pairwise(begins))
+
+
+def _begin(total: int, rank: int, world_size: int, speeds: Sequence[int] | None) -> int:
+    """Return where a rank's run begins."""
+    if speeds is None:
+        return rank * total // world_size
+    if len(speeds) != world_size:
+        raise ConfigError(f"shares wants one speed for each of the {world_size} ranks, got {len(speeds)}")
+    each = int(total >= world_size)
+    return rank * each + sum(speeds[:rank]) * (total - world_size * each) // sum(speeds)
 
 
 def sample_keys(seed: int, epoch: int, ids: IntArray) -> IntArray:

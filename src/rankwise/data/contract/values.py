@@ -121,6 +121,7 @@ class Share:
         positions: int64[B], positions in the epoch.
         ids: int64[B], sample ids, parallel to `positions`. May be empty.
         weights: float64[B] or None (all one). 0 marks padding.
+        speeds: of each rank, by which the step was cut; None = shares that differ by one sample at most.
     """
 
     step: Step
@@ -131,6 +132,7 @@ class Share:
     positions: IntArray
     ids: IntArray
     weights: FloatArray | None
+    speeds: tuple[int, ...] | None = None
 
     @property
     def num_samples(self) -> int:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, cast
 
-from rankwise.data.contract import JSON, Order, OrderState, Share, Step, num_micro_batches, shares
+from rankwise.data.contract import JSON, Order, OrderState, Share, Step, num_micro_batches, shares, whole_speeds
 from rankwise.data.feed.full_length import FullLength
 from rankwise.data.feed.rank_place import check_ranks
 from rankwise.data.feed.repeating import is_sequential
@@ -36,6 +36,8 @@ class Cursor:
         micro_batch: most samples of one rank in one pass; None = the whole share at once.
 
     Attributes:
+        speeds: of each rank, as `shares` takes them; None cuts equal shares. A pass that has begun keeps its own.
+        equal_because: why the shares of this loader are equal; "" where speeds may cut them.
         follows_world: whether rank and size are those of `World.current()`, which an iteration then looks at again.
 
     Raises:
@@ -51,6 +53,8 @@ class Cursor:
         self.world_size = world_size
         self.micro_batch = micro_batch
         self.follows_world = False
+        self.speeds: tuple[int, ...] | None = None
+        self.equal_because = ""
         self._done = self.order.start(0)
         self._starts: PassStarts | None = None
         self._was_chosen = False
@@ -67,11 +71,16 @@ class Cursor:
     def done(self, state: OrderState) -> None:
         self._done = state
         if self._starts is not None:
-            self._starts.say(state.epoch, state.position, order_code(state.recipe))
+            self._starts.say(state.epoch, state.position, self._code)
+
+    @property
+    def _code(self) -> int:
+        """Tells orders and cuts apart; see `PassStarts`."""
+        return order_code(self._done.recipe + ("" if self.speeds is None else str(self.speeds)))
 
     def share(self) -> None:
         """Let workers of a DataLoader, which get a copy of this, know where it stands."""
-        self._starts = PassStarts(self._done.epoch, self._done.position, order_code(self._done.recipe))
+        self._starts = PassStarts(self._done.epoch, self._done.position, self._code)
 
     @property
     def starts(self) -> PassStarts:
@@ -98,11 +107,11 @@ class Cursor:
             ConfigError: the loader took on another order after this worker was started.
         """
         start = self.starts.begin(worker, repeats=is_sequential(self.order))
-        if start.order != order_code(self._done.recipe):
+        if start.order != self._code:
             raise ConfigError(
-                "the loader went on with a saved order of other lanes, of which workers that were started before do "
-                "not know: call load_state_dict before the first epoch of the DataLoader, or take "
-                "persistent_workers=False"
+                "the loader went on with a saved order of other lanes, or other shares, of which workers that were "
+                "started before do not know: call load_state_dict and set_speeds before the first epoch of the "
+                "DataLoader, or take persistent_workers=False"
             )
         self._done = self._state(start.epoch, start.position)
 
@@ -127,10 +136,22 @@ class Cursor:
             yield step
             state = step.resume
 
-    def shares(self, step: Step) -> tuple[Share, ...]:
+    def shares(self, step: Step, speeds: tuple[int, ...] | None) -> tuple[Share, ...]:
         """Return this rank's micro-batches of a step; as many on every rank, some of them perhaps empty."""
-        num_micro = num_micro_batches(len(step.ids), world_size=self.world_size, micro_batch=self.micro_batch)
-        return shares(step, rank=self.rank, world_size=self.world_size, num_micro=num_micro)
+        size = self.world_size
+        num_micro = num_micro_batches(len(step.ids), world_size=size, micro_batch=self.micro_batch, speeds=speeds)
+        return shares(step, rank=self.rank, world_size=size, num_micro=num_micro, speeds=speeds)
+
+    def set_speeds(self, speeds: Sequence[float] | None) -> None:
+        """Cut the shares of the passes that begin from now on in proportion to speeds; None makes them equal.
+
+        Raises:
+            ConfigError: there is not one for each rank, one is not a positive number, or this loader cuts equal shares.
+        """
+        if speeds is not None and self.equal_because:
+            raise ConfigError(f"this loader cuts equal shares only: {self.equal_because}; leave the speeds out")
+        self.speeds = None if speeds is None else whole_speeds(speeds, world_size=self.world_size)
+        self.done = self.done  # says it to workers
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of an epoch, unless the state lies inside it already."""
@@ -156,16 +177,20 @@ class Cursor:
         self.done = state
 
     def state_dict(self) -> dict[str, JSON]:
-        """Return the last state marked done."""
-        return self.done.to_json()
+        """Return the last state marked done, and by which speeds the shares are cut if they are not equal."""
+        state = self.done.to_json()
+        return state if self.speeds is None else {**state, "speeds": list(self.speeds)}
 
     def load_state_dict(self, state: Mapping[str, JSON]) -> None:
         """Continue after `state`. An order that derived its lanes from the batch size adopts those of the state.
 
+        Speeds of another number of ranks say nothing about these: the shares are equal then.
+
         Raises:
             ConfigError: the state belongs to other data, another kind of order or another seed.
         """
-        wanted = OrderState.from_json(state)
+        speeds: Any = state.get("speeds")
+        wanted = OrderState.from_json({name: value for name, value in state.items() if name != "speeds"})
         resumed = getattr(self.order, "resumed", None)
         order = self.order if resumed is None else cast("StartableOrder", resumed(wanted))
         now = order.start(wanted.epoch)
@@ -175,6 +200,7 @@ class Cursor:
                 f"loader's order has {now.recipe} and {now.seed}. Use the same data, kind of order and seed, "
                 "or start afresh"
             )
+        self.speeds = tuple(map(int, speeds)) if speeds and len(speeds) == self.world_size else None
         self.order, self.done = order, wanted
 
 
@@ -197,6 +223,27 @@ class CursorLoader(ABC):
     def micro_batch(self) -> int | None:
         """Most samples of this rank in one batch; None = its whole share at once."""
         return self._cursor.micro_batch
+
+    @property
+    def speeds(self) -> tuple[int, ...] | None:
+        """By which the ranks' shares are cut; None where they are equal."""
+        return self._cursor.speeds
+
+    def set_speeds(self, speeds: Sequence[float] | None) -> None:
+        """Cut each step's shares in proportion to the speeds of the ranks, from the next iteration on.
+
+        Samples, their order and the global batch stay; only who takes how many of them changes. The speeds lie in
+        `state_dict`, so that a run that goes on with as many ranks cuts as before. Every rank gives the same.
+
+        Args:
+            speeds: of each rank, by rank, in any unit; a 64th of the fastest is the finest that counts. None makes the
+                shares equal.
+
+        Raises:
+            ConfigError: there is not one for each rank, one is not a positive number, or this loader cuts equal shares
+                only.
+        """
+        self._cursor.set_speeds(speeds)
 
     @abstractmethod
     def __iter__(self) -> Iterator[Any]:

@@ -113,9 +113,9 @@ class FeedLoader(CursorLoader):
         check_fits(order, num_samples=source.num_samples, fingerprint=source.fingerprint)
         self.source = source if fields is None else selected_source(source, fields)
         super().__init__(Cursor(order, rank=rank, world_size=world_size, micro_batch=micro_batch))
-        self._device = device
-        self._depth = depth
-        self._transform = transform
+        self._device, self._depth, self._transform = device, depth, transform
+        if is_jax_target(device) and not isinstance(device, str):
+            self._cursor.equal_because = "sharding= wants as many rows of each process"
         if transform is None and self._placer.shares_memory:
             self.source, batch_transform = fused_source(self.source, batch_transform)
         self._batch_transform = batch_transform

@@ -32,7 +32,7 @@ class Passes:
     def __init__(
         self, cursor: Cursor, *, before: OrderState | None, goes_on: bool, worker: LoaderWorker | None = None
     ) -> None:
-        self._cursor, self._order = cursor, cursor.order
+        self._cursor, self._order, self._speeds = cursor, cursor.order, cursor.speeds
         self._before, self.start = before, cursor.done
         self.goes_on = goes_on
         self._worker = worker
@@ -49,7 +49,9 @@ class Passes:
     @property
     def is_next(self) -> bool:
         """Whether what the loader would begin now is what was foreseen."""
-        return self._order is self._cursor.order and self._foreseen[:1] == [self._cursor.done]
+        cursor = self._cursor
+        same = self._order is cursor.order and self._speeds == cursor.speeds
+        return same and self._foreseen[:1] == [cursor.done]
 
     def ask(self, *, goes_on: bool) -> bool:
         """Ask for what the loader begins now. False if that is not what was foreseen: these passes are over then."""
@@ -71,7 +73,7 @@ class Passes:
                     step = self._order.step(state)
                     state = step.resume
                     if self._worker is None or self._worker.owns(at):
-                        yield step, self._cursor.shares(step)
+                        yield step, self._cursor.shares(step, self._speeds)
             except Exception:
                 if self._is_asked(number):
                     raise

@@ -31,7 +31,7 @@ class Fetching:
 
     def __init__(self, loader: DataLoader[Any], requests: Requests, cursor: Cursor) -> None:
         self._loader, self._cursor = loader, cursor
-        self._begun_at = cursor.order, cursor.done
+        self._begun_at = cursor.order, cursor.done, cursor.speeds
         self._random = loader.generator.get_state()
         self.pulled: deque[Share] = requests.begin()
         self.batches: Iterator[Any] = iter(loader)
@@ -39,8 +39,8 @@ class Fetching:
     @property
     def is_next(self) -> bool:
         """Whether the loader stands where this began."""
-        order, done = self._begun_at
-        return order is self._cursor.order and done == self._cursor.done
+        order, done, speeds = self._begun_at
+        return order is self._cursor.order and (done, speeds) == (self._cursor.done, self._cursor.speeds)
 
     def drop(self) -> None:
         """Make it as if this had not been: the workers' seeds, and those of an order of torch's, are drawn again."""

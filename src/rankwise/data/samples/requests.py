@@ -31,9 +31,9 @@ class Requests:
         return self.pulled
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        pulled = self.pulled
+        pulled, speeds = self.pulled, self._cursor.speeds
         for step in self._cursor.steps():
-            for share in self._cursor.shares(step):
+            for share in self._cursor.shares(step, speeds):
                 ids = share.ids if share.num_samples else step.ids[:1]
                 keys = sample_keys(step.resume.seed, step.epoch, ids)
                 pulled.append(share)

@@ -115,6 +115,7 @@ class IndexPipeline(FeedLoader):
             **options,
         )
         self._cursor.follows_world = world is None
+        self._cursor.equal_because = "the memory of a pipeline of crops is settled for these"
         _warn_small_cache(self._crops, order, rank=place.rank, world_size=place.world_size)
         self._say_few_handles(place)
         self.budget = settle_index(

@@ -1,0 +1,235 @@
+"""Shares in proportion to speed: how fast each rank computes, told apart from its waiting, and agreed on by all."""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from rankwise.data.contract import whole_speeds
+from rankwise.errors import ConfigError
+from rankwise.train.sharding import is_sharded, watch_gradients
+from rankwise.train.wrapping import replicas_of, unwrapped
+from rankwise.world import World
+from rankwise.world.adopt import joined_world
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+__all__ = ["Balance", "check_balance"]
+
+_LOG = logging.getLogger("rankwise.train")
+_NUM_FIRST = 2  # steps of a pass that are not measured: caches and allocators warm up
+_EVERY = 8  # after the warm-up one step in so many is measured
+_NUM_KEPT = 32
+_MOVED = 0.05  # a cut that gives no rank so much more or less is not worth the change
+
+
+class Balance:
+    """Cuts each step's shares in proportion to the speed of the ranks, so that unequal devices finish together.
+
+    Samples, their order, the global batch and the exact mean stay; only who takes how many of them changes. Every rank
+    makes one, and iterates it in the place of the loader::
+
+        balance = Balance(model, world)
+        for epoch in range(num_epochs):
+            loader.set_epoch(epoch)
+            for batches in balance.steps(loader):
+                report = step(batches)
+                loader.mark_done(report.resume)
+
+    A rank's speed is its samples per second from where a step is given out to the last gradient of its backward. Data
+    and the other ranks are waited for before and after that. Speeds are agreed on after `warmup` steps, while the
+    shares are equal still, and at the end of each epoch, with one small collective; the loader saves them.
+
+    Args:
+        model: what `prepare` returned.
+        world: this rank's world; `World.current()` if None.
+        speeds: "speed" measures; numbers, one for each rank, are taken as they are, and nothing is measured.
+        warmup: steps of equal shares that are measured before the first cut by speed.
+
+    Raises:
+        ConfigError: the model makes ranks wait for each other inside a pass (fsdp, statistics over all ranks), so that
+            no speed can be told, or an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        world: World | None = None,
+        *,
+        speeds: Literal["speed"] | Sequence[float] = "speed",
+        warmup: int = 12,
+    ) -> None:
+        self._world = joined_world(world, "a Balance")
+        check_balance(speeds)
+        if warmup <= _NUM_FIRST:
+            raise ConfigError(f"warmup is more than {_NUM_FIRST} steps, which are not measured; got {warmup}")
+        self._fixed = None
+        if not isinstance(speeds, str):
+            self._fixed = whole_speeds(speeds, world_size=self._world.world_size)
+        elif self._world.world_size > 1:
+            _refuse_waiting(model)
+        self._model, self._warmup = model, warmup
+        self._watch = _Stopwatch(model, self._world.device)
+        self._seen: deque[tuple[Any, int]] = deque(maxlen=_NUM_KEPT)
+
+    def steps(self, loader: Any) -> Iterator[tuple[Any, ...]]:
+        """Yield the loader's steps to the end of its epoch. Collective: every rank iterates it to the same step.
+
+        A step is marked done before the next one is asked for.
+
+        Args:
+            loader: one over an `Order`: `SampleLoader`, `DatasetLoader`, `OrderedLoader`.
+
+        Raises:
+            ConfigError: the loader cannot cut unequal shares.
+        """
+        if not callable(getattr(loader, "set_speeds", None)):
+            raise ConfigError(
+                "balance= wants a loader over an Order, whose steps it may cut anew (SampleLoader, DatasetLoader, rows "
+                f"in an order), got a {type(loader).__name__}: leave it out"
+            )
+        if self._fixed is not None and loader.speeds != self._fixed:
+            loader.set_speeds(self._fixed)
+        if self._fixed is not None or self._world.world_size == 1:
+            yield from loader
+            return
+        self._watch.attach()
+        try:
+            yield from self._measured(loader)
+        finally:
+            self._watch.detach()
+
+    def _measured(self, loader: Any) -> Iterator[tuple[Any, ...]]:
+        number, cut_anew = 0, True
+        while cut_anew:
+            cut_anew = False
+            for batches in loader:
+                number += 1
+                if number > _NUM_FIRST and (number <= self._warmup or number % _EVERY == 0):
+                    self._watch.start()
+                yield batches
+                self._note(sum(len(batch.ids) for batch in batches))
+                # the speeds of a run that goes on are in its checkpoint
+                if number == self._warmup and loader.speeds is None and self._agree(loader):
+                    cut_anew = True  # the steps that were read ahead are of the old cut
+                    break
+        self._agree(loader)
+
+    def _note(self, num_samples: int) -> None:
+        taken = self._watch.stop()
+        if taken is not None and num_samples:
+            self._seen.append((taken, num_samples))
+
+    def _agree(self, loader: Any) -> bool:
+        """Agree on the speeds, and cut by them if that moves the shares. Every rank calls it."""
+        mine = [taken() / num_samples for taken, num_samples in self._seen]
+        told = self._world.all_gather_object(statistics.median(mine) if mine else None)
+        known = [seconds for seconds in told if seconds]
+        if not known:
+            return False
+        usual = statistics.median(known)
+        speeds = whole_speeds([1 / (seconds or usual) for seconds in told], world_size=len(told))
+        old = loader.speeds or (1,) * len(told)
+        moved = max(abs(s * sum(old) / (o * sum(speeds)) - 1) for s, o in zip(speeds, old, strict=True))
+        if moved < _MOVED:
+            return False
+        loader.set_speeds(speeds)
+        self._seen.clear()
+        if self._world.is_main:
+            parts = ", ".join(f"rank {rank} {speed / sum(speeds):.0%}" for rank, speed in enumerate(speeds))
+            _LOG.info("shares go by the ranks' speed from here on: %s of each step", parts)
+        return True
+
+
+class _Stopwatch:
+    """Takes the time from the begin of a step to the last gradient, on the CPU's clock or the device's."""
+
+    def __init__(self, model: nn.Module, device: torch.device) -> None:
+        self._model, self._on_gpu = model, device.type == "cuda"
+        self._handles: list[Any] = []
+        self._begin: Any = None
+        self._end: Any = None
+
+    def attach(self) -> None:
+        """Put hooks where gradients arrive; they stay from step to step, as a compiled model would be compiled anew."""
+        self._handles = watch_gradients(self._model, lambda _: self._mark())
+        replicas: Any = replicas_of(self._model)
+        if replicas is not None and replicas.will_sync_module_buffers():
+            # DistributedDataParallel sends rank 0's buffers before the forward: who is early waits there
+            self._handles.append(unwrapped(self._model).register_forward_pre_hook(lambda *_: self._begin_again()))
+
+    def detach(self) -> None:
+        """Take the hooks away."""
+        self._begin = self._end = None
+        for handle in self._handles:
+            handle.remove()
+
+    def start(self) -> None:
+        """Begin here."""
+        self._begin, self._end = self._now(), None
+
+    def stop(self) -> Any:
+        """Return a function that returns the seconds to the last gradient, None if there was none."""
+        begin, end = self._begin, self._end
+        self._begin = self._end = None
+        if end is None:
+            return None
+        return lambda: end - begin if isinstance(end, float) else _between(begin, end)
+
+    def _begin_again(self) -> None:
+        if self._begin is not None and self._end is None:
+            self._begin = self._now()
+
+    def _mark(self) -> None:
+        if self._begin is None:
+            return
+        if self._on_gpu and self._end is not None:
+            self._end.record()  # an event holds the last time that it was recorded
+        else:
+            self._end = self._now()
+
+    def _now(self) -> Any:
+        if not self._on_gpu:
+            return time.perf_counter()
+        from torch import cuda
+
+        event: Any = cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+
+def _between(begin: Any, end: Any) -> float:
+    end.synchronize()
+    return float(begin.elapsed_time(end)) / 1000
+
+
+def check_balance(wish: Any) -> None:
+    """Refuse what is no wish.
+
+    Raises:
+        ConfigError: it is neither "speed" nor numbers.
+    """
+    if isinstance(wish, str) and wish != "speed":
+        raise ConfigError(f'balance is "speed", one number for each rank, or None, got {wish!r}')
+
+
+def _refuse_waiting(model: nn.Module) -> None:
+    from torch import nn
+
+    how = "give the speeds as numbers, one for each rank"
+    if is_sharded(model):
+        raise ConfigError(
+            'balance="speed" cannot tell a rank\'s speed with strategy="fsdp", whose ranks wait for each other in '
+            f"every unit: {how}"
+        )
+    if any(isinstance(module, nn.SyncBatchNorm) or hasattr(module, "joins_ranks") for module in model.modules()):
+        raise ConfigError(
+            'balance="speed" cannot tell a rank\'s speed with sync_batchnorm, whose ranks wait for each other in every '
+            f"such layer: {how}"
+        )
