@@ -234,9 +234,11 @@ def prepare(
     without a word), then batch statistics, then the wrap, then the compiler. On one rank nothing is wrapped: the model
     itself comes back. Every rank of the world must call it: rank 0's weights are sent to all.
 
-    From then on the global generators of `random`, NumPy and torch differ between ranks, each seeded by (the world's
-    seed, rank): otherwise all ranks would drop the same units and add the same noise. What must be equal on all ranks
-    is drawn before, or from ``world.generator("what")``. A random state that is restored afterwards holds.
+    From then on the global generators of `random`, NumPy and torch differ between ranks: otherwise all ranks would drop
+    the same units and add the same noise. Those of rank 0 go on where they were, as on one rank, so that a model built
+    later begins with the same weights at any number of ranks; each further rank is seeded by (the world's seed, rank).
+    What must be equal on all ranks is drawn before, or from ``world.generator("what")``. A random state that is
+    restored afterwards holds.
 
     Args:
         model: the module, not wrapped yet.
@@ -300,7 +302,7 @@ def prepare(
 
         prepared = cast("nn.Module", torch.compile(prepared, **compiler))
     note_prepared(prepared, record)
-    if world.world_size > 1:
+    if world.rank:
         seed_training(world, "prepare")
     return prepared
 
