@@ -1,6 +1,9 @@
 """Checkpoints in a real S3-compatible store: the manifest last, and the same rules as on a disk."""
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -146,3 +149,18 @@ def test_a_store_that_does_not_answer_is_no_damage(at):
         Checkpointer(at.url, world=World.single(), store_options=gone).save(1, {})
     with pytest.raises(ConfigError, match="no store can be opened for odd://bucket/x"):
         Checkpointer("odd://bucket/x", world=World.single())
+
+
+def test_a_kill_at_any_request_leaves_the_old_checkpoint_or_the_new(at):
+    """SIGKILL before or after a write, the end of an upload, a put or a delete: whole, found without a warning."""
+    command = [sys.executable, str(Path(__file__).with_name("kill_uploads.py")), at.url, json.dumps(at.options)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [line["number"] for line in lines] == list(range(1, 7 * len(lines), 7)), done.stderr
+    assert [line["status"] for line in lines] == [-9] * (len(lines) - 1) + [0]
+    assert len(lines) > 8
+    assert all(line["whole"] for line in lines)
+    steps_found = [line["step"] for line in lines]
+    assert steps_found == sorted(steps_found)
+    assert (steps_found[0], steps_found[-1]) == (1, 2)

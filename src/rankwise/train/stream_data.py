@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -111,7 +112,10 @@ def _of_samplers(data: DataLoader[Any], world: World) -> Sharing:
     from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler, SubsetRandomSampler
 
     batch_sampler: Any = data.batch_sampler
-    plain = type(batch_sampler) is BatchSampler
+    # torchdata has samplers of its own, of the same meaning; a loader of its cannot be there where these are not loaded
+    theirs = sys.modules.get("torchdata.stateful_dataloader.sampler")
+    plain = type(batch_sampler) in (BatchSampler, getattr(theirs, "BatchSampler", BatchSampler))
+    shuffling = (RandomSampler, SubsetRandomSampler, getattr(theirs, "RandomSampler", RandomSampler))
     sampler: Any = batch_sampler.sampler if plain else batch_sampler or data.sampler
     kind, size, rank, num_samples = type(sampler).__name__, world.world_size, world.rank, len(data.dataset)  # type: ignore[arg-type]
     if hasattr(sampler, "num_replicas") and (sampler.num_replicas, sampler.rank) != (size, rank):
@@ -121,7 +125,7 @@ def _of_samplers(data: DataLoader[Any], world: World) -> Sharing:
             f"DistributedSampler(dataset, num_replicas={size}, rank={rank})"
         )
     mend = "DatasetLoader(dataset, order=Order(len(dataset), batch_size=...)), whose batch_size is that of all ranks"
-    if size > 1 and isinstance(sampler, RandomSampler | SubsetRandomSampler):
+    if size > 1 and isinstance(sampler, shuffling):
         raise ConfigError(
             f"this DataLoader shuffles with a {kind}: each of the {size} ranks would read every sample, in an order of "
             f"its own, and an epoch would show each one {size} times. Take {mend} together; or DataLoader(dataset, "

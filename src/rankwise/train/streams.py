@@ -70,9 +70,10 @@ def as_held_out(data: Any, world: World, *, together: bool = False) -> Any:
 
 def _is_stream(data: Any) -> bool:
     """Whether it is an iterable that knows nothing of steps; what has a part of a `BatchLoader` is judged as one."""
-    from torch.utils.data import DataLoader
+    from torch.utils.data import DataLoader, IterableDataset
 
-    if isinstance(data, DataLoader):
+    # every IterableDataset inherits a __getitem__ that only raises; loaders of ours may pass for one
+    if isinstance(data, DataLoader) or (isinstance(data, IterableDataset) and not hasattr(data, "mark_done")):
         return True
     ours = any(hasattr(data, name) for name in ("mark_done", "set_epoch", "__getitem__"))
     return hasattr(data, "__iter__") and not ours
