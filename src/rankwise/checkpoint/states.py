@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
@@ -197,6 +198,12 @@ def _fitted_state(values: Any, param: Any, name: str) -> Any:
         return values
     shape = tuple(param.shape)
     same = {key: tuple(getattr(value, "shape", ())) == shape and bool(shape) for key, value in values.items()}
+    odd = [key for key, value in values.items() if not same[key] and math.prod(getattr(value, "shape", ())) > 1]
+    if odd and _is_sharded(param):
+        raise ConfigError(
+            f"the optimizer's state {odd[0]!r} of {name} has the shape {list(values[odd[0]].shape)}, the parameter "
+            f"{list(shape)}: what fully_shard cuts has the parameter's shape. Go on with strategy='ddp' or 'zero1'"
+        )
     return {key: _fitted(value, param if same[key] else None, f"{name}[{key!r}]") for key, value in values.items()}
 
 

@@ -1,0 +1,89 @@
+"""Under each strategy: steps without any weight, and optimizers whose state has not the parameter's shape."""
+
+import numpy as np
+import torch
+from torch import nn
+
+from rankwise.checkpoint import Checkpointer, ModelState, OptimizerState
+from rankwise.data.order import Order
+from rankwise.errors import CheckpointError
+from rankwise.testing import ArrayLoader, run_ranks
+from rankwise.train import ExactStep, prepare, prepare_optimizer
+
+MASKED = (1, 3)  # steps of which nothing counts
+
+
+def make(world, strategy, kind):
+    """A step whose mask hides whole steps, its model and optimizer, and the batches."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4)).double()
+    model = prepare(model, world, strategy=strategy)
+    optimizer = prepare_optimizer(kind(model.parameters(), lr=0.05), model)
+
+    def total(model, batch):
+        counts = batch.share.step.index not in MASKED
+        return (model(batch["x"]) ** 2).mean(1).sum() * counts, len(batch.ids) * counts
+
+    arrays, order = {"x": np.random.default_rng(0).normal(size=(48, 6))}, Order(48, batch_size=10, seed=1)
+    loader = ArrayLoader(arrays, order, seed=1, rank=world.rank, world_size=world.world_size)
+    return ExactStep(model, optimizer, total, world=world), model, optimizer, list(loader)
+
+
+def whole(model):
+    parts = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in model.parameters()]
+    return torch.cat([part.detach().flatten() for part in parts])
+
+
+def masked(world):
+    found = {}
+    for strategy in ("ddp", "zero1", "fsdp"):
+        step, model, _, batches = make(world, strategy, torch.optim.AdamW)
+        weights, moved = [], []
+        for each in batches:
+            before = whole(model).clone()
+            weights.append(step(each).weight)
+            moved.append(not torch.equal(before, whole(model)))
+        found[strategy] = weights, moved, whole(model)
+    return found
+
+
+def test_a_step_without_weight_changes_nothing():
+    """Where the weights of a step sum to zero it is skipped, without a NaN, as if it had not been."""
+    for found in run_ranks(masked, 2):
+        for weights, moved, after in found.values():
+            assert weights == [10, 0, 10, 0, 8]
+            assert moved == [True, False, True, False, True]
+            torch.testing.assert_close(after, found["ddp"][2], rtol=1e-12, atol=0)
+
+
+def factored(world, folder):
+    """Adafactor, saved after one step under ddp and zero1, and gone on with under either; and what fsdp says."""
+    ends = {}
+    for old in ("ddp", "zero1"):
+        step, model, optimizer, batches = make(world, old, torch.optim.Adafactor)
+        step(batches[0])
+        parts = {"model": ModelState(model), "optimizer": OptimizerState(optimizer, model)}
+        Checkpointer(f"{folder}/{old}", world=world).save(1, parts)
+        step(batches[2])
+        ends[old] = whole(model)
+        for new in ("ddp", "zero1", "fsdp"):
+            step, model, optimizer, batches = make(world, new, torch.optim.Adafactor)
+            parts = {"model": ModelState(model), "optimizer": OptimizerState(optimizer, model)}
+            try:
+                Checkpointer(f"{folder}/{old}", world=world).restore(parts)
+            except CheckpointError as error:
+                ends[old, new] = str(error)
+                continue
+            step(batches[2])
+            ends[old, new] = whole(model)
+    return ends
+
+
+def test_state_of_another_shape_is_restored_or_refused_by_name(tmp_path):
+    """Rows and columns of Adafactor go from ddp to zero1 and back, to the bit; fsdp cannot cut them, and says which."""
+    for ends in run_ranks(factored, 2, str(tmp_path)):
+        for old in ("ddp", "zero1"):
+            for new in ("ddp", "zero1"):
+                assert torch.equal(ends[old, new], ends["ddp"])
+            assert "state 'row_var' of 0.weight has the shape [8, 1], the parameter [8, 6]" in ends[old, "fsdp"]
+            assert "strategy='ddp' or 'zero1'" in ends[old, "fsdp"]
