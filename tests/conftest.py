@@ -39,7 +39,8 @@ LONGEST = [
     "launch/test_wrapping.py", "launch/test_again.py", "world/test_binding.py", "world/test_jax_start.py",
     "data/loops/test_in_dataloader.py", "train/test_precision.py", "tracking/test_services.py",
     "test_example_tokens.py", "testing/test_ranks.py", "world/test_mpirun.py", "train/test_strategies.py",
-    "launch/elastic/test_agents.py", "launch/elastic/test_hosts.py", "slurm/test_jobs.py",
+    "launch/elastic/test_deaths.py", "launch/elastic/test_meeting.py", "launch/elastic/test_nodes.py",
+    "slurm/test_tasks.py", "launch/test_deaths.py", "launch/test_notebooks.py",
 ]  # fmt: skip
 
 # A busy machine may take a second for what takes a millisecond: no property depends on the clock.
