@@ -1,54 +1,115 @@
-"""From command start to the first collective: `rankwise run` against `torchrun --standalone`, interleaved.
+"""What starting ranks costs, by who starts them: seconds from the command to the first collective, in paired rounds.
 
-    python bench/launch.py --rounds 8 --ranks 2
+    python bench/launch.py [--rounds 8] [--ranks 2 4] [--only NAME ...]
 
-Each round starts both (in changing order) on the same script: import torch, join a gloo group, one all_reduce. Printed
-are the median and the spread of the seconds from command start until the last rank has its result, and of the CPU
-seconds that the command and everything below it used. Under load compare medians of one run only.
+Every way starts the same work on N gloo ranks: import torch, join a group, one all_reduce. Each round runs all ways, in
+changing order. Printed are median and quartiles of the seconds until the last rank has its result, of the CPU seconds
+of the command and everything below it, and the ratios to `torchrun` and to `mp.spawn`, round by round: under load the
+ratios say more than the seconds. Then, for `rankwise run`: from a rank's death to its traceback and to the command's
+end, and from Ctrl-C to the command's end, with no process left. What is not installed is left out and named.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
-import platform
 import resource
-import statistics
+import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
-SCRIPT = """
+from _common.machine import describe
+from _common.statistics_of import ratios, spread
+
+WORK = """
 import os, time
-import torch
-import torch.distributed as dist
-torch.set_num_threads(1)
-dist.init_process_group("gloo")
-dist.all_reduce(torch.ones(1))
-with open("done-" + os.environ["RANK"], "w") as file:
-    file.write(repr(time.time()))
-dist.destroy_process_group()
+
+def work(rank, size, joined=False):
+    import torch
+    import torch.distributed as dist
+    torch.set_num_threads(1)
+    if not joined:
+        dist.init_process_group("gloo", rank=rank, world_size=size)
+    dist.all_reduce(torch.ones(1))
+    with open(f"done-{rank}", "w") as file:
+        file.write(repr(time.time()))
+    if not joined:
+        dist.destroy_process_group()
+
+def announced(*_):
+    work(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
+
+def spawned(rank, size):
+    work(rank, size)
 """
-ALONE = "os.environ.update(RANK='0', WORLD_SIZE='1', MASTER_ADDR='127.0.0.1', MASTER_PORT='0')"
-BARE = SCRIPT.replace("dist.init", f"{ALONE}\ndist.init")
+MEET = "os.environ.setdefault('MASTER_ADDR', '127.0.0.1'); os.environ.setdefault('MASTER_PORT', free_port())"
+PORT = """
+import socket, os
+def free_port():
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        return str(held.getsockname()[1])
+"""
+MAIN = "if __name__ == '__main__':\n    import sys\n    size = int(sys.argv[1])\n    "
+FUNCTION = MAIN + "import rankwise, work\n    rankwise.run(work.announced, num_ranks=size)\n"
+SCRIPTS = {
+    "script.py": PORT + "import work\n" + MEET + "\nwork.announced()\n",
+    "function.py": FUNCTION,
+    "function_torch.py": "import torch\n" + FUNCTION,
+    "spawn.py": PORT + MAIN + MEET + "\n    import torch.multiprocessing as mp, work\n"
+    "    mp.spawn(work.spawned, args=(size,), nprocs=size)\n",
+    "fabric.py": MAIN + "from lightning.fabric import Fabric\n    import work\n"
+    "    fabric = Fabric(accelerator='cpu', devices=size, strategy='ddp')\n    fabric.launch()\n"
+    "    work.work(fabric.global_rank, fabric.world_size, joined=True)\n",
+    "local.py": PORT + MAIN + MEET + "\n    import submitit, local_task\n"
+    "    executor = submitit.LocalExecutor('logs')\n"
+    "    executor.update_parameters(tasks_per_node=size, timeout_min=5)\n"
+    "    executor.submit(local_task.main).results()\n",
+    "local_task.py": "def main():\n    import submitit, work\n    here = submitit.JobEnvironment()\n"
+    "    work.work(here.global_rank, here.num_tasks)\n",
+    "dies.py": "import os, time\nimport torch\nimport torch.distributed as dist\ndist.init_process_group('gloo')\n"
+    "dist.all_reduce(torch.ones(1))\nif dist.get_rank() == 1:\n    open('died', 'w').write(repr(time.time()))\n"
+    "    raise ValueError('the first cause')\ndist.all_reduce(torch.ones(1))\ntime.sleep(600)\n",
+    "waits.py": "import os, time\nimport work\nwork.announced()\n"
+    "open(f'pid-{os.environ[\"RANK\"]}', 'w').write(str(os.getpid()))\ntime.sleep(600)\n",
+}
+TORCHRUN, SPAWN = "torchrun --standalone", "mp.spawn"
 
 
-def commands(num_ranks: int) -> dict[str, list[str]]:
-    run = [sys.executable, "-m", "rankwise", "run", "--nproc", str(num_ranks), "script.py"]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)]
-    torchrun.append("script.py")
-    return {"rankwise run": run, "torchrun --standalone": torchrun, "one bare process": [sys.executable, "bare.py"]}
+def commands(size: int) -> dict[str, list[str]]:
+    """Return the command of each way."""
+    python, number = sys.executable, str(size)
+    return {
+        "rankwise run": [python, "-m", "rankwise", "run", "--nproc", number, "script.py"],
+        TORCHRUN: [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", number, "script.py"],
+        "rankwise.run(fn)": [python, "function.py", number],
+        "rankwise.run(fn), caller has torch": [python, "function_torch.py", number],
+        SPAWN: [python, "spawn.py", number],
+        "accelerate launch (starts one rank)": [
+            *[python, "-m", "accelerate.commands.launch", "--cpu", "--num_machines", "1", "--mixed_precision", "no"],
+            *["--dynamo_backend", "no", "--num_processes", number, "script.py"],
+        ],
+        "Fabric ddp": [python, "fabric.py", number],
+        "submitit local": [python, "local.py", number],
+        "one bare process": [python, "script.py", "1"],
+    }
+
+
+NEEDS = {"accelerate launch (starts one rank)": "accelerate", "Fabric ddp": "lightning", "submitit local": "submitit"}
 
 
 def measure(command: list[str], folder: Path) -> tuple[float, float]:
     """Return (seconds to the first collective of the last rank, CPU seconds of the command and its children)."""
     for old in folder.glob("done-*"):
         old.unlink()
-    before = cpu_seconds()
-    start = time.time()
-    subprocess.run(command, cwd=folder, check=True, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{folder}:{os.environ.get('PYTHONPATH', '')}"}
+    before, start = cpu_seconds(), time.time()
+    subprocess.run(command, cwd=folder, check=True, capture_output=True, env=env, timeout=300)
     last = max(float(path.read_text()) for path in folder.glob("done-*"))
     return last - start, cpu_seconds() - before
 
@@ -58,33 +119,83 @@ def cpu_seconds() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
+def death(folder: Path, size: int) -> tuple[float, float]:
+    """Return seconds from a rank's death to its traceback on the console, and to the command's end."""
+    (folder / "died").unlink(missing_ok=True)
+    command = [sys.executable, "-m", "rankwise", "run", "--nproc", str(size), "dies.py"]
+    with subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as run:
+        assert run.stderr is not None
+        told = next(time.time() for line in run.stderr if "the first cause" in line)
+        run.stderr.read()
+        run.wait(120)
+        ended = time.time()
+    died = float((folder / "died").read_text())
+    return told - died, ended - died
+
+
+def interrupt(folder: Path, size: int) -> float:
+    """Return seconds from Ctrl-C until the command and all its ranks are gone."""
+    for old in folder.glob("pid-*"):
+        old.unlink()
+    command = [sys.executable, "-m", "rankwise", "run", "--nproc", str(size), "waits.py"]
+    with subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as run:
+        until(lambda: all((folder / f"pid-{rank}").exists() for rank in range(size)))
+        until(lambda: all((folder / f"pid-{rank}").read_text() for rank in range(size)))
+        pids = [int((folder / f"pid-{rank}").read_text()) for rank in range(size)]
+        began = time.time()
+        run.send_signal(signal.SIGINT)
+        run.communicate(timeout=120)
+        until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+    return time.time() - began
+
+
+def until(condition: Callable[[], bool], limit_s: float = 120.0) -> None:
+    """Wait for a condition, a few milliseconds at a time."""
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError("a part of the benchmark did not come in time")
+        time.sleep(0.005)
+
+
+def compare(size: int, rounds: int, folder: Path, only: list[str]) -> None:
+    """Run all ways in turn, and print what they cost."""
+    ways = {name: command for name, command in commands(size).items() if not only or name in only}
+    absent = [name for name in ways if name in NEEDS and importlib.util.find_spec(NEEDS[name]) is None]
+    ways = {name: command for name, command in ways.items() if name not in absent}
+    results: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
+    for number in range(rounds + 1):
+        for way in list(ways) if number % 2 else list(reversed(ways)):
+            result = measure(ways[way], folder)
+            if number:  # the first round warms the file cache
+                results[way].append(result)
+    print(f"\n{size} gloo ranks, {rounds} rounds{'; not installed: ' * bool(absent)}{', '.join(absent)}")
+    print(f"{'':38}{'s to first collective':>26}{'CPU s':>24}{'x torchrun':>24}{'x mp.spawn':>24}")
+    walls = {way: [wall for wall, _ in pairs] for way, pairs in results.items()}
+    for way, pairs in results.items():
+        line = f"{way:38}{spread(walls[way])!s:>26}{spread([cpu for _, cpu in pairs])!s:>24}"
+        for other in (TORCHRUN, SPAWN):
+            line += f"{ratios(walls[way], walls[other])!s:>24}" if other in walls and other != way else f"{'':24}"
+        print(line, flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--only", nargs="+", default=[], help="names of ways, as printed")
     options = parser.parse_args()
-    ways = commands(options.ranks)
-    results: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
+    print(describe())
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        (folder / "script.py").write_text(SCRIPT)
-        (folder / "bare.py").write_text(BARE)
-        for number in range(options.rounds + 1):
-            order = list(ways) if number % 2 else list(reversed(ways))
-            for way in order:
-                result = measure(ways[way], folder)
-                if number:  # the first round warms the file cache
-                    results[way].append(result)
-    machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
-    print(f"{options.ranks} gloo ranks, {options.rounds} rounds, {machine}")
-    print(f"{'':24}{'s to first collective':>30}{'CPU s':>24}")
-    for way, pairs in results.items():
-        wall, cpu = zip(*pairs, strict=True)
-        print(f"{way:24}{describe(wall):>30}{describe(cpu):>24}")
-
-
-def describe(values: tuple[float, ...]) -> str:
-    return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
+        for script, text in {**SCRIPTS, "work.py": WORK}.items():
+            (folder / script).write_text(text)
+        for size in options.ranks:
+            compare(size, options.rounds, folder, options.only)
+            deaths = [death(folder, size) for _ in range(min(3, options.rounds))]
+            print(f"death to traceback, s: {spread([told for told, _ in deaths])}; to the end: ", end="")
+            print(spread([ended for _, ended in deaths]))
+            print(f"Ctrl-C to all gone, s: {spread([interrupt(folder, size) for _ in range(min(3, options.rounds))])}")
 
 
 if __name__ == "__main__":

@@ -136,7 +136,7 @@ def test_ranks_meet_over_it():
         thread.join(60)
     (first, held), (second, other) = results[0], results[1]
     assert first == second
-    assert first.sharers == [2, 2]
+    assert (first.sharers, second.sharers) == (2, 2)
     other.close()
     held.close()
 

@@ -28,13 +28,19 @@ class Shelf:
 
     def __init__(self) -> None:
         self._values: dict[str, str] = {}
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        # by key: waking all who wait, for any key, would cost rank 0 time with the square of the ranks
+        self._waiting: dict[str, list[threading.Event]] = {}
 
     def set(self, key: str, value: str) -> None:
         """Put a value under a key."""
-        with self._changed:
-            self._values[key] = value
-            self._changed.notify_all()
+        with self._lock:
+            self._put(key, value)
+
+    def _put(self, key: str, value: str) -> None:
+        self._values[key] = value
+        for waiting in self._waiting.pop(key, ()):
+            waiting.set()
 
     def get(self, key: str) -> str:
         """Return the value of a key that is there."""
@@ -42,10 +48,9 @@ class Shelf:
 
     def add(self, key: str, amount: int) -> int:
         """Add to a count, which begins at 0, and return it."""
-        with self._changed:
+        with self._lock:
             count = int(self._values.get(key, "0")) + amount
-            self._values[key] = str(count)
-            self._changed.notify_all()
+            self._put(key, str(count))
             return count
 
     def check(self, keys: list[str]) -> bool:
@@ -58,8 +63,14 @@ class Shelf:
         Raises:
             TimeoutError: they did not come.
         """
-        with self._changed:
-            if not self._changed.wait_for(lambda: self.check(keys), patience_s):
+        deadline = time.monotonic() + patience_s
+        for key in keys:  # a key that has come stays
+            with self._lock:
+                if key in self._values:
+                    continue
+                came = threading.Event()
+                self._waiting.setdefault(key, []).append(came)
+            if not came.wait(max(0.0, deadline - time.monotonic())):
                 raise TimeoutError(f"{', '.join(keys)} did not come within {patience_s:g} s")
 
 
