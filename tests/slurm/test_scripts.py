@@ -129,7 +129,7 @@ def test_a_batch_script_of_ones_own_is_warned_saves_and_is_requeued(cluster, und
     assert found["JobState"] == "COMPLETED", (found, log)
     assert "steps 80" in log, (found, log)
     assert f"Slurm job {job}: 2 rank(s), 1 on each of 2 node(s) node[1-2], requeued 1 time(s)" in log
-    assert 5 <= restored_steps(cluster.folder / "run")[1] < 80
+    assert 1 <= restored_steps(cluster.folder / "run")[1] < 80
     assert (weights(cluster.folder / "run") == undisturbed[2]).all()
 
 

@@ -106,7 +106,7 @@ def _submit(job: Job, words: dict[str, Any], *, nproc: str, dry_run: bool) -> in
     name = words["job_name"] or Path(job.target.name).stem.partition(":")[0]
     parameters: dict[str, Any] = {key: words[key] for key in ("account", "qos", "constraint") if words[key]}
     request = Request(
-        folder=(Path("runs") / "slurm" if job.run_dir is None else job.run_dir / "slurm").absolute(),
+        folder=(Path("runs") / "slurm" if job.run_dir is None else job.run_dir / "logs" / "slurm").absolute(),
         name=name,
         partition=words["partition"],
         nodes=words["nodes"],
