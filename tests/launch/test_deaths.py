@@ -95,12 +95,11 @@ QUICK = [
     ("in", "kill"),
     ("backward", "exception"),
     ("blocked", "segfault"),
-    ("blocked", "stop"),
 ]
 SLOW = [
     *(("in", kind) for kind in DEEDS if kind not in {"exception", "kill"}),
     *(("backward", kind) for kind in ("exit", "_exit", "segfault", "kill", "memory", "import")),
-    *(("blocked", kind) for kind in ("_exit", "kill")),
+    *(("blocked", kind) for kind in ("_exit", "kill", "stop")),
 ]
 
 
