@@ -48,6 +48,7 @@ def step(model, batch):
 
 
 with rankwise.bind(threads=1, timeout=200) as world:
+    print("rank", world.rank, "of", world.world_size, "on", os.uname().nodename, flush=True)
     torch.manual_seed(0)
     model = torch.nn.Linear(3, 2).double()
     source = ArraySource({"x": np.random.default_rng(0).normal(size=(400, 3))})
@@ -108,6 +109,33 @@ def test_a_script_is_submitted_and_followed(cluster):
     assert "has ranks 0 to 3" in cluster.rankwise("logs", job["job"], "--rank", "4", check=False).stderr
 
 
+def test_a_preempted_job_saves_is_requeued_and_ends_in_the_same_bits(cluster, undisturbed):
+    """A job of higher priority takes the nodes in mid-epoch; who follows the first one sees its end, exit code 0."""
+    cluster.write("train.py", TRAIN)
+    follower = cluster.start(
+        *("rankwise", "run", "--slurm", "--nodes", "2", "--nproc", "1", "--cpus-per-task", "2", "--mem", "500M"),
+        *("--run-dir", "run", "train.py", "hold"),
+    )
+    cluster.until(lambda: (cluster.folder / "holding").exists() or follower.poll() is not None)
+    (job,) = json.loads(cluster.rankwise("jobs", "--json").stdout)
+    assert job["state"] == "RUNNING", follower.communicate() if follower.poll() is not None else job
+    urgent = cluster.run("sbatch", "--parsable", "-p", "high", "-N2", "-c2", "--mem=500M", "--wrap", "srun -N2 true")
+    log = cluster.folder / "run" / "logs" / "slurm" / job["job"] / f"{job['job']}_0_log.err"
+    cluster.until(lambda: cluster.text(log).count("SIGTERM: asking the ranks to end") == 2)
+    (cluster.folder / "go").touch()
+    cluster.lab.start_requeued(job["job"])
+    cluster.lab.wait(urgent.stdout.strip(), "COMPLETED")
+    out, err = follower.communicate(timeout=240)
+    assert follower.returncode == 0, out + err
+    assert "steps 80" in out
+    assert "goes back into the queue" in err
+    assert "requeued 1 time(s)" in err
+    first, second = restored_steps(cluster.folder / "run")
+    assert first == 0
+    assert 1 <= second < 80
+    assert (weights(cluster.folder / "run") == undisturbed[2]).all()
+
+
 def test_a_batch_script_of_ones_own_is_warned_saves_and_is_requeued(cluster, undisturbed):
     """`--signal=B:` reaches the batch shell alone, which rankwise run has taken the place of."""
     cluster.write("train.py", TRAIN)
@@ -153,20 +181,19 @@ def test_a_batch_shell_that_would_die_of_the_warning_is_named(cluster):
 
 
 def test_srun_python_finds_its_place_and_trains_to_the_same_numbers(cluster, undisturbed):
-    """Two nodes with two tasks each, no launcher of ours: as one process, within rounding; also after another srun."""
+    """Two nodes with two tasks each, no launcher of ours: as one process, within rounding."""
     cluster.write("train.py", TRAIN)
-    cluster.write("place.py", PLACE)
     job = cluster.sbatch(
         *("-N2", "--ntasks-per-node=2", "--mem=500M"),
         script="""
         #!/bin/bash
         export RANKWISE_RUN_DIR=run
-        srun python place.py && srun python train.py
+        srun python train.py
         """,
     )
     cluster.lab.wait(job, "COMPLETED", "FAILED")
     log = cluster.text("batch.log")
-    places = [f"rank {rank} of 4 on node{1 + rank // 2} sum 6" for rank in range(4)]
+    places = [f"rank {rank} of 4 on node{1 + rank // 2}" for rank in range(4)]
     assert lines(log, "of 4 on node") == places, log
     assert "steps 80" in log
     np.testing.assert_allclose(weights(cluster.folder / "run"), undisturbed[1], rtol=1e-12)

@@ -134,8 +134,13 @@ class SlurmLab:
         return found
 
     def start_requeued(self, job_id: str) -> None:
-        """Let a job that was requeued start at once: Slurm holds it back for two minutes."""
+        """Let a job that was requeued start at once: Slurm holds it back for two minutes.
+
+        Not before its first batch script is gone from the nodes: the exit code of that would count for the second.
+        """
         self.wait(job_id, "PENDING")
+        while self.command("sinfo", "-h", "-t", "completing", "-o", "%D"):
+            time.sleep(0.05)
         self.command("scontrol", "update", f"JobId={job_id}", "StartTime=now")
 
     def wait_idle(self) -> None:
