@@ -134,14 +134,29 @@ class SlurmLab:
         return found
 
     def start_requeued(self, job_id: str) -> None:
-        """Let a job that was requeued start at once: Slurm holds it back for two minutes.
+        """Let a job that was requeued start soon: Slurm holds it back for two minutes.
 
-        Not before its first batch script is gone from the nodes: the exit code of that would count for the second.
+        Not in the second in which the nodes have ended its first run: they refuse to start the same job then.
+
+        Raises:
+            TimeoutError: they stay.
         """
         self.wait(job_id, "PENDING")
-        while self.command("sinfo", "-h", "-t", "completing", "-o", "%D"):
+        deadline = time.monotonic() + _PATIENCE_S
+        while any(f"slurmstepd: [{job_id}." in command for command in self._commands()):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"steps of the first run of job {job_id} stay on the nodes")
             time.sleep(0.05)
-        self.command("scontrol", "update", f"JobId={job_id}", "StartTime=now")
+        self.command("scontrol", "update", f"JobId={job_id}", "StartTime=now+2")
+
+    def _commands(self) -> list[str]:
+        """Return the command lines of all that runs on the nodes."""
+        found = []
+        for node in self.nodes:
+            for pid in _run(["ip", "netns", "pids", f"{self.name}-{node}"]).stdout.split():
+                with contextlib.suppress(OSError):
+                    found.append(Path("/proc", pid, "cmdline").read_bytes().replace(b"\0", b" ").decode())
+        return found
 
     def wait_idle(self) -> None:
         """Wait until all nodes are up and without jobs.
