@@ -30,6 +30,7 @@ def main():
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--plain", action="store_true")
     parser.add_argument("--val", action="store_true")
+    parser.add_argument("--save-every", type=int, default=4)
     args = parser.parse_args()
     with rankwise.bind(threads=1, timeout=240) as world:
         source = ArraySource.open(args.store, fields=("image", "label"))
@@ -37,7 +38,8 @@ def main():
         held_out = rankwise.Order(source, batch_size=70, kind="sequential")
         val = SampleLoader(source, order=held_out, world=world) if args.val else None
         model = make_model(args.plain)
-        train(world, loader, model, step, note=lambda batch: batch.ids.tolist(), epochs=args.epochs, val=val)
+        options = {"epochs": args.epochs, "val": val, "save_every": args.save_every}
+        train(world, loader, model, step, note=lambda batch: batch.ids.tolist(), **options)
 
 
 if __name__ == "__main__":

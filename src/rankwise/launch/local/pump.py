@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import select
 import time
 from pathlib import Path
 from typing import BinaryIO
@@ -17,6 +18,7 @@ _READ_BYTES = 1 << 16
 _LINE_BYTES = 1 << 20  # a longer line is given out in pieces
 _STATE_S = 10.0  # how often a line that is written again and again is shown meanwhile
 _UNFINISHED_S = 0.1  # how long an unfinished line of rank 0 waits for its rest: progress bars, dots, prompts
+_TORN_S = 2.0  # the same behind a whole line: that may be a full buffer, whose end is anywhere in a line
 _ESCAPES = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[@-Z\\-_]")
 
 
@@ -102,6 +104,7 @@ class Pump:
         self._console, self._raw, self._prefix, self._log = console, raw, prefix, log
         self._partial = b""
         self._shown_s = self._read_s = time.monotonic()
+        self._patience_s = _UNFINISHED_S
         os.set_blocking(fd, False)
 
     def pump(self) -> bool:
@@ -115,12 +118,15 @@ class Pump:
         """Seconds until what rank 0 has written of a line should be shown without the rest; None: nothing waits."""
         if not self._partial or not self.shown or self._prefix:
             return None
-        return max(0.0, self._read_s + _UNFINISHED_S - time.monotonic())
+        return max(0.0, self._read_s + self._patience_s - time.monotonic())
 
     def show_unfinished(self) -> None:
-        """Show an unfinished line whose rest has not come in time."""
+        """Show an unfinished line whose rest has not come in time; not while the rest lies there to be read."""
         if self.unfinished_s() == 0.0:
-            self._give_partial()
+            more = select.poll()
+            more.register(self.fd, select.POLLIN)
+            if not more.poll(0):
+                self._give_partial()
 
     def _read(self) -> bytes | None:
         """Return what is there, None if nothing is there yet."""
@@ -141,7 +147,7 @@ class Pump:
             end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1  # a progress bar ends its states by going back
             self._console.raw(self.stream, self._partial + data[:end] if end else b"")
             self._partial = data[end:] if end else self._partial + data
-            self._read_s = time.monotonic()
+            self._read_s, self._patience_s = time.monotonic(), _TORN_S if b"\n" in data else _UNFINISHED_S
         elif self.shown:
             *lines, rest = (self._partial + data).split(b"\n")
             for line in lines:

@@ -45,9 +45,9 @@ class SlurmHandle:
         return self.ask().state
 
     def ask(self) -> JobState:
-        """Ask Slurm for state, reason and nodes; the end that the job has left counts once Slurm has forgotten it."""
+        """Ask Slurm for state, reason and nodes; the end that the job has left counts before Slurm's word."""
         found = job_states([self.job_id])[self.job_id]
-        if found.state == "UNKNOWN" and (ending := self.ending()) is not None:
+        if found.state in {"RUNNING", "COMPLETING", "UNKNOWN"} and (ending := self.ending()) is not None:
             return JobState(state="COMPLETED" if ending["exitcode"] == 0 else "FAILED")
         return found
 
