@@ -40,8 +40,11 @@ SCRIPT = """
                 assert os.spawnlp(os.P_WAIT, "kill", "kill", f"-{int(number)}", *map(str, pids)) == 0
         assert len(pids) == 1, pids
         (worker,) = (child for child in multiprocessing.active_children() if child.pid in pids)
-        worker.terminate()
-        worker.join(200)
+        for _ in range(200):  # a signal that meets one like it on its way is lost: the kernel keeps one
+            worker.terminate()
+            worker.join(1)
+            if worker.exitcode is not None:
+                break
         assert worker.exitcode == 0, worker.exitcode
         return most
 

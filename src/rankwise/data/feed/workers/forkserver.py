@@ -155,6 +155,7 @@ def _ignore_signals(rank: int | None) -> None:
     """Leave it to the rank what a signal to all processes of a job means: it still wants its last batches.
 
     SIGTERM of the rank itself ends this worker, which only a thread that waits for the signal can tell.
+    One that arrives while another's is not taken in yet is lost, as signals are; torch asks by an event first.
     """
     for number in (signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
