@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 GPU_PYTHON ?= python3
 BIN := $(VENV)/bin
+PACKAGES := $(VENV)/lib/python*/site-packages
 JOBS ?= 3
 STAMP := $(VENV)/.installed
 # tests start a thousand processes: without bytecode on disk each would compile our modules again
@@ -39,6 +40,7 @@ types:  ## mypy, strict
 	$(BIN)/mypy
 
 tests:  ## tests, executed docs and examples; JOBS=1 runs them one by one
+	@cp tests/quick_imports.py "$$(echo $(PACKAGES))" && echo "import quick_imports" >"$$(echo $(PACKAGES))/quick_imports.pth"
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 test-slow:  ## the long variants that CI leaves out

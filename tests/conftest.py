@@ -1,6 +1,7 @@
 """What all tests start from."""
 
 import ctypes
+import gc
 import http.client
 import os
 import signal
@@ -61,6 +62,13 @@ def pytest_collection_modifyitems(items):
     first = {name: -1_000_000 + place for place, name in enumerate(LONGEST)}
     sizes = Counter(item.path for item in items)
     items.sort(key=lambda item: first.get(item.path.relative_to(HERE).as_posix(), -sizes[item.path]))
+
+
+def pytest_collection_finish():
+    """What all files have imported lives to the end: no later collection, of which tests ask many, walks it again."""
+    sys.meta_path[:] = [finder for finder in sys.meta_path if type(finder).__module__ != "quick_imports"]
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
