@@ -7,7 +7,7 @@ import sys
 import anndata
 import pytest
 
-from rankwise.cli.app import main
+from rankwise.cli import main
 from rankwise.cli.saying import plain_failure
 from rankwise.data.rows import DatasetCollection
 from rankwise.errors import RankFailure

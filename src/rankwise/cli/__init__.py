@@ -1,5 +1,5 @@
 """The command `rankwise`: parse, call, print."""
 
-from rankwise.cli.app import main
+from rankwise.cli.entry import main
 
 __all__ = ["main"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from typing import Annotated
 
 import typer
@@ -15,12 +14,10 @@ from rankwise.cli.env import env_command
 from rankwise.cli.kubeflow_words import announced_options
 from rankwise.cli.rows_app import rows_commands
 from rankwise.cli.run import run_command
-from rankwise.cli.saying import plain_warnings
 from rankwise.cli.slurm_jobs import cancel_command, jobs_command, logs_command
 from rankwise.cli.verify import verify_command
-from rankwise.errors import RankwiseError
 
-__all__ = ["app", "main"]
+__all__ = ["app"]
 
 _EPILOG = "Learn one command with: rankwise COMMAND --help"
 
@@ -74,13 +71,3 @@ app.command("cancel")(cancel_command)
 app.add_typer(data_commands, name="data")
 app.add_typer(rows_commands, name="rows")
 app.add_typer(checkpoint_commands, name="checkpoint")
-
-
-def main() -> None:
-    """Run the command line; an error of rankwise becomes one message and exit code 2, without a traceback."""
-    with plain_warnings():
-        try:
-            app(prog_name="rankwise")
-        except RankwiseError as error:
-            print(f"rankwise: {error}", *getattr(error, "__notes__", []), sep="\n", file=sys.stderr)
-            sys.exit(2)

@@ -1,24 +1,16 @@
-"""`rankwise run`: options to a job, the job to the supervisor, its outcome to an exit code."""
+"""The options of `rankwise run` for typer: help, checks, and every word that `run_words` does not read itself."""
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from rankwise.cli.ranks import parse_env
-from rankwise.cli.slurm_words import SlurmWords, run_in_slurm
-from rankwise.cli.torchrun_words import say_unneeded
-from rankwise.launch.backend import supervise
-from rankwise.launch.cores import count_ranks
-from rankwise.launch.dry_run import describe_job
-from rankwise.launch.elastic.nodes import parse_nodes
-from rankwise.launch.job import Job
-from rankwise.launch.show import parse_show
-from rankwise.launch.target import parse_target
+from rankwise.cli.run_words import RunWords
+from rankwise.cli.slurm_words import SlurmWords
+from rankwise.cli.start import start_ranks
 
 __all__ = ["run_command"]
 
@@ -242,73 +234,5 @@ def run_command(  # noqa: PLR0917  (typer's way: a parameter per option)
     signals_to_handle: Annotated[str | None, typer.Option("--signals-to-handle", hidden=True)] = None,
 ) -> None:
     """Run a script, module or function on N ranks of this machine, or of each of several, as one."""
-    several = nnodes not in {"1", "1:1"}
-    say_unneeded(
-        rdzv_backend=rdzv_backend,
-        rdzv_endpoint=None if several else rdzv_endpoint,
-        rdzv_id=None if several else rdzv_id,
-        rdzv_conf=rdzv_conf,
-        monitor_interval=monitor_interval,
-        start_method=start_method,
-        role=role,
-        local_addr=local_addr,
-        signals_to_handle=signals_to_handle,
-    )
-    del standalone  # what this command does anyway
-    nodes = parse_nodes(
-        nnodes,
-        rdzv=rdzv or (rdzv_endpoint if several else None),
-        node_rank=node_rank,
-        master_addr=master_addr,
-        master_port=master_port,
-        token_file=token_file,
-        join_timeout_s=join_timeout,
-        nproc=nproc,
-        name=rdzv_id or "",
-    )
-    job = Job(
-        target=parse_target(words, as_module=module),
-        num_ranks=1 if slurm else count_ranks(nproc, "--nproc", ranks_per_gpu=ranks_per_gpu),
-        binding=binding,
-        ranks_per_gpu=ranks_per_gpu,
-        max_restarts=max_restarts,
-        run_dir=run_dir,
-        fresh=fresh,
-        resume=resume,
-        hang_timeout_s=hang_timeout,
-        stall_s=stall,
-        shutdown_timeout_s=shutdown_timeout,
-        grace_s=grace,
-        min_ranks=min_ranks,
-        show=parse_show(tee, redirects, merge=merge),
-        log_dir=log_dir,
-        master_addr=master_addr or "127.0.0.1",
-        # without --rdzv it is where the nodes meet, as under torchrun
-        master_port=None if several and rdzv is None and rdzv_endpoint is None else master_port,
-        nodes=nodes,
-        env=parse_env(env or []),
-    )
-    slurm_words = {
-        "slurm": slurm,
-        "partition": partition,
-        "nodes": slurm_nodes,
-        "gpus_per_node": gpus_per_node,
-        "time": time,
-        "account": account,
-        "qos": qos,
-        "constraint": constraint,
-        "mem": mem,
-        "cpus_per_task": cpus_per_task,
-        "job_name": job_name,
-        "slurm_arg": slurm_arg,
-        "container": container,
-        "detach": detach,
-        "requeue": requeue,
-    }
-    exitcode = run_in_slurm(job, slurm_words, nproc=nproc, dry_run=dry_run, environ=os.environ)
-    if exitcode is not None:
-        sys.exit(exitcode)
-    if dry_run:
-        print(describe_job(job))
-        return
-    sys.exit(supervise(job).exitcode)
+    said = dict(locals())
+    sys.exit(start_ranks(RunWords(**said)))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from rankwise.launch.job import Job
-from rankwise.launch.local.console import Console
-from rankwise.launch.local.loop import Loop
-from rankwise.launch.outcome import Outcome
+if TYPE_CHECKING:
+    from rankwise.launch.job import Job
+    from rankwise.launch.local.console import Console
+    from rankwise.launch.local.loop import Loop
+    from rankwise.launch.outcome import Outcome
 
 __all__ = ["Backend", "backend_of", "supervise"]
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -96,8 +94,13 @@ def _num_present_gpus() -> int:
     nodes = len(list(Path("/dev").glob("nvidia[0-9]*")))
     if _NVIDIA.is_dir() and nodes:
         return min(nodes, sum(1 for _ in _NVIDIA.iterdir()))  # a container may see fewer nodes than the driver has
+    if not nodes and not _DXG.exists():
+        return 0
+    import shutil
+    import subprocess
+
     tool = shutil.which("nvidia-smi")
-    if tool is None or not (_DXG.exists() or nodes):
+    if tool is None:
         return 0
     try:
         listing = subprocess.run([tool, "-L"], capture_output=True, text=True, timeout=20, check=False).stdout  # noqa: S603

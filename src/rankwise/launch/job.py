@@ -7,12 +7,14 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from rankwise.errors import ConfigError
-from rankwise.launch.elastic.nodes import Nodes
 from rankwise.launch.show import Show
 from rankwise.launch.target import Target
+
+if TYPE_CHECKING:
+    from rankwise.launch.elastic.nodes import Nodes
 
 __all__ = ["Job"]
 

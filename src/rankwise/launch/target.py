@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -70,6 +69,8 @@ def _near(name: str) -> str:
     if name.startswith("-"):
         return "; options of rankwise come before the script, its own come after it"
     beside = [entry.name for entry in path.parent.glob("*.py")] if path.parent.is_dir() else []
+    import difflib  # for a mistake only
+
     close = difflib.get_close_matches(path.name, beside, n=1)
     if close:
         return f"; did you mean {str(path.parent / close[0])!r}?"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import shutil
 import stat
 from pathlib import Path
 
@@ -26,13 +25,11 @@ def make_folder(*, in_memory: bool = True) -> Path:
     Args:
         in_memory: in memory if possible, else among the temporary files.
     """
-    import tempfile  # which every rank would load for nothing
-
     memory = in_memory and _MEMORY.is_dir() and os.access(_MEMORY, os.W_OK | os.X_OK)
-    root = _MEMORY if memory else Path(tempfile.gettempdir())
+    root = _MEMORY if memory else _temporary()
     _sweep(root)
     # a folder is not seen by who sweeps before its lock is held
-    hidden = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}", dir=root))
+    hidden = _new_folder(root)
     lock = os.open(hidden / _OWNER, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with contextlib.suppress(OSError):  # a file system without locks: nobody will sweep it
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -41,9 +38,29 @@ def make_folder(*, in_memory: bool = True) -> Path:
     return folder
 
 
+def _temporary() -> Path:
+    import tempfile  # it and shutil load much, and a launch in memory needs them at its end at most
+
+    return Path(tempfile.gettempdir())
+
+
+def _new_folder(root: Path) -> Path:
+    while True:
+        folder = root / f".{_PREFIX}{os.urandom(6).hex()}"
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+            return folder
+
+
+def _remove_tree(folder: Path) -> None:
+    import shutil
+
+    shutil.rmtree(folder, ignore_errors=True)
+
+
 def remove_folder(folder: Path) -> None:
     """Remove a folder and all that is in it."""
-    shutil.rmtree(folder, ignore_errors=True)
+    _remove_tree(folder)
     lock = _locks.pop(folder, None)
     if lock is not None:
         os.close(lock)
@@ -66,7 +83,7 @@ def _sweep(root: Path) -> None:
         with contextlib.suppress(OSError):  # it is going away, or is not ours to look into
             found = folder.lstat()
             if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and _is_left(folder / _OWNER):
-                shutil.rmtree(folder, ignore_errors=True)
+                _remove_tree(folder)
 
 
 def _is_left(owner: Path) -> bool:

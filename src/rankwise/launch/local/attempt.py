@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from rankwise import vitals
 from rankwise.errors import Interrupted, LaunchError
@@ -15,21 +15,20 @@ from rankwise.launch.job import Job
 from rankwise.launch.local.binding import seated, seats_of
 from rankwise.launch.local.console import Console
 from rankwise.launch.local.environment import Part, rank_environment
-from rankwise.launch.local.hang import CHECK_INTERVAL_S, HangWatch, StallWatch, blame
 from rankwise.launch.local.loop import Loop
-from rankwise.launch.local.oom import OomWatch
 from rankwise.launch.local.ports import HeldPort
 from rankwise.launch.local.process import RankProcess, start_rank
 from rankwise.launch.local.pump import Pump
 from rankwise.launch.local.sessions import end_sessions
 from rankwise.launch.local.wiring import Wires, make_mergers, wire
-from rankwise.launch.verdict import Failure, RankEnd, decide, is_timeout
+
+if TYPE_CHECKING:
+    from rankwise.launch.local.judge import Judge
+    from rankwise.launch.verdict import Failure, RankEnd
 
 __all__ = ["Attempt", "Fellows"]
 
-SETTLE_S = 0.2  # how long to listen for an earlier failure once one is clear
-SETTLE_COLLATERAL_S = 3.0  # how long to wait for the cause when only its consequences have shown
-SETTLE_TIMEOUT_S = 1.0  # the same when ranks gave up waiting: the cause may never show, it is alive and quiet
+CHECK_INTERVAL_S = 1.0  # how often to look whether the ranks still move
 HELD_S = 0.05  # how soon to look again whether a slow console has room
 DRAIN_S = 0.5  # how long output may still come after the last rank has ended
 SHUTDOWN_AFTER_FAILURE_S = 5.0
@@ -83,7 +82,7 @@ class Attempt:
         self._held: list[Pump] = []  # not read from now, because the console is behind
         first = part.first_rank if part is not None else 0
         self._mergers = make_mergers(range(first, first + job.num_ranks), job.show, console)
-        self._hung: Failure | None = None
+        self._judge: Judge | None = None  # once the ranks have been started
         self._stop_s: float | None = None  # when we first asked the ranks to end
         self._kill_s: float | None = None  # when patience ends
         self._all_ended_s: float | None = None
@@ -94,11 +93,9 @@ class Attempt:
         """Run the ranks to their end; return the root cause of a failure, None without one, and every rank's end."""
         port = HeldPort(self._job.master_port) if self._part is None else None
         self._folder = vitals.make_folder()
-        self._watch = HangWatch(self._folder, self._job.hang_timeout_s)
-        self._oom = OomWatch()
-        self._stall = StallWatch(self._folder, self._job.stall_s)
         try:
             self._start(self._part or self._all_of_it(port))
+            judge = self._judge = self._call_judge()
             while not self._is_over():
                 self._loop.step(self._patience())
                 self._let_go()
@@ -108,13 +105,20 @@ class Attempt:
                     merger.show_due()
                 self._reap()
                 self._take_signals()
-                self._judge()
-            ends = self._ends()
+                self._act(judge)
+            verdict = judge.decide()
         finally:
             self._clean_up()
             if port is not None:
                 port.close()
-        return self._hung or decide(ends), ends
+        return verdict
+
+    def _call_judge(self) -> Judge:
+        """Load what is not needed for a start while the ranks load theirs; not later: it might be gone, or another."""
+        import rankwise.launch.outcome  # noqa: F401  (at the end)
+        from rankwise.launch.local.judge import Judge
+
+        return Judge(self._job, self._folder, self._ranks, self._console, begun_s=self._begun_s)
 
     def _all_of_it(self, port: HeldPort | None) -> Part:
         assert port is not None
@@ -183,7 +187,7 @@ class Attempt:
             return max(0.0, self._all_ended_s + DRAIN_S - now) + 0.001
         if self._stop_s is not None:
             return None if self._kill_s is None else max(0.0, self._kill_s - now) + 0.001
-        settled = self._settled_s()
+        settled = self._judge.settled_s() if self._judge is not None else None
         return max(0.0, (self._next_check_s if settled is None else settled) - now) + 0.001
 
     def _read_report(self, process: RankProcess) -> None:
@@ -212,7 +216,7 @@ class Attempt:
             if process.reap():
                 process.read_report()
                 if process.status == -signal.SIGKILL and process.sent is None:
-                    process.evidence = self._oom.evidence(process.pid)
+                    process.evidence = self._judge.evidence(process.pid) if self._judge is not None else ""
 
     def _take_signals(self) -> None:
         while self._loop.signals:
@@ -236,8 +240,8 @@ class Attempt:
         signal.raise_signal(signal.SIGSTOP)
         for process in self._alive():
             process.send(signal.SIGCONT)
-        self._watch.reset()
-        self._stall.reset()
+        if self._judge is not None:
+            self._judge.reset()
 
     def interrupt(self, number: int) -> None:
         """End the ranks because of a signal from outside; the second one kills them at once."""
@@ -279,28 +283,22 @@ class Attempt:
     def _stop(self, number: int, patience: float) -> None:
         now = time.monotonic()
         if self._stop_s is None:
-            self._stop_s = now
+            self._note_stop(now)
         self._kill_s = now + patience
         for process in self._alive():
             process.ask_to_end(number)
+
+    def _note_stop(self, now: float) -> None:
+        self._stop_s = now
+        if self._judge is not None:
+            self._judge.stop_s = now
 
     def _kill(self) -> None:
         self._kill_s = None
         for process in self._alive():
             process.ask_to_end(signal.SIGKILL)
 
-    def _settled_s(self) -> float | None:
-        """When what has failed so far should be acted on; None if nothing has."""
-        failed = [end for end in self._ends() if end.failed]
-        if not failed:
-            return None
-        clear = [end for end in failed if end.suspicion < 2]
-        if clear:
-            return min(end.failed_s for end in clear) + SETTLE_S
-        waited = any(end.report is not None and is_timeout(end.report) for end in failed)
-        return min(end.failed_s for end in failed) + (SETTLE_TIMEOUT_S if waited else SETTLE_COLLATERAL_S)
-
-    def _judge(self) -> None:
+    def _act(self, judge: Judge) -> None:
         """Act on what has happened: a failure, a hang, the end of patience."""
         now = time.monotonic()
         if self._kill_s is not None and now >= self._kill_s:
@@ -309,67 +307,18 @@ class Attempt:
             return
         if any(process.status == Interrupted.EXIT_CODE for process in self._ranks):
             # all have agreed to end, and saved: the others are on their way out
-            self._stop_s, self._kill_s = now, now + self._grace_s()
+            self._note_stop(now)
+            self._kill_s = now + self._grace_s()
             return
-        settled = self._settled_s()
+        settled = judge.settled_s()
         if settled is not None:
             if now >= settled:
-                self._blame_the_quiet()
+                judge.blame_the_quiet()
                 self._stop_the_others()
         elif now >= self._next_check_s:
             self._next_check_s = now + CHECK_INTERVAL_S
-            self._check_hang(now)
-
-    def _blame_the_quiet(self) -> None:
-        """When ranks have given up waiting for another one that still lives, that one is the cause."""
-        failed = [end for end in self._ends() if end.failed]
-        reports = [end.report for end in failed if end.report is not None and is_timeout(end.report)]
-        alive = {process.rank for process in self._alive()} - {end.rank for end in failed}
-        if alive and reports and all(end.suspicion == 2 for end in failed):
-            waiting = min(reports, key=lambda report: report.time_s)
-            self._hung = self._blame(alive, f"rank {waiting.rank} gave up waiting for it ({waiting.type})")
-
-    def _check_hang(self, now: float) -> None:
-        alive = {process.rank for process in self._alive()}
-        reason = self._watch.reason(alive)
-        if reason is None and self._job.timeout_s is not None and now - self._begun_s > self._job.timeout_s:
-            reason = f"not done after {self._job.timeout_s:g} s (timeout)"
-        news = self._stall.news(alive) if reason is None else ""
-        if news:
-            first, _, rest = news.partition("\n")
-            self._console.say(first)
-            if rest:
-                self._console.block(rest)
-        if reason is not None:
-            self._hung = self._blame(alive, reason)
-            self._stop_the_others()
-
-    def _ends(self) -> list[RankEnd]:
-        return [
-            RankEnd(
-                rank=process.rank,
-                status=process.status,
-                ended_s=process.ended_s or time.monotonic(),
-                report=process.report,
-                sent=process.sent,
-                sent_s=self._stop_s if process.sent is not None else None,
-                crash=self._crash(process),
-                evidence=process.evidence,
-                finished_s=process.finished_s,
-            )
-            for process in self._ranks
-            if process.status is not None or process.report is not None or self._stop_s is not None
-        ]
-
-    def _blame(self, alive: set[int], reason: str) -> Failure:
-        gone = {end.rank: end.left_s for end in self._ends() if end.left_s is not None and end.rank not in alive}
-        return blame(self._folder, alive, reason, gone)
-
-    def _crash(self, process: RankProcess) -> str:
-        if process.status is None or process.status >= 0:
-            return ""
-        path = self._folder / f"crash-{process.rank}"
-        return path.read_text(errors="replace") if path.exists() else ""
+            if judge.finds_hang(now):
+                self._stop_the_others()
 
     def _clean_up(self) -> None:
         """Leave nothing: no process, no descriptor, no folder."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +19,7 @@ _STALE = (*_OURS, "RANKWISE_TOKEN", "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTI
 
 
 # what the ranks of this process's launches show each other when they meet, see world/arrival
-_SECRET = secrets.token_hex(16)
+_SECRET = os.urandom(16).hex()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -16,10 +16,9 @@ from rankwise.launch.topology import format_numbers
 from rankwise.launch.verdict import Failure
 from rankwise.vitals import Vital
 
-__all__ = ["CHECK_INTERVAL_S", "DEFAULT_TIMEOUT_S", "HangWatch", "StallWatch", "blame"]
+__all__ = ["DEFAULT_TIMEOUT_S", "HangWatch", "StallWatch", "blame"]
 
 DEFAULT_TIMEOUT_S = 1800.0  # from the first beat on; what gloo waits for a peer by default
-CHECK_INTERVAL_S = 1.0
 _STALE_S = 10.0  # a heartbeat comes twice a second; a busy machine may delay it
 _COLLECTIVE = ("torch/distributed/", "rankwise/world/")
 _BACKWARD = ("torch/autograd/",)

@@ -9,11 +9,14 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from rankwise.launch.local.pump import Pump
 from rankwise.launch.local.sessions import end_session
-from rankwise.launch.report import FINISHED, Report
 from rankwise.launch.target import Target
+
+if TYPE_CHECKING:
+    from rankwise.launch.report import Report
 
 __all__ = ["RankProcess", "start_rank"]
 
@@ -92,6 +95,8 @@ class RankProcess:
             return True
         if not data:
             return False
+        from rankwise.launch.report import FINISHED, Report
+
         self._report_bytes += data
         if self.report is None and self.finished_s is None and b"\n" in self._report_bytes:
             line = bytes(self._report_bytes).partition(b"\n")[0]

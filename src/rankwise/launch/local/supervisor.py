@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import secrets
 import time
 from contextlib import nullcontext
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from rankwise.errors import LaunchError
 from rankwise.launch.cores import num_visible_gpus
@@ -15,8 +15,10 @@ from rankwise.launch.local.attempt import Attempt
 from rankwise.launch.local.console import Console
 from rankwise.launch.local.loop import Loop
 from rankwise.launch.local.telling import describe_end, next_logs, tell, tell_hidden, with_time_left
-from rankwise.launch.outcome import Outcome
-from rankwise.launch.verdict import Failure
+
+if TYPE_CHECKING:
+    from rankwise.launch.outcome import Outcome
+    from rankwise.launch.verdict import Failure
 
 __all__ = ["supervise"]
 
@@ -52,8 +54,8 @@ def supervise(
 
 
 def _attempts(job: Job, loop: Loop, console: Console) -> Outcome:
-    run_id = f"rankwise-{os.getpid()}-{secrets.token_hex(4)}"
-    begun_s, gpus = time.monotonic(), num_visible_gpus()
+    run_id = f"rankwise-{os.getpid()}-{os.urandom(4).hex()}"
+    begun_s, gpus = time.monotonic(), num_visible_gpus() if job.min_ranks is not None else 0
     number = failures = 0  # of the whole launch; at this number of ranks
     while True:
         logs = next_logs(job.logs, job.run_dir)
@@ -74,6 +76,8 @@ def _attempts(job: Job, loop: Loop, console: Console) -> Outcome:
             again = failure is None and any(end.interrupted for end in ends)
             if again:
                 console.say("the ranks have saved and ended as they were asked to: the same command goes on")
+            from rankwise.launch.outcome import Outcome
+
             return Outcome(
                 failure=failure, interrupted=attempt.interrupted, again=again, num_attempts=number, text=text
             )

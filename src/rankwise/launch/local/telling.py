@@ -8,12 +8,14 @@ import re
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rankwise.errors import LaunchError
 from rankwise.launch.job import Job
 from rankwise.launch.local.console import Console
-from rankwise.launch.outcome import describe_failure, describe_others
-from rankwise.launch.verdict import Failure, RankEnd
+
+if TYPE_CHECKING:
+    from rankwise.launch.verdict import Failure, RankEnd
 
 __all__ = ["describe_end", "next_logs", "tell", "tell_hidden", "with_time_left"]
 
@@ -31,6 +33,8 @@ def with_time_left(job: Job, begun_s: float) -> Job:
 
 def describe_end(failure: Failure, ends: list[RankEnd], logs: Path | None, *, world_size: int | None = None) -> str:
     """Tell a failure: the root cause, one line for each other rank of this machine, and where the logs are."""
+    from rankwise.launch.outcome import describe_failure, describe_others
+
     text = describe_failure(failure, len(ends) if world_size is None else world_size, describe_others(ends, failure))
     return text if logs is None else f"{text}\nlogs: {logs}"
 

@@ -1,0 +1,93 @@
+"""What the options for Slurm mean together, and where they lead."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rankwise.errors import ConfigError
+from rankwise.launch.job import Job
+
+__all__ = ["run_in_slurm"]
+
+
+def run_in_slurm(
+    job: Job, words: dict[str, Any], *, nproc: str, dry_run: bool, environ: dict[str, str] | os._Environ[str]
+) -> int | None:
+    """Submit with `--slurm`, use all nodes inside an allocation; return the exit code, None where Slurm has no part.
+
+    Args:
+        job: the launch as on one machine.
+        words: the options for Slurm, by name.
+        nproc: as it was given.
+        dry_run: print only.
+        environ: of this process.
+
+    Raises:
+        ConfigError: options that do not fit.
+        LaunchError: Slurm is not here or does not answer.
+    """
+    if words["slurm"]:
+        return _submit(job, words, nproc=nproc, dry_run=dry_run)
+    given = [name for name, value in words.items() if value and (name, value) not in {("nodes", 1), ("time", "1h")}]
+    others = [name for name in given if name != "requeue"]
+    if others:
+        raise ConfigError(f"--{others[0].replace('_', '-')} is for jobs of Slurm: give --slurm too")
+    if job.nodes is not None:
+        return None  # who names the nodes has started us on each of them
+    from rankwise.launch.slurm.allocation import Allocation, run_on_nodes
+
+    allocation = Allocation.find(environ)
+    if allocation is None:
+        if words["requeue"]:
+            raise ConfigError("--requeue is for jobs of Slurm, and this is none (no SLURM_JOB_ID, or inside a task)")
+        return None
+    if dry_run or (allocation.num_nodes == 1 and job.min_ranks is not None):
+        return None  # one machine, as ever
+    return run_on_nodes(job, allocation, requeue=bool(words["requeue"])).exitcode
+
+
+def _submit(job: Job, words: dict[str, Any], *, nproc: str, dry_run: bool) -> int:
+    from rankwise.launch.slurm.following import follow
+    from rankwise.launch.slurm.request import Request, parse_time
+    from rankwise.launch.slurm.submission import batch_script, submit
+
+    gpus = words["gpus_per_node"]
+    if gpus is not None and nproc not in {"auto", "gpu", str(gpus)}:
+        raise ConfigError(f"--nproc {nproc} and --gpus-per-node {gpus} differ: with GPUs each has one rank")
+    if gpus is None and nproc in {"auto", "gpu", "cpu"} and nproc != "auto":
+        raise ConfigError(f"--nproc {nproc} counts what this machine has: say --gpus-per-node G, or --nproc N for CPUs")
+    name = words["job_name"] or Path(job.target.name).stem.partition(":")[0]
+    parameters: dict[str, Any] = {key: words[key] for key in ("account", "qos", "constraint") if words[key]}
+    request = Request(
+        folder=(Path("runs") / "slurm" if job.run_dir is None else job.run_dir / "logs" / "slurm").absolute(),
+        name=name,
+        partition=words["partition"],
+        nodes=words["nodes"],
+        gpus_per_node=gpus,
+        ranks_per_node=gpus or (1 if nproc == "auto" else int(nproc)),
+        cpus_per_task=words["cpus_per_task"],
+        mem=words["mem"],
+        time_min=parse_time(words["time"]),
+        parameters=parameters | _pairs(words["slurm_arg"] or ()),
+        container=words["container"],
+        requeue=words["requeue"] is not False,
+    )
+    if dry_run:
+        print(batch_script(request))
+        return 0
+    handle = submit(job, request)
+    print(f"rankwise: submitted job {handle.job_id} ({name}), files in {handle.folder}", file=sys.stderr, flush=True)
+    if words["detach"]:
+        print(handle.job_id)
+        return 0
+    return follow(handle)
+
+
+def _pairs(words: Sequence[str]) -> dict[str, Any]:
+    """Read `--slurm-arg key=value`, and `--slurm-arg key` for an option without a value."""
+    pairs = (word.removeprefix("--").partition("=") for word in words)
+    return {key: value if sign else True for key, sign, value in pairs}
