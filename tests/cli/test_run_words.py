@@ -110,10 +110,10 @@ import os, sys
 def note(event, args):
     if event == "subprocess.Popen":
         os.write(1, " ".join(sys.modules).encode())
-        os._exit(0)
+        raise SystemExit(0)  # what was made for the ranks is removed
 sys.addaudithook(note)
 """
-LATE = ("typer", "click", "rich", "pydantic", "numpy", "torch", "hashlib", "json", "shutil", "tempfile", "logging")
+LATE = ("typer", "click", "rich", "pydantic", "numpy", "torch", "hashlib", "json", "logging", "asyncio")
 OURS = ("verdict", "outcome", "report", "local.hang", "local.judge", "elastic.nodes", "slurm.allocation")
 
 
