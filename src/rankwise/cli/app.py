@@ -12,6 +12,7 @@ from rankwise.cli.checkpoint_app import checkpoint_commands
 from rankwise.cli.data_app import data_commands
 from rankwise.cli.env import env_command
 from rankwise.cli.kubeflow_words import announced_options
+from rankwise.cli.lint import lint_command, rule_command
 from rankwise.cli.rows_app import rows_commands
 from rankwise.cli.run import run_command
 from rankwise.cli.slurm_jobs import cancel_command, jobs_command, logs_command
@@ -64,6 +65,12 @@ app.command(
     no_args_is_help=True,
     epilog="Exit codes: 0 the same training, 1 not, 2 a run failed.",
 )(verify_command)
+app.command(
+    "lint",
+    no_args_is_help=True,
+    epilog="Exit codes: 0 nothing found, 1 findings, 2 a file could not be checked. A rule: rankwise rule RW101",
+)(lint_command)
+app.command("rule")(rule_command)
 app.command("env", epilog="Paste it into a report; it holds no secrets that it knows, but read it first.")(env_command)
 app.command("jobs")(jobs_command)
 app.command("logs")(logs_command)

@@ -1,0 +1,130 @@
+"""`rankwise lint` and `rankwise rule`: misuse of distributed training, found without running anything."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rankwise.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rankwise.diagnose.lint import Report, Settings
+
+__all__ = ["lint_command", "rule_command"]
+
+_Names = Annotated[list[str] | None, typer.Option(metavar="NAMES", help="Codes, prefixes of codes or slugs; commas.")]
+
+
+def lint_command(  # noqa: PLR0917  (typer's way: a parameter per option)
+    paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="Files and folders.")],
+    output_format: Annotated[
+        str, typer.Option("--output-format", metavar="FORMAT", help="full, concise, json, sarif or github.")
+    ] = "full",
+    select: Annotated[
+        list[str] | None, typer.Option(metavar="NAMES", help="Only these: codes, prefixes or slugs; ALL: info, too.")
+    ] = None,
+    ignore: Annotated[list[str] | None, typer.Option(metavar="NAMES", help="Not these.")] = None,
+    confidence: Annotated[
+        str | None, typer.Option(metavar="LEVEL", help="The lowest that is shown: high, medium (default) or low.")
+    ] = None,
+    fix: Annotated[bool, typer.Option("--fix", help="Mend what can be mended without doubt.")] = False,
+    unsafe_fixes: Annotated[
+        bool, typer.Option("--unsafe-fixes", help="Mend also what may change a right script.")
+    ] = False,
+    diff: Annotated[bool, typer.Option("--diff", help="Show what --fix would change, change nothing.")] = False,
+    baseline: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Findings that it holds are not reported.")
+    ] = None,
+    write_baseline: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the findings into it.")] = None,
+    add_ignore: Annotated[
+        bool, typer.Option("--add-ignore", help="Add a suppressing comment to every line with a finding.")
+    ] = False,
+) -> None:
+    """Find misuse of distributed training in Python, notebooks, shell, Docker and YAML files. Runs nothing."""
+    from rankwise.diagnose.lint import FORMATS, RULES, find_settings, lint_paths, to_text
+
+    if output_format not in FORMATS:
+        raise ConfigError(f"--output-format wants {', '.join(FORMATS)}; got {output_format!r}")
+    start = paths[0] if paths[0].is_dir() else paths[0].parent
+    settings = find_settings(start, select=_names(select), ignore=_names(ignore), confidence=confidence)
+    settings.check_names(RULES)
+    if fix or unsafe_fixes or diff:
+        _mend(paths, settings, unsafe=unsafe_fixes, write=not diff)
+        if diff:
+            return
+    report = lint_paths(paths, settings)
+    if add_ignore or write_baseline is not None:
+        _accept(report, write_baseline, add_ignore=add_ignore)
+        return
+    if baseline is not None:
+        from rankwise.diagnose.lint.baseline import read_baseline, without_known
+
+        report.findings = without_known(report.findings, read_baseline(baseline))
+    colours = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    print(to_text(report, output_format, colours=colours))
+    _say_failures(report, output_format)
+    sys.exit(report.exitcode)
+
+
+def _names(words: list[str] | None) -> tuple[str, ...] | None:
+    return None if words is None else tuple(name.strip() for word in words for name in word.split(",") if name.strip())
+
+
+def _mend(paths: list[Path], settings: Settings, *, unsafe: bool, write: bool) -> None:
+    from rankwise.diagnose.lint.fixing import mend_paths
+
+    num_mended = 0
+    for _, text, number in mend_paths(paths, settings, unsafe=unsafe, write=write):
+        num_mended += number
+        if not write:
+            print(text, end="")
+    print(f"{num_mended} {'mended' if write else 'would be mended'}", file=sys.stderr)
+
+
+def _accept(report: Report, baseline: Path | None, *, add_ignore: bool) -> None:
+    from rankwise.diagnose.lint.baseline import write_baseline
+    from rankwise.diagnose.lint.fixing import add_comments
+
+    if baseline is not None:
+        print(f"{baseline}: {write_baseline(baseline, report.findings)} findings")
+    if add_ignore:
+        print(f"{add_comments(report)} lines have a comment now")
+    _say_failures(report, "json")
+    sys.exit(2 if report.failures else 0)
+
+
+def _say_failures(report: Report, output_format: str) -> None:
+    """Failures stand in text and SARIF themselves; JSON has its fixed form."""
+    if output_format == "json":
+        for failure in report.failures:
+            print(f"rankwise: {failure.file}:{failure.line}: {failure.message}", file=sys.stderr)
+    if report.noqa_files:
+        print(
+            f"rankwise: {report.noqa_files[0]} suppresses rules of rankwise by `noqa`, which ruff removes as "
+            'unknown unless its configuration says `external = ["RW"]` under [tool.ruff.lint]',
+            file=sys.stderr,
+        )
+
+
+def rule_command(
+    name: Annotated[str | None, typer.Argument(metavar="[RULE]", help="A code or a slug; without one: all.")] = None,
+) -> None:
+    """Say what a rule of `rankwise lint` means, why, and how it should be; without a name, list all rules."""
+    from rankwise.diagnose.lint import RULES, rule_text
+
+    if name is None:
+        for rule in RULES:
+            note = "" if rule.level != "info" and rule.confidence != "low" else "  (off)"
+            print(f"{rule.code}  {rule.level:<7}  {rule.slug}{note}")
+        return
+    found = next((rule for rule in RULES if name.upper() == rule.code or name == rule.slug), None)
+    if found is None:
+        close = difflib.get_close_matches(name, [word for rule in RULES for word in (rule.code, rule.slug)], n=1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        raise ConfigError(f"no rule {name!r}{hint} `rankwise rule` lists them all")
+    print(rule_text(found))

@@ -1,0 +1,30 @@
+"""Before a run: misuse of distributed training in scripts, notebooks and launch lines, found without running them.
+
+Standard library only: it works where torch and numpy are absent.
+"""
+
+from rankwise.diagnose.lint.checker import Failure, Report, check_source, lint_paths
+from rankwise.diagnose.lint.inputs import SourceFile, source_from_text
+from rankwise.diagnose.lint.outputs import FORMATS, rule_text, to_text
+from rankwise.diagnose.lint.rule import Edit, Finding, Fix, Rule
+from rankwise.diagnose.lint.rules import RULES
+from rankwise.diagnose.lint.settings import Settings, find_settings
+
+__all__ = [
+    "FORMATS",
+    "RULES",
+    "Edit",
+    "Failure",
+    "Finding",
+    "Fix",
+    "Report",
+    "Rule",
+    "Settings",
+    "SourceFile",
+    "check_source",
+    "find_settings",
+    "lint_paths",
+    "rule_text",
+    "source_from_text",
+    "to_text",
+]

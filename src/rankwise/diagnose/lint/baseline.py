@@ -1,0 +1,66 @@
+"""A baseline: the findings of old code, known and not reported again; new ones are."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+from rankwise._files import write_whole
+from rankwise.diagnose.lint.rule import Finding
+from rankwise.errors import ConfigError
+
+__all__ = ["fingerprint", "read_baseline", "without_known", "write_baseline"]
+
+_VERSION = 1
+
+
+def fingerprint(finding: Finding) -> str:
+    """Return what identifies a finding while lines move: its file, code and the text of its line."""
+    text = "\0".join((Path(finding.file).as_posix(), finding.rule.code, " ".join(finding.source_line.split())))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def write_baseline(path: Path, findings: Iterable[Finding]) -> int:
+    """Write the findings into a file; return how many."""
+    counts: Counter[tuple[str, str, str]] = Counter(
+        (Path(found.file).as_posix(), found.rule.code, fingerprint(found)) for found in findings
+    )
+    entries = [
+        {"file": file, "code": code, "fingerprint": mark, "count": counts[file, code, mark]}
+        for file, code, mark in sorted(counts)
+    ]
+    write_whole(path, (json.dumps({"version": _VERSION, "findings": entries}, indent=1) + "\n").encode())
+    return sum(counts.values())
+
+
+def read_baseline(path: Path) -> Counter[str]:
+    """Read how often each fingerprint is known.
+
+    Raises:
+        ConfigError: there is no such file, or it is no baseline of this version.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if content["version"] != _VERSION:
+            raise ConfigError(f"{path} is a baseline of version {content['version']}, wanted {_VERSION}: write it anew")
+        return Counter({entry["fingerprint"]: int(entry["count"]) for entry in content["findings"]})
+    except FileNotFoundError:
+        raise ConfigError(f"no baseline {str(path)!r}; `--write-baseline` makes it") from None
+    except (KeyError, TypeError, json.JSONDecodeError) as error:
+        raise ConfigError(f"{path} is no baseline: {type(error).__name__}: {error}") from None
+
+
+def without_known(findings: Iterable[Finding], known: Counter[str]) -> list[Finding]:
+    """Return the findings that a baseline does not hold; of equal ones, those beyond its count."""
+    left = Counter(known)
+    kept = []
+    for finding in findings:
+        mark = fingerprint(finding)
+        if left[mark]:
+            left[mark] -= 1
+        else:
+            kept.append(finding)
+    return kept

@@ -1,0 +1,198 @@
+"""From paths to findings: files are read, rules asked, comments obeyed."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from rankwise.diagnose.lint.inputs import SourceFile, find_files, read_source
+from rankwise.diagnose.lint.launch_lines import LaunchPlace, read_launch_file
+from rankwise.diagnose.lint.module import Module, Scope
+from rankwise.diagnose.lint.rule import Finding, Hit, Rule
+from rankwise.diagnose.lint.rules import RULES
+from rankwise.diagnose.lint.settings import Settings
+from rankwise.diagnose.lint.suppression import apply_comments, uses_noqa
+from rankwise.diagnose.lint.walk import read_module
+
+__all__ = ["Failure", "Report", "check_source", "lint_paths"]
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A file that could not be read or parsed."""
+
+    file: str
+    line: int
+    message: str
+
+
+@dataclass(slots=True)
+class Report:
+    """What a run of the linter has found. Findings are sorted by file and place."""
+
+    findings: list[Finding] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+    num_files: int = 0
+    num_lines: int = 0
+    sources: dict[str, SourceFile] = field(default_factory=dict)
+    noqa_files: list[str] = field(default_factory=list)
+
+    @property
+    def exitcode(self) -> int:
+        """0 clean, 1 findings, 2 a file could not be checked."""
+        return 2 if self.failures else 1 if self.findings else 0
+
+
+class _Project:
+    """The files that were given, for rules that follow an import from one into another."""
+
+    def __init__(self, files: Iterable[Path]) -> None:
+        self.paths: dict[str, list[Path]] = {}
+        for path in files:
+            if path.suffix == ".py":
+                stem = path.parent.name if path.name == "__init__.py" else path.stem
+                self.paths.setdefault(stem, []).append(path)
+        self.read: dict[Path, Module | None] = {}
+
+    def finder(self, here: Path) -> Callable[[str], tuple[Module, Scope] | None]:
+        """Return what finds a function of another file by its full name, as a file sees it."""
+
+        def find(name: str) -> tuple[Module, Scope] | None:
+            module_name, _, function = name.rpartition(".")
+            path = self.locate(module_name, here)
+            if path is None or path == here:
+                return None
+            module = self.module(path)
+            scope = None if module is None else module.top.functions.get(function)
+            return None if module is None or scope is None else (module, scope)
+
+        return find
+
+    def locate(self, name: str, here: Path) -> Path | None:
+        """Return the one given file that a module's name can mean."""
+        parts = [part for part in name.split(".") if part]
+        if not parts:
+            return None
+        candidates = self.paths.get(parts[-1], [])
+        wanted = tuple(parts)
+
+        def fits(path: Path) -> bool:
+            words = path.parent.parts if path.name == "__init__.py" else (*path.parent.parts, path.stem)
+            return words[-len(wanted) :] == wanted
+
+        found = [path for path in candidates if fits(path)]
+        near = [path for path in found if path.parent == here.parent]
+        chosen = near or found
+        return chosen[0] if len(chosen) == 1 else None
+
+    def module(self, path: Path) -> Module | None:
+        """Read a file once; None where it does not parse."""
+        if path not in self.read:
+            try:
+                self.read[path] = read_module(str(path), read_source(path).source)
+            except (OSError, SyntaxError, ValueError, RecursionError):
+                self.read[path] = None
+        return self.read[path]
+
+
+def lint_paths(paths: Sequence[Path | str], settings: Settings | None = None) -> Report:
+    """Check files and folders.
+
+    Args:
+        paths: files of any kind, and folders, which are walked.
+        settings: which rules are asked, and where; by default those of no configuration file.
+
+    Returns:
+        The findings, and the files that could not be read.
+    """
+    settings = settings or Settings()
+    files = list(find_files([Path(path) for path in paths], settings))
+    project = _Project(path.resolve() for path in files)
+    report = Report()
+    for path in files:
+        try:
+            source = read_source(path)
+        except (OSError, ValueError) as error:
+            report.failures.append(Failure(str(path), 1, f"cannot be read: {error}"))
+            continue
+        report.num_files += 1
+        report.num_lines += source.source.count("\n")
+        try:
+            found = check_source(source, settings, project.finder(path.resolve()))
+        except SyntaxError as error:
+            line, cell = source.place_of(error.lineno or 1)
+            where = "" if cell is None else f"cell {cell}: "
+            report.failures.append(Failure(str(path), line, f"{where}does not parse: {error.msg}"))
+            continue
+        except (ValueError, RecursionError) as error:
+            report.failures.append(Failure(str(path), 1, f"does not parse: {type(error).__name__}: {error}"))
+            continue
+        if uses_noqa(source):
+            report.noqa_files.append(str(path))
+        if found:
+            report.sources[str(path)] = source
+        report.findings += found
+    return report
+
+
+def check_source(
+    source: SourceFile,
+    settings: Settings | None = None,
+    find_function: Callable[[str], tuple[Module, Scope] | None] | None = None,
+) -> list[Finding]:
+    """Check one text.
+
+    Raises:
+        SyntaxError: it is not Python.
+        ValueError: it holds null bytes.
+    """
+    settings = settings or Settings()
+    rules = settings.rules_for(source.path, RULES)
+    if source.launch is not None:
+        file = read_launch_file(source.path, source.source, source.launch)
+        pairs = [(rule, hit) for rule in rules if rule.check_lines for hit in rule.check_lines(file)]
+        span: Callable[[Hit], tuple[int, int]] = lambda hit: (hit.place.start, hit.place.end)  # type: ignore[union-attr]  # noqa: E731
+        module = Module(source.path, source.source, ast.Module([], []))
+    else:
+        module = read_module(source.path, source.source)
+        if find_function is not None:
+            module.find_function = find_function
+        pairs = [(rule, hit) for rule in rules if rule.check for hit in rule.check(module)]
+        span = lambda hit: module.span(hit.place)  # type: ignore[arg-type]  # noqa: E731
+    found = [_finding(source, module, rule, hit, span(hit)) for rule, hit in pairs]
+    kept = [finding for finding in _once(found) if settings.wants(finding)]
+    kept = apply_comments(source, kept, settings, RULES)
+    return sorted(kept, key=lambda finding: (finding.cell or 0, finding.line, finding.column, finding.rule.code))
+
+
+def _once(findings: Iterable[Finding]) -> Iterator[Finding]:
+    seen = set()
+    for finding in findings:
+        key = (finding.rule.code, finding.cell, finding.line, finding.column)
+        if key not in seen:
+            seen.add(key)
+            yield finding
+
+
+def _finding(source: SourceFile, module: Module, rule: Rule, hit: Hit, span: tuple[int, int]) -> Finding:
+    assert isinstance(hit.place, LaunchPlace) or source.launch is None
+    line, column = module.line_of(span[0])
+    end_line, end_column = module.line_of(span[1])
+    shown, cell = source.place_of(line)
+    text = source.source[module.offset(line, 0) :].partition("\n")[0].rstrip("\r")
+    made = Finding(
+        file=source.path,
+        line=shown,
+        column=column,
+        end_line=shown + end_line - line,
+        end_column=end_column,
+        rule=rule,
+        message=rule.message.format(**hit.values),
+        fix=hit.fix,
+        confidence=hit.confidence or rule.confidence,
+        cell=cell,
+        source_line=text,
+    )
+    return made if source.fixable else replace(made, fix=None)

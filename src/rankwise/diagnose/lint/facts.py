@@ -1,0 +1,264 @@
+"""Facts about a module that several rules ask for: what is wrapped, what is a collective, which loop trains."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from rankwise.diagnose.lint.guards import Side
+from rankwise.diagnose.lint.module import Binding, Call, Module, Place, Scope, position
+from rankwise.diagnose.lint.names import last, text_of
+
+__all__ = [
+    "DDP",
+    "LOADER",
+    "SAMPLER",
+    "Wrap",
+    "collective_inside",
+    "collectives",
+    "effective_side",
+    "environment_reads",
+    "environment_writes",
+    "has_framework",
+    "is_const",
+    "is_distributed",
+    "loop_bodies",
+    "names_in",
+    "training_loops",
+    "trains",
+    "uses_cuda",
+    "wraps",
+]
+
+DDP = "torch.nn.parallel.DistributedDataParallel"
+SAMPLER = "torch.utils.data.distributed.DistributedSampler"
+LOADER = "torch.utils.data.DataLoader"
+_WRAPPERS = (DDP, "apex.parallel.DistributedDataParallel")
+_COLLECTIVES = frozenset(
+    "all_reduce all_gather all_gather_object all_gather_into_tensor all_gather_coalesced all_reduce_coalesced barrier "
+    "broadcast broadcast_object_list gather gather_object monitored_barrier new_group reduce reduce_scatter "
+    "reduce_scatter_tensor scatter scatter_object_list all_to_all all_to_all_single".split()
+)
+_GROUP_AT = {"barrier": 0, "all_reduce": 2, "broadcast": 2, "all_gather": 2, "reduce": 3, "new_group": 0}
+_FRAMEWORKS = (
+    "accelerate", "lightning", "pytorch_lightning", "deepspeed", "horovod", "ray", "composer", "colossalai",
+    "ignite", "catalyst", "mmengine", "mmcv", "mmcv.runner", "torch_xla", "fastai", "megatron", "bagua",
+    "smdistributed",
+)  # fmt: skip
+_NO_TRAINING = re.compile(r"eval|valid|test|infer|predict|sample|generate|bench|visuali", re.IGNORECASE)
+
+
+@dataclass(slots=True, eq=False)
+class Wrap:
+    """``text = DDP(inner, ...)``; the text is "" where the wrapped model has no name of its own."""
+
+    text: str
+    inner: str
+    call: Call
+
+    @property
+    def place(self) -> Place:
+        """Where it stands."""
+        return self.call.place
+
+    @property
+    def names(self) -> set[str]:
+        """Texts that mean the model behind the wrap."""
+        return {name for name in (self.text, self.text and f"{self.text}.module", self.inner) if name}
+
+
+def wraps(module: Module) -> list[Wrap]:
+    """Return where models are wrapped by DDP, in order."""
+    found = module.cache.get("wraps")
+    if found is None:
+        found = module.cache["wraps"] = list(_wraps(module))
+    return found  # type: ignore[return-value]
+
+
+def _wraps(module: Module) -> Iterator[Wrap]:
+    targets: dict[ast.Call, str] = {}
+    for binding in module.bindings:
+        value = binding.value
+        for candidate in (value, getattr(value, "body", None), getattr(value, "orelse", None)):
+            if isinstance(candidate, ast.Call):
+                targets[candidate] = binding.text
+    for call in module.named(*_WRAPPERS):
+        inner = call.argument("module", 0)
+        # DDP(model.to(device)): the model is what is moved
+        while isinstance(inner, ast.Call) and last(text_of(inner.func)) in {"to", "cuda", "train"}:
+            assert isinstance(inner.func, ast.Attribute)
+            inner = inner.func.value
+        name = text_of(inner) if isinstance(inner, ast.Name | ast.Attribute) else ""
+        yield Wrap(targets.get(call.node, ""), name, call)
+
+
+def is_distributed(module: Module) -> bool:
+    """Whether the file itself speaks of several ranks in torch's words: a wrap, a group or a collective."""
+    found = module.cache.get("distributed")
+    if found is None:
+        found = module.cache["distributed"] = any(
+            name.startswith("torch.distributed.") or name in _WRAPPERS or name == SAMPLER for name in module.by_name
+        )
+    return bool(found)
+
+
+def has_framework(module: Module) -> bool:
+    """Whether a library that does parts of this by itself is imported."""
+    found = module.cache.get("framework")
+    if found is None:
+        trainer = any(name.startswith("transformers.") and "Trainer" in name for name in module.imports.bound.values())
+        found = module.cache["framework"] = trainer or any(module.imports.uses(name) for name in _FRAMEWORKS)
+    return bool(found)
+
+
+def uses_cuda(module: Module) -> bool:
+    """Whether the file puts anything on a GPU."""
+    return (
+        "cuda" in module.attributes
+        or module.has_call("cuda")
+        or any(
+            isinstance(node.value, str) and ("cuda" in node.value or node.value == "nccl") for node, _ in module.strings
+        )
+    )
+
+
+def collectives(module: Module) -> list[Call]:
+    """Return the calls of torch.distributed that every rank of the default group must make."""
+    found = module.cache.get("collectives")
+    if found is None:
+        found = module.cache["collectives"] = [
+            call
+            for name, calls in module.by_name.items()
+            if name.startswith("torch.distributed.") and name[18:] in _COLLECTIVES
+            for call in calls
+            if not _in_group(call, name[18:])
+        ]
+    return found  # type: ignore[return-value]
+
+
+def _in_group(call: Call, name: str) -> bool:
+    group = call.argument("ranks" if name == "new_group" else "group", _GROUP_AT.get(name))
+    return name != "new_group" and group is not None and not is_const(group, None)
+
+
+def collective_inside(module: Module, scope: Scope, depth: int = 3) -> Call | None:
+    """Return a collective that a function always reaches on every rank that calls it, followed through calls."""
+    memo: dict[Scope, Call | None] = module.cache.setdefault("inside", {})  # type: ignore[assignment]
+    if scope in memo:
+        return memo[scope]
+    memo[scope] = None  # a function that calls itself adds nothing
+    listed = set(collectives(module))
+    for call in scope.calls:
+        if any(branch.side for branch in call.place.branches):
+            continue
+        if call in listed:
+            memo[scope] = call
+            break
+        if depth:
+            target = module.scope_of(call)
+            if target is not None and collective_inside(*target, depth - 1) is not None:
+                memo[scope] = call
+                break
+    return memo[scope]
+
+
+def effective_side(module: Module, place: Place, depth: int = 3) -> Side | None:
+    """Return the side of a place; inside a function that is only called on one side, that side."""
+    if place.side is not None or depth == 0:
+        return place.side
+    scope = next((found for found in place.scope.chain() if found.is_function), None)
+    if scope is None:
+        return None
+    calls = module.callers(scope)
+    sides = {effective_side(module, call.place, depth - 1) for call in calls if call.place.scope is not scope}
+    return sides.pop() if len(sides) == 1 else None
+
+
+def trains(node: ast.AST, module: Module) -> bool:
+    """Whether a statement's body contains a backward pass."""
+    return any(
+        node in call.place.loops
+        for call in module.methods("backward")
+        if call.place.scope.is_function or call.place.loops
+    )
+
+
+def training_loops(module: Module) -> set[ast.stmt]:
+    """Return the innermost loops that contain a backward pass outside functions that evaluate."""
+    return {
+        call.place.loops[-1]
+        for call in module.methods("backward")
+        if call.place.loops and not _NO_TRAINING.search(call.place.scope.name)
+    }
+
+
+def loop_bodies(place: Place) -> list[ast.stmt]:
+    """Return the loops around a place, innermost first."""
+    return list(reversed(place.loops))
+
+
+def names_in(node: ast.AST | None) -> set[str]:
+    """Return every name, and every attribute's last part, that occurs in an expression."""
+    if node is None:
+        return set()
+    return {
+        part.id if isinstance(part, ast.Name) else part.attr
+        for part in ast.walk(node)
+        if isinstance(part, ast.Name | ast.Attribute)
+    }
+
+
+def is_const(node: ast.expr | None, value: object) -> bool:
+    """Whether an expression is this constant."""
+    return isinstance(node, ast.Constant) and node.value is value
+
+
+def environment_reads(module: Module) -> Iterator[tuple[str, ast.expr, Place, bool]]:
+    """Yield the variables that are read: name, node, place, and whether a missing one has a default."""
+    for node, place in module.environment:
+        if (
+            isinstance(node.ctx, ast.Load)
+            and isinstance(node.slice, ast.Constant)
+            and isinstance(node.slice.value, str)
+        ):
+            yield node.slice.value, node, place, False
+    for call in module.methods("get", "getenv"):
+        if not (call.base.endswith("environ") or call.text.endswith("getenv")) or not call.node.args:
+            continue
+        name = call.node.args[0]
+        if isinstance(name, ast.Constant) and isinstance(name.value, str):
+            yield name.value, call.node, call.place, True
+
+
+def environment_writes(module: Module) -> Iterator[tuple[str, ast.expr, ast.expr, Place]]:
+    """Yield the variables that are set: name, the node of the name, the value, and the place."""
+    for node, place in module.environment:
+        if (
+            isinstance(node.ctx, ast.Store)
+            and isinstance(place.stmt, ast.Assign)
+            and isinstance(node.slice, ast.Constant)
+        ):
+            yield str(node.slice.value), node.slice, place.stmt.value, place
+    for call in module.methods("setdefault", "putenv"):
+        if (call.base.endswith("environ") or call.text.endswith("putenv")) and len(call.node.args) == 2:
+            name, value = call.node.args
+            if isinstance(name, ast.Constant):
+                yield str(name.value), name, value, call.place
+    for call in module.methods("update"):
+        if call.base.endswith("environ") and call.node.args and isinstance(call.node.args[0], ast.Dict):
+            table = call.node.args[0]
+            for key, value in zip(table.keys, table.values, strict=True):
+                if isinstance(key, ast.Constant):
+                    yield str(key.value), key, value, call.place
+
+
+def after(one: ast.AST, other: ast.AST) -> bool:
+    """Whether a node stands behind another."""
+    return position(one) > position(other)
+
+
+def bound_to(module: Module, text: str, scope: Scope) -> list[Binding]:
+    """Return all bindings of a variable that a scope sees."""
+    return list(module.bindings_of(text, scope))

@@ -1,0 +1,107 @@
+"""Fixes: edits of the text, applied until nothing is left that they mend."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+from collections.abc import Callable, Iterable
+
+from rankwise.diagnose.lint.inputs import SourceFile
+from rankwise.diagnose.lint.rule import Edit, Finding
+
+__all__ = ["difference", "mended"]
+
+_MAX_ROUNDS = 20
+
+
+def mended(
+    source: SourceFile, check: Callable[[SourceFile], list[Finding]], *, unsafe: bool = False
+) -> tuple[SourceFile, list[Finding], int]:
+    """Apply fixes, check again, and so on until no finding has one.
+
+    Args:
+        source: the file.
+        check: finds the findings of a text.
+        unsafe: also apply fixes that may change what a correct script does.
+
+    Returns:
+        The new text, the findings left in it, and how many were mended. A round whose result does not parse is not
+        taken: its fixes are left out one by one.
+    """
+    findings = check(source)
+    num_mended = 0
+    refused: set[tuple[str, str]] = set()
+    for _ in range(_MAX_ROUNDS):
+        wanted = [
+            finding
+            for finding in findings
+            if finding.fix is not None and (finding.fix.safe or unsafe) and _key(finding) not in refused
+        ]
+        chosen = _without_overlaps(wanted)
+        if not chosen:
+            break
+        text = _edited(source.source, [edit for finding in chosen for edit in finding.fix.edits])  # type: ignore[union-attr]
+        after = _moved(source, text)
+        if not _parses(after):
+            refused |= {_key(finding) for finding in (chosen if len(chosen) == 1 else chosen[:1])}
+            continue
+        left = check(after)
+        # a fix that does not clear its own finding would be applied for ever
+        if len(left) >= len(findings):
+            refused |= {_key(finding) for finding in chosen}
+            continue
+        num_mended += len(chosen)
+        source, findings = after, left
+    return source, findings, num_mended
+
+
+def _key(finding: Finding) -> tuple[str, str]:
+    return finding.rule.code, finding.source_line.strip()
+
+
+def _without_overlaps(findings: Iterable[Finding]) -> list[Finding]:
+    """Keep the first of those whose edits touch each other; an edit of two findings that is the same counts once."""
+    taken: list[Edit] = []
+    kept = []
+    for finding in findings:
+        assert finding.fix is not None
+        edits = finding.fix.edits
+        if any(_touch(edit, old) for edit in edits for old in taken if edit != old):
+            continue
+        taken += edits
+        kept.append(finding)
+    return kept
+
+
+def _touch(one: Edit, other: Edit) -> bool:
+    if one.start == one.end or other.start == other.end:
+        return one.start <= other.end and other.start <= one.end
+    return one.start < other.end and other.start < one.end
+
+
+def _edited(text: str, edits: Iterable[Edit]) -> str:
+    for edit in sorted(set(edits), key=lambda edit: (edit.start, edit.end), reverse=True):
+        text = text[: edit.start] + edit.text + text[edit.end :]
+    return text
+
+
+def _moved(source: SourceFile, text: str) -> SourceFile:
+    return SourceFile(source.path, text, source.launch, source.cells, source.encoding)
+
+
+def _parses(source: SourceFile) -> bool:
+    if source.launch is not None:
+        return True
+    try:
+        ast.parse(source.source)
+    except (SyntaxError, ValueError):
+        return False
+    return True
+
+
+def difference(path: str, before: str, after: str) -> str:
+    """Return a unified diff, "" where nothing has changed."""
+    lines = difflib.unified_diff(
+        before.splitlines(keepends=True), after.splitlines(keepends=True), f"a/{path}", f"b/{path}"
+    )
+    return "".join(line if line.endswith("\n") else line + "\n\\ No newline at end of file\n" for line in lines)

@@ -1,0 +1,56 @@
+"""Files that are changed on request: mended, or given comments that suppress their findings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from rankwise._files import write_whole
+from rankwise.diagnose.lint.checker import Report, check_source
+from rankwise.diagnose.lint.fixes import difference, mended
+from rankwise.diagnose.lint.inputs import SourceFile, find_files, read_source
+from rankwise.diagnose.lint.settings import Settings
+from rankwise.diagnose.lint.suppression import add_ignores
+
+__all__ = ["add_comments", "mend_paths"]
+
+
+def mend_paths(
+    paths: Sequence[Path], settings: Settings, *, unsafe: bool, write: bool
+) -> Iterator[tuple[Path, str, int]]:
+    """Mend files; yield for each that changes its path, the difference and the number of mended findings.
+
+    Args:
+        paths: files and folders.
+        settings: which rules are asked.
+        unsafe: whether unsafe fixes are applied, too.
+        write: whether files are changed.
+    """
+    for path in find_files(paths, settings):
+        try:
+            source = read_source(path)
+            if not source.fixable:
+                continue
+            after, _, number = mended(source, lambda found: check_source(found, settings), unsafe=unsafe)
+        except (OSError, SyntaxError, ValueError, RecursionError):
+            continue  # the check that follows reports it
+        if after.source != source.source:
+            if write:
+                _write(path, after)
+            yield path, difference(path.as_posix(), source.source, after.source), number
+
+
+def add_comments(report: Report) -> int:
+    """Add a suppressing comment to each line with a finding; return the number of lines."""
+    number = 0
+    for path, source in report.sources.items():
+        if source.fixable:
+            found = [finding for finding in report.findings if finding.file == path]
+            number += len({finding.end_line for finding in found})
+            text = add_ignores(source, found)
+            _write(Path(path), SourceFile(path, text, source.launch, (), source.encoding))
+    return number
+
+
+def _write(path: Path, source: SourceFile) -> None:
+    write_whole(path, source.source.encode(source.encoding), durable=False, mode=path.stat().st_mode & 0o777)

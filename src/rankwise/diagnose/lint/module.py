@@ -1,0 +1,294 @@
+"""The model of one Python file: what is called, assigned and left where, in tables that rules query."""
+
+from __future__ import annotations
+
+import ast
+import bisect
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from rankwise.diagnose.lint.guards import Side
+from rankwise.diagnose.lint.names import Imports, last, text_of
+
+__all__ = ["Binding", "Branch", "Call", "Exit", "Module", "Place", "Scope", "position"]
+
+_NEWLINE = re.compile(r"\r\n|\r|\n")
+LOOPS = (ast.For, ast.While, ast.AsyncFor)
+
+
+@dataclass(slots=True, eq=False)
+class Branch:
+    """One branch of an ``if``, or what follows one that ends early."""
+
+    test: ast.expr
+    taken: bool  # the test holds there
+    side: Side | None
+    node: ast.stmt
+
+
+@dataclass(slots=True, eq=False)
+class Place:
+    """Where a statement stands. All expressions in it share this."""
+
+    stmt: ast.stmt
+    block: list[ast.stmt]
+    index: int
+    scope: Scope
+    loops: tuple[ast.stmt, ...]
+    branches: tuple[Branch, ...]
+    withs: tuple[ast.With | ast.AsyncWith, ...]
+    tries: tuple[ast.stmt, ...]
+
+    @property
+    def side(self) -> Side | None:
+        """On which ranks it runs: "main" only, "other" only, or None."""
+        return next((branch.side for branch in self.branches if branch.side), None)
+
+
+@dataclass(slots=True, eq=False)
+class Scope:
+    """The module, a class or a function."""
+
+    name: str
+    node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    parent: Scope | None
+    place: Place | None
+    params: tuple[str, ...] = ()
+    bindings: dict[str, list[Binding]] = field(default_factory=dict)
+    calls: list[Call] = field(default_factory=list)
+    functions: dict[str, Scope] = field(default_factory=dict)
+
+    @property
+    def is_function(self) -> bool:
+        """Whether it is a function."""
+        return isinstance(self.node, ast.FunctionDef | ast.AsyncFunctionDef)
+
+    @property
+    def owner(self) -> Scope | None:
+        """The class that it is a method of."""
+        return self.parent if self.parent is not None and isinstance(self.parent.node, ast.ClassDef) else None
+
+    def chain(self) -> Iterator[Scope]:
+        """Yield it and the scopes around it, innermost first."""
+        scope: Scope | None = self
+        while scope is not None:
+            yield scope
+            scope = scope.parent
+
+
+@dataclass(slots=True, eq=False)
+class Binding:
+    """``text = value``: a variable or an attribute is bound. The value is None where it is not one expression."""
+
+    text: str
+    value: ast.expr | None
+    place: Place
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """One call. `text` is what is written, `name` the full name where an import binds its root, else ""."""
+
+    node: ast.Call
+    text: str
+    place: Place
+    name: str = ""
+
+    @property
+    def method(self) -> str:
+        """The last part of its text."""
+        return last(self.text)
+
+    @property
+    def base(self) -> str:
+        """Its text without the last part."""
+        return self.text.rpartition(".")[0]
+
+    def keyword(self, name: str) -> ast.keyword | None:
+        """Return a keyword argument."""
+        return next((found for found in self.node.keywords if found.arg == name), None)
+
+    def argument(self, name: str, index: int | None = None) -> ast.expr | None:
+        """Return an argument by keyword, else by position."""
+        found = self.keyword(name)
+        if found is not None:
+            return found.value
+        args = self.node.args
+        if index is None or index >= len(args) or any(isinstance(arg, ast.Starred) for arg in args[: index + 1]):
+            return None
+        return args[index]
+
+    @property
+    def is_open(self) -> bool:
+        """Whether ``*args`` or ``**kwargs`` hide some of its arguments."""
+        return any(word.arg is None for word in self.node.keywords) or any(
+            isinstance(arg, ast.Starred) for arg in self.node.args
+        )
+
+
+@dataclass(slots=True, eq=False)
+class Exit:
+    """A ``return``, ``break``, ``continue`` or ``raise``."""
+
+    node: ast.stmt
+    place: Place
+
+
+class Module:
+    """One file and its tables. `rankwise.diagnose.lint.walk` fills them; calls are sorted by where they stand.
+
+    Attributes:
+        path: as it is shown.
+        source: its text.
+        find_function: looks up a function of another file that was given, by its full name.
+    """
+
+    def __init__(self, path: str, source: str, tree: ast.Module) -> None:
+        self.path = path
+        self.source = source
+        self.tree = tree
+        self.top = Scope("<module>", tree, None, None)
+        self.imports = Imports()
+        self.calls: list[Call] = []
+        self.scopes: list[Scope] = [self.top]
+        self.exits: list[Exit] = []
+        self.bindings: list[Binding] = []
+        self.branches: list[Branch] = []
+        self.environment: list[tuple[ast.Subscript, Place]] = []
+        self.strings: list[tuple[ast.Constant, Place]] = []
+        self.attributes: set[str] = set()
+        self.by_name: dict[str, list[Call]] = {}
+        self.by_method: dict[str, list[Call]] = {}
+        self.call_of: dict[ast.Call, Call] = {}
+        self.find_function: Callable[[str], tuple[Module, Scope] | None] = lambda _: None
+        self.cache: dict[str, object] = {}
+        self._starts: list[int] | None = None
+
+    def finish(self) -> None:
+        """Resolve the calls and sort them into tables."""
+        by_name: dict[str, list[Call]] = defaultdict(list)
+        by_method: dict[str, list[Call]] = defaultdict(list)
+        resolve = self.imports.resolve
+        self.calls.sort(key=lambda call: (call.node.lineno, call.node.col_offset))
+        for call in self.calls:
+            name = resolve(call.text)
+            if name is not None:
+                call.name = name
+                by_name[name].append(call)
+            by_method[last(call.text)].append(call)
+            call.place.scope.calls.append(call)
+            self.call_of[call.node] = call
+        self.by_name, self.by_method = dict(by_name), dict(by_method)
+
+    # Questions that many rules ask.
+
+    def named(self, *names: str) -> Iterator[Call]:
+        """Yield the calls of things with these full names."""
+        for name in names:
+            yield from self.by_name.get(name, ())
+
+    def methods(self, *names: str) -> Iterator[Call]:
+        """Yield the calls whose last part is one of these."""
+        for name in names:
+            yield from self.by_method.get(name, ())
+
+    def has_call(self, *names: str) -> bool:
+        """Whether anything with one of these last parts is called."""
+        return any(name in self.by_method for name in names)
+
+    def name_of(self, node: ast.expr | None) -> str:
+        """Return the full name of an expression whose root an import binds, else ""."""
+        return "" if node is None else self.imports.resolve(text_of(node)) or ""
+
+    def binding(self, text: str, scope: Scope, *, before: ast.AST | None = None) -> Binding | None:
+        """Return the last binding of a variable that a scope sees; in the scope itself, that stands before a node."""
+        for found in self.bindings_of(text, scope):
+            if before is None or position(found.place.stmt) < position(before) or found.place.scope is not scope:
+                return found
+        return None
+
+    def bindings_of(self, text: str, scope: Scope) -> Iterator[Binding]:
+        """Yield the bindings of a variable that a scope sees, the last and innermost first."""
+        attribute = text.startswith(("self.", "cls."))
+        for place in scope.chain():
+            if isinstance(place.node, ast.ClassDef) and not attribute:
+                continue
+            found = place.bindings.get(text)
+            if found:
+                yield from reversed(found)
+                return
+            if place.is_function and text.partition(".")[0] in place.params and not attribute:
+                return
+            if attribute and place.owner is not None:  # other methods of the class
+                for method in place.owner.functions.values():
+                    yield from reversed(method.bindings.get(text, ()))
+                return
+
+    def value(self, node: ast.expr | None, scope: Scope, *, depth: int = 3) -> ast.expr | None:
+        """Return what a variable was last bound to, through other variables; anything else as it is."""
+        while depth and isinstance(node, ast.Name | ast.Attribute):
+            found = self.binding(text_of(node), scope, before=node)
+            if found is None or found.value is None:
+                return node
+            node, scope, depth = found.value, found.place.scope, depth - 1
+        return node
+
+    def local_function(self, call: Call) -> Scope | None:
+        """Return the function of this file that a call calls: a function it sees, or a method by ``self.``."""
+        text = call.text
+        if text.startswith("self."):
+            name = text[5:]
+            owner = next((scope.owner for scope in call.place.scope.chain() if scope.owner is not None), None)
+            return owner.functions.get(name) if owner is not None and "." not in name else None
+        if "." in text:
+            return None
+        for scope in call.place.scope.chain():
+            if not isinstance(scope.node, ast.ClassDef) and text in scope.functions:
+                return scope.functions[text]
+        return None
+
+    def scope_of(self, call: Call) -> tuple[Module, Scope] | None:
+        """Return the function that a call calls, in this file or in another one that was given."""
+        found = self.local_function(call)
+        if found is not None:
+            return self, found
+        return self.find_function(call.name) if call.name and not call.name.startswith("?") else None
+
+    def callers(self, scope: Scope) -> list[Call]:
+        """Return the calls of a function in this file."""
+        return [call for call in self.by_method.get(scope.name, ()) if self.local_function(call) is scope]
+
+    # Characters.
+
+    def offset(self, line: int, column: int) -> int:
+        """Return the place of a line (from 1) and a column (bytes of UTF-8, as `ast` counts) in the source."""
+        if self._starts is None:
+            self._starts = [0, *(found.end() for found in _NEWLINE.finditer(self.source))]
+        start = self._starts[line - 1]
+        end = self._starts[line] if line < len(self._starts) else len(self.source)
+        return start + len(self.source[start:end].encode()[:column].decode(errors="ignore"))
+
+    def span(self, node: ast.expr | ast.stmt | ast.keyword | ast.alias) -> tuple[int, int]:
+        """Return where the text of a node begins and ends."""
+        assert node.end_lineno is not None
+        assert node.end_col_offset is not None
+        return self.offset(node.lineno, node.col_offset), self.offset(node.end_lineno, node.end_col_offset)
+
+    def text(self, node: ast.expr | ast.stmt | ast.keyword) -> str:
+        """Return the text of a node as it is written."""
+        start, end = self.span(node)
+        return self.source[start:end]
+
+    def line_of(self, offset: int) -> tuple[int, int]:
+        """Return the line and the column, both from 1, of a place in the source."""
+        self.offset(1, 0)
+        assert self._starts is not None
+        line = bisect.bisect_right(self._starts, offset)
+        return line, offset - self._starts[line - 1] + 1
+
+
+def position(node: ast.AST) -> tuple[int, int]:
+    """Return what sorts nodes by where they stand."""
+    return node.lineno, node.col_offset  # type: ignore[attr-defined]

@@ -1,0 +1,115 @@
+"""What a name stands for: imports, aliases, and the one spelling under which rules know a thing."""
+
+from __future__ import annotations
+
+import ast
+
+__all__ = ["Imports", "last", "text_of"]
+
+# Where a thing has several addresses, rules know it by one.
+_CANONICAL = {
+    "torch.nn.parallel.distributed.DistributedDataParallel": "torch.nn.parallel.DistributedDataParallel",
+    "torch.nn.parallel.data_parallel.DataParallel": "torch.nn.DataParallel",
+    "torch.nn.parallel.DataParallel": "torch.nn.DataParallel",
+    "torch.utils.data.DistributedSampler": "torch.utils.data.distributed.DistributedSampler",
+    "torch.utils.data.dataloader.DataLoader": "torch.utils.data.DataLoader",
+    "torch.utils.data.dataset.IterableDataset": "torch.utils.data.IterableDataset",
+    "torch.utils.data.dataset.random_split": "torch.utils.data.random_split",
+    "torch.nn.utils.clip_grad.clip_grad_norm_": "torch.nn.utils.clip_grad_norm_",
+    "torch.cuda.amp.autocast_mode.autocast": "torch.cuda.amp.autocast",
+    "torch.cuda.amp.grad_scaler.GradScaler": "torch.cuda.amp.GradScaler",
+    "torch.nn.modules.batchnorm.SyncBatchNorm": "torch.nn.SyncBatchNorm",
+}
+_CANONICAL_PREFIXES = (("torch.distributed.distributed_c10d.", "torch.distributed."),)
+
+
+def text_of(node: ast.expr) -> str:
+    """Return a name, attribute or call chain as text: ``model.to``, ``scaler.scale().backward``, ``opts[].step``."""
+    parts: list[str] = []
+    while True:
+        kind = type(node)
+        if kind is ast.Attribute:
+            parts.append("." + node.attr)  # type: ignore[attr-defined]
+            node = node.value  # type: ignore[attr-defined]
+        elif kind is ast.Name:
+            parts.append(node.id)  # type: ignore[attr-defined]
+            break
+        elif kind is ast.Call:
+            parts.append("()")
+            node = node.func  # type: ignore[attr-defined]
+        elif kind is ast.Subscript:
+            parts.append("[]")
+            node = node.value  # type: ignore[attr-defined]
+        else:
+            parts.append("?")
+            break
+    parts.reverse()
+    return "".join(parts)
+
+
+def last(text: str) -> str:
+    """Return the last part of a dotted text."""
+    return text[text.rfind(".") + 1 :]
+
+
+class Imports:
+    """The names that a file's imports (and module-level aliases) bind, wherever they stand.
+
+    A name that two imports bind differently (a fallback in ``except ImportError``) stands for nothing known.
+    """
+
+    def __init__(self) -> None:
+        self.bound: dict[str, str] = {}
+        self.modules: set[str] = set()
+        self.nodes: list[tuple[str, ast.alias, ast.stmt]] = []
+
+    def add_import(self, node: ast.Import) -> None:
+        """Read ``import a.b as c``."""
+        for alias in node.names:
+            self.modules.add(alias.name)
+            self.nodes.append((alias.name, alias, node))
+            if alias.asname:
+                self.bind(alias.asname, alias.name)
+            else:
+                root = alias.name.partition(".")[0]
+                self.bind(root, root)
+
+    def add_from(self, node: ast.ImportFrom) -> None:
+        """Read ``from a import b as c``; relative modules keep their dots."""
+        module = "." * node.level + (node.module or "")
+        self.modules.add(module)
+        joint = "" if not node.module else "."
+        for alias in node.names:
+            target = f"{module}{joint}{alias.name}"
+            self.nodes.append((target, alias, node))
+            self.bind(alias.asname or alias.name, target)
+
+    def bind(self, name: str, target: str) -> None:
+        """Bind a name; a second, different target makes it unknown."""
+        target = canonical(target)
+        self.bound[name] = target if self.bound.get(name, target) == target else f"?{name}"
+
+    def resolve(self, text: str) -> str | None:
+        """Return the full name of a dotted text whose root an import binds, else None."""
+        root, dot, rest = text.partition(".")
+        bound = self.bound.get(root)
+        if bound is None:
+            return None
+        return canonical(f"{bound}.{rest}") if dot else bound
+
+    def uses(self, package: str) -> bool:
+        """Whether the package, or a module inside it, is imported."""
+        inside = package + "."
+        return any(
+            name == package or name.startswith(inside)
+            for names in (self.modules, self.bound.values())
+            for name in names
+        )
+
+
+def canonical(name: str) -> str:
+    """Return the spelling that rules use."""
+    for prefix, short in _CANONICAL_PREFIXES:
+        if name.startswith(prefix):
+            name = short + name[len(prefix) :]
+    return _CANONICAL.get(name, name)

@@ -1,0 +1,382 @@
+"""RW1: which rank sees which samples, in which order."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from rankwise.diagnose.lint.facts import (
+    LOADER,
+    SAMPLER,
+    has_framework,
+    is_const,
+    is_distributed,
+    names_in,
+    training_loops,
+    wraps,
+)
+from rankwise.diagnose.lint.guards import is_local_rank
+from rankwise.diagnose.lint.module import Binding, Call, Module, position
+from rankwise.diagnose.lint.names import last, text_of
+from rankwise.diagnose.lint.rule import Edit, Fix, Hit, rule
+
+_SHARDS = re.compile(r"rank|world|shard|replica|worker|split", re.IGNORECASE)
+_SHARDING_CALLS = ("split_dataset_by_node", "shard", "split_by_node", "skip")
+
+
+def _without_keyword(module: Module, call: Call, name: str) -> Edit | None:
+    """Return the edit that removes a keyword argument with its comma."""
+    word = call.keyword(name)
+    if word is None:
+        return None
+    start, end = module.span(word)
+    source = module.source
+    before = re.search(r",\s*$", source[:start])
+    if before is not None:
+        return Edit(before.start(), end, "")
+    behind = re.match(r"\s*,\s*", source[end:])
+    return Edit(start, end + (behind.end() if behind else 0), "")
+
+
+def _trained_loaders(module: Module) -> Iterator[tuple[Call, ast.stmt]]:
+    """Yield the calls of DataLoader whose result a training loop of the same file iterates."""
+    loops = [(loop, names_in(loop.iter)) for loop in _training_fors(module)]
+    for call in module.named(LOADER):
+        stmt = call.place.stmt
+        if not isinstance(stmt, ast.Assign | ast.AnnAssign):
+            continue
+        targets = stmt.targets if isinstance(stmt, ast.Assign) else [stmt.target]
+        names = {last(text_of(target)) for target in targets}
+        for loop, used in loops:
+            if names & used:
+                yield call, loop
+                break
+
+
+def _training_fors(module: Module) -> list[ast.For]:
+    return [loop for loop in training_loops(module) if isinstance(loop, ast.For)]
+
+
+@rule(
+    "RW101",
+    "missing-sampler",
+    "warning",
+    "medium",
+    message="every rank reads the whole data set: this loader has no DistributedSampler",
+    why="DDP does not split data. Without a sampler each rank goes through all samples: with equal seeds all ranks compute "
+    "the same gradient, with different ones an epoch is world_size times as long.",
+    wrong="""
+import torch
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+def train(dataset, model, criterion, optimizer):
+    model = DDP(model)
+    loader = torch.utils.data.DataLoader(dataset, batch_size=32, shuffle=True)
+    for x, y in loader:
+        criterion(model(x), y).backward()
+        optimizer.step()
+""",
+    right="""
+import torch
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+def train(dataset, model, criterion, optimizer):
+    model = DDP(model)
+    sampler = torch.utils.data.distributed.DistributedSampler(dataset)
+    loader = torch.utils.data.DataLoader(dataset, batch_size=32, sampler=sampler)
+    for x, y in loader:
+        criterion(model(x), y).backward()
+        optimizer.step()
+""",
+    ignore="the data set itself holds only this rank's part.",
+)
+def missing_sampler(module: Module) -> Iterator[Hit]:
+    """A training loader without any sampler in a file that wraps a model."""
+    if not wraps(module) or has_framework(module) or module.has_call(*_SHARDING_CALLS):
+        return
+    if any("Sampler" in name for name in (*module.by_method, *module.imports.bound)):
+        return
+    for call, _ in _trained_loaders(module):
+        if call.is_open or call.keyword("sampler") or call.keyword("batch_sampler") or len(call.node.args) > 3:
+            continue
+        data = call.argument("dataset", 0)
+        made = module.value(data, call.place.scope)
+        if isinstance(made, ast.Call) and (_SHARDS.search(module.text(made)) or "Iterable" in text_of(made.func)):
+            continue
+        if any(_SHARDS.search(name) for name in names_in(data)):
+            continue
+        shuffled = call.keyword("shuffle")
+        if shuffled is None or is_const(shuffled.value, True):
+            yield Hit(call.node.func)
+
+
+@rule(
+    "RW102",
+    "sampler-and-shuffle",
+    "error",
+    "high",
+    message="shuffle=True beside a sampler: DataLoader raises ValueError",
+    why="The sampler decides the order; DataLoader refuses both. DistributedSampler shuffles by itself.",
+    wrong="""
+import torch
+
+def make_loader(dataset):
+    sampler = torch.utils.data.distributed.DistributedSampler(dataset)
+    return torch.utils.data.DataLoader(dataset, batch_size=32, shuffle=True, sampler=sampler)
+""",
+    right="""
+import torch
+
+def make_loader(dataset):
+    sampler = torch.utils.data.distributed.DistributedSampler(dataset)
+    return torch.utils.data.DataLoader(dataset, batch_size=32, sampler=sampler)
+""",
+    ignore="never.",
+    fix="safe",
+)
+def sampler_and_shuffle(module: Module) -> Iterator[Hit]:
+    """Both given, where the sampler is surely none of None."""
+    for call in module.named(LOADER):
+        shuffled, sampler = call.keyword("shuffle"), call.keyword("sampler")
+        if shuffled is None or sampler is None or not is_const(shuffled.value, True):
+            continue
+        made = module.value(sampler.value, call.place.scope)
+        bound = list(module.bindings_of(text_of(sampler.value), call.place.scope))
+        sure = isinstance(made, ast.Call) and "ampler" in text_of(made.func)
+        if not sure or any(is_const(found.value, None) for found in bound):
+            continue
+        edit = _without_keyword(module, call, "shuffle")
+        yield Hit(shuffled, {}, Fix("remove shuffle=True", (edit,)) if edit else None)
+
+
+def _epoch_loop(loop: ast.stmt, module: Module) -> ast.For | None:
+    """Return the loop over epochs around a training loop, in the same function."""
+    for call in module.methods("backward"):
+        if loop in call.place.loops:
+            around = call.place.loops[: call.place.loops.index(loop)]
+            return next((found for found in reversed(around) if isinstance(found, ast.For)), None)
+    return None
+
+
+def _epoch_name(loop: ast.For) -> str | None:
+    """Return the name that counts epochs; None where the loop counts something else."""
+    target = loop.target.elts[0] if isinstance(loop.target, ast.Tuple) and loop.target.elts else loop.target
+    if not isinstance(target, ast.Name):
+        return None
+    counted = isinstance(loop.iter, ast.Call) and last(text_of(loop.iter.func)) in {"range", "trange", "count", "tqdm"}
+    return (
+        target.id if "epoch" in target.id.lower() or (counted and "epoch" in ast.unparse(loop.iter).lower()) else None
+    )
+
+
+def _samplers(module: Module) -> Iterator[tuple[Call, Binding | None]]:
+    """Yield the DistributedSamplers that shuffle, with the variable each is bound to."""
+    for call in module.named(SAMPLER):
+        shuffled = call.argument("shuffle", 3)
+        if call.is_open or (shuffled is not None and not is_const(shuffled, True)):
+            continue
+        bound = next(
+            (found for found in module.bindings if found.value is not None and call.node in ast.walk(found.value)), None
+        )
+        yield call, bound
+
+
+_HELD_OUT = re.compile(r"val|test|eval|dev", re.IGNORECASE)
+
+
+@rule(
+    "RW103",
+    "missing-set-epoch",
+    "warning",
+    "high",
+    message="the sampler is never told the epoch: every epoch has the same order",
+    why="DistributedSampler shuffles by (seed, epoch); without set_epoch(epoch) the epoch stays 0, and so does the order.",
+    wrong="""
+import torch
+from torch.utils.data.distributed import DistributedSampler
+
+def train(dataset, model, criterion, optimizer):
+    sampler = DistributedSampler(dataset)
+    loader = torch.utils.data.DataLoader(dataset, batch_size=32, sampler=sampler)
+    for epoch in range(10):
+        for x, y in loader:
+            criterion(model(x), y).backward()
+            optimizer.step()
+""",
+    right="""
+import torch
+from torch.utils.data.distributed import DistributedSampler
+
+def train(dataset, model, criterion, optimizer):
+    sampler = DistributedSampler(dataset)
+    loader = torch.utils.data.DataLoader(dataset, batch_size=32, sampler=sampler)
+    for epoch in range(10):
+        sampler.set_epoch(epoch)
+        for x, y in loader:
+            criterion(model(x), y).backward()
+            optimizer.step()
+""",
+    ignore="there is one epoch only, or the same order is wanted.",
+    fix="safe",
+)
+def missing_set_epoch(module: Module) -> Iterator[Hit]:
+    """A shuffling sampler, a loop over epochs in the same file, and nothing that could tell it the epoch."""
+    if SAMPLER not in module.by_name or has_framework(module) or module.has_call("set_epoch"):
+        return
+    if "set_epoch" in module.attributes or _set_epoch_elsewhere(module):
+        return
+    loops = [loop for loop in _epoch_loops(module) if not _runs_once(loop)]
+    if not loops:
+        return
+    for call, bound in _samplers(module):
+        name = "" if bound is None else last(bound.text)
+        data = call.argument("dataset", 0)
+        if _HELD_OUT.search(name) or (data is not None and _HELD_OUT.search(ast.unparse(data))):
+            continue
+        yield Hit(call.node.func, {}, _set_epoch_fix(module, bound, loops))
+
+
+def _set_epoch_elsewhere(module: Module) -> bool:
+    """Whether a function of another given file, called here, tells the epoch."""
+    for call in module.calls:
+        if call.name and not call.name.startswith(("torch.", "?")):
+            found = module.find_function(call.name)
+            if found is not None and found[0].has_call("set_epoch"):
+                return True
+    return False
+
+
+def _epoch_loops(module: Module) -> list[ast.For]:
+    """Return loops over epochs that train: a backward pass or a call named like one inside."""
+    found = []
+    for loop in training_loops(module):
+        outer = _epoch_loop(loop, module)
+        if outer is not None and _epoch_name(outer):
+            found.append(outer)
+    for call in module.calls:
+        if call.place.loops and re.search(r"(^|_)(train|fit)|run_epoch|one_epoch", call.method):
+            outer_loop = call.place.loops[-1]
+            if (isinstance(outer_loop, ast.For) and _epoch_name(outer_loop) and call.method != "train") or (
+                isinstance(outer_loop, ast.For) and _epoch_name(outer_loop) and call.node.args
+            ):
+                found.append(outer_loop)
+    return sorted(set(found), key=position)
+
+
+def _runs_once(loop: ast.For) -> bool:
+    return (
+        isinstance(loop.iter, ast.Call)
+        and len(loop.iter.args) == 1
+        and isinstance(loop.iter.args[0], ast.Constant)
+        and loop.iter.args[0].value == 1
+    )
+
+
+def _set_epoch_fix(module: Module, bound: Binding | None, loops: list[ast.For]) -> Fix | None:
+    """Return the insertion of set_epoch at the head of the loop over epochs, where sampler and loop share a function."""
+    if bound is None or bound.value is None or not isinstance(bound.value, ast.Call) or bound.place.branches:
+        return None
+    for loop in loops:
+        epoch = _epoch_name(loop)
+        inside = any(loop in found.place.loops and found.place.scope is bound.place.scope for found in module.calls)
+        if inside and epoch and position(loop) > position(bound.value):
+            first = loop.body[0]
+            at = module.offset(first.lineno, 0)
+            indent = " " * first.col_offset
+            if module.source[at : module.span(first)[0]].strip():
+                return None
+            text = f"{indent}{bound.text}.set_epoch({epoch})\n"
+            return Fix(f"call {bound.text}.set_epoch({epoch})", (Edit(at, at, text),))
+    return None
+
+
+@rule(
+    "RW104",
+    "unseeded-split",
+    "warning",
+    "medium",
+    message="each rank draws a split of its own: samples held out on one rank are trained on by another",
+    why="random_split without a generator uses the process's global generator, which differs between ranks unless all "
+    "were seeded alike before.",
+    wrong="""
+import torch
+import torch.distributed as dist
+
+def main(dataset):
+    dist.init_process_group("nccl")
+    train, val = torch.utils.data.random_split(dataset, [900, 100])
+    return train, val
+""",
+    right="""
+import torch
+import torch.distributed as dist
+
+def main(dataset):
+    dist.init_process_group("nccl")
+    generator = torch.Generator().manual_seed(0)
+    train, val = torch.utils.data.random_split(dataset, [900, 100], generator=generator)
+    return train, val
+""",
+    ignore="the ranks were seeded alike by something that this file does not show.",
+)
+def unseeded_split(module: Module) -> Iterator[Hit]:
+    """random_split without generator, and no seed before it; or one that holds the rank."""
+    if not is_distributed(module) or has_framework(module):
+        return
+    seeds = [call for call in module.calls if "seed" in call.method.lower() and "worker" not in call.method.lower()]
+    for call in module.named("torch.utils.data.random_split"):
+        if call.argument("generator", 2) is not None or call.is_open:
+            continue
+        before = [
+            seed
+            for seed in seeds
+            if position(seed.node) < position(call.node) or seed.place.scope is not call.place.scope
+        ]
+        ranked = [
+            seed for seed in before if any(re.search("rank", name, re.IGNORECASE) for name in names_in(seed.node))
+        ]
+        if not before or (ranked and len(ranked) == len(before)):
+            yield Hit(call.node.func)
+
+
+@rule(
+    "RW105",
+    "sampler-rank",
+    "warning",
+    "high",
+    message="the sampler wants the global rank, and gets the rank on this node: {text}",
+    why="On two nodes the ranks of the second one read the same samples as those of the first, and the other samples are never "
+    "read. Without the arguments the sampler asks the process group.",
+    wrong="""
+import os
+import torch
+
+def make_sampler(dataset):
+    local_rank = int(os.environ["LOCAL_RANK"])
+    return torch.utils.data.distributed.DistributedSampler(dataset, num_replicas=8, rank=local_rank)
+""",
+    right="""
+import torch
+
+def make_sampler(dataset):
+    return torch.utils.data.distributed.DistributedSampler(dataset)
+""",
+    ignore="there is one node, and will be.",
+    fix="safe",
+)
+def sampler_rank(module: Module) -> Iterator[Hit]:
+    """rank= is a local rank."""
+    for call in module.named(SAMPLER):
+        given = call.argument("rank", 2)
+        if given is None or not is_local_rank(given, lambda text, call=call: _bound(module, text, call)):  # type: ignore[misc]
+            continue
+        edits = [edit for name in ("num_replicas", "rank") if (edit := _without_keyword(module, call, name))]
+        # the removals of neighbours would overlap in their comma
+        fix = Fix("let it ask the process group", tuple(edits)) if call.keyword("rank") and edits else None
+        yield Hit(given, {"text": module.text(given)}, fix)
+
+
+def _bound(module: Module, text: str, call: Call) -> ast.expr | None:
+    found = module.binding(text, call.place.scope)
+    return None if found is None else found.value

@@ -1,0 +1,155 @@
+"""Comments that keep a finding quiet: ``# rankwise: ignore[RW101] reason``, and ``# noqa: RW101``."""
+
+from __future__ import annotations
+
+import io
+import re
+import tokenize
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from rankwise.diagnose.lint.inputs import SourceFile
+from rankwise.diagnose.lint.rule import Edit, Finding, Fix, Rule, registered, rule
+from rankwise.diagnose.lint.settings import Settings, matches
+
+__all__ = ["add_ignores", "apply_comments", "uses_noqa"]
+
+_OURS = re.compile(r"#\s*rankwise:\s*ignore(?P<file>-file)?(?:\[(?P<codes>[^\]]*)\])?", re.IGNORECASE)
+_NOQA = re.compile(r"#\s*noqa:\s*(?P<codes>[A-Za-z][\w, ]*)", re.IGNORECASE)
+_CODE = re.compile(r"RW\d+")
+
+UNUSED = rule(
+    "RW901",
+    "unused-suppression",
+    "warning",
+    "high",
+    message="this comment suppresses nothing: {codes}",
+    why="A comment that outlives its finding hides the next one.",
+    wrong="import torch  # rankwise: ignore[RW210] we have one process\n",
+    right="import torch\n",
+    ignore="Set report-unused = false in the configuration, while files move between versions of rankwise.",
+    fix="safe",
+)(None)
+
+
+@dataclass(slots=True)
+class _Comment:
+    line: int
+    start: int
+    end: int
+    codes: tuple[str, ...]  # empty: all
+    whole_file: bool
+    noqa: bool
+    used: set[str] = field(default_factory=set)
+
+
+def apply_comments(
+    source: SourceFile, findings: list[Finding], settings: Settings, rules: Sequence[Rule]
+) -> list[Finding]:
+    """Drop the findings that a comment on one of their lines suppresses; report comments that suppress nothing."""
+    comments = list(_comments(source))
+    if not comments:
+        return findings
+    starts: dict[tuple[int, int | None], list[_Comment]] = {}
+    for comment in comments:
+        starts.setdefault(source.place_of(comment.line), []).append(comment)
+    everywhere = [comment for comment in comments if comment.whole_file]
+    kept = []
+    for finding in findings:
+        lines = range(finding.line, finding.end_line + 1)
+        here = [comment for line in lines for comment in starts.get((line, finding.cell), [])] + everywhere
+        quiet = [comment for comment in here if _covers(comment, finding.rule)]
+        for comment in quiet:
+            comment.used |= {code for code in comment.codes if matches(finding.rule, code)} or {"*"}
+        if not quiet:
+            kept.append(finding)
+    if settings.report_unused:
+        kept += _unused(source, comments, settings, rules)
+    return kept
+
+
+def _covers(comment: _Comment, found: Rule) -> bool:
+    return not comment.codes or any(matches(found, code) for code in comment.codes)
+
+
+def _unused(
+    source: SourceFile, comments: Iterable[_Comment], settings: Settings, rules: Sequence[Rule]
+) -> Iterator[Finding]:
+    asked = settings.rules_for(source.path, rules)
+    if UNUSED not in asked:
+        return
+    for comment in comments:
+        # what was not asked could not be found: such a comment may be needed
+        idle = [code for code in comment.codes if code not in comment.used]
+        idle = [code for code in idle if all(found in asked for found in rules if matches(found, code))]
+        if (comment.codes and not idle) or (not comment.codes and (comment.used or settings.select)):
+            continue
+        line, cell = source.place_of(comment.line)
+        text = source.source.split("\n")[comment.line - 1]
+        first = source.source.rfind("\n", 0, comment.start) + 1
+        whole = set(idle) == set(comment.codes) and not comment.noqa
+        edit = Edit(len(source.source[: comment.start].rstrip(" \t")), comment.end, "") if whole else None
+        yield Finding(
+            file=source.path,
+            line=line,
+            column=comment.start - first + 1,
+            end_line=line,
+            end_column=comment.end - first + 1,
+            rule=UNUSED,
+            message=UNUSED.message.format(codes=", ".join(idle) or "no finding on this line"),
+            fix=Fix("remove the comment", (edit,)) if edit and source.fixable else None,
+            cell=cell,
+            source_line=text,
+        )
+
+
+def _comments(source: SourceFile) -> Iterator[_Comment]:
+    """Yield the suppressing comments. Tokens are read only where the text could hold one."""
+    text = source.source
+    if "rankwise:" not in text.lower() and "RW" not in text:
+        return
+    spans = _comment_spans(source)
+    for line, start, comment in spans:
+        end = start + len(comment)
+        if ours := _OURS.search(comment):
+            codes = tuple(code.strip() for code in (ours["codes"] or "").split(",") if code.strip())
+            yield _Comment(line, start + ours.start(), end, codes, bool(ours["file"]), noqa=False)
+        elif (noqa := _NOQA.search(comment)) and (codes := tuple(_CODE.findall(noqa["codes"]))):
+            yield _Comment(line, start + noqa.start(), end, codes, whole_file=False, noqa=True)
+
+
+def _comment_spans(source: SourceFile) -> Iterator[tuple[int, int, str]]:
+    starts = [0]
+    for line in source.source.splitlines(keepends=True):
+        starts.append(starts[-1] + len(line))
+    if source.launch is not None:
+        for number, line in enumerate(source.source.splitlines(), 1):
+            column = line.find("#")
+            if column >= 0:
+                yield number, starts[number - 1] + column, line[column:]
+        return
+    for token in tokenize.generate_tokens(io.StringIO(source.source).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], starts[token.start[0] - 1] + token.start[1], token.string
+
+
+def uses_noqa(source: SourceFile) -> bool:
+    """Whether a file suppresses ours by ``noqa``, which ruff would remove as unknown."""
+    return any(comment.noqa for comment in _comments(source))
+
+
+def add_ignores(source: SourceFile, findings: Iterable[Finding]) -> str:
+    """Return the text with a suppressing comment at the end of every line that has findings."""
+    by_line: dict[int, set[str]] = {}
+    for finding in findings:
+        if finding.rule is not UNUSED:
+            by_line.setdefault(finding.end_line, set()).add(finding.rule.code)
+    lines = source.source.splitlines(keepends=True)
+    for number, codes in by_line.items():
+        line = lines[number - 1]
+        body = line.rstrip("\r\n")
+        lines[number - 1] = f"{body}  # rankwise: ignore[{', '.join(sorted(codes))}]{line[len(body) :]}"
+    return "".join(lines)
+
+
+assert UNUSED in registered()

@@ -1,0 +1,234 @@
+"""One walk over a file fills the tables of its `Module`; rules never walk it again."""
+
+from __future__ import annotations
+
+import ast
+
+from rankwise.diagnose.lint.guards import Side, is_main_word, side_of
+from rankwise.diagnose.lint.module import Binding, Branch, Call, Exit, Module, Place, Scope
+from rankwise.diagnose.lint.names import text_of
+
+__all__ = ["read_module"]
+
+_ENDS = (ast.Return, ast.Raise, ast.Continue, ast.Break)
+_ONLY_MAIN = ("rank_zero", "rank0", "main_process_only", "on_main_process", "master_only", "main_only", "master_only")
+
+
+def read_module(path: str, source: str) -> Module:
+    """Parse a file and fill its tables.
+
+    Raises:
+        SyntaxError: it is not Python of this version.
+        ValueError: it holds null bytes.
+    """
+    module = Module(path, source, ast.parse(source, path))
+    walker = _Walker(module)
+    walker.block(module.tree.body, module.top, (), (), (), ())
+    module.finish()
+    return module
+
+
+class _Walker:
+    """Keeps what is open around the statement that is read: loops, branches, ``with`` and ``try`` blocks."""
+
+    def __init__(self, module: Module) -> None:
+        self.module = module
+        self.scope = module.top
+
+    def lookup(self, text: str) -> ast.expr | None:
+        """Return what a variable was last bound to, as far as the walk has come."""
+        found = self.module.binding(text, self.scope)
+        return None if found is None else found.value
+
+    def block(  # noqa: PLR0917
+        self,
+        body: list[ast.stmt],
+        scope: Scope,
+        loops: tuple[ast.stmt, ...],
+        branches: tuple[Branch, ...],
+        withs: tuple[ast.With | ast.AsyncWith, ...],
+        tries: tuple[ast.stmt, ...],
+    ) -> None:
+        """Read statements in order; what follows ``if rank != 0: return`` runs on the main rank only."""
+        for index, stmt in enumerate(body):
+            self.scope = scope
+            place = Place(stmt, body, index, scope, loops, branches, withs, tries)
+            kind = type(stmt)
+            if kind is ast.Expr:
+                self.scan(stmt.value, place)  # type: ignore[attr-defined]
+            elif kind is ast.Assign:
+                self.scan(stmt.value, place)  # type: ignore[attr-defined]
+                for target in stmt.targets:  # type: ignore[attr-defined]
+                    self.bind(target, stmt.value, place)  # type: ignore[attr-defined]
+            elif kind is ast.If:
+                branches = self.branch(stmt, place)  # type: ignore[arg-type]
+            elif kind is ast.Import:
+                self.module.imports.add_import(stmt)  # type: ignore[arg-type]
+            elif kind is ast.ImportFrom:
+                self.module.imports.add_from(stmt)  # type: ignore[arg-type]
+            else:
+                self.compound(stmt, place)
+
+    def compound(self, stmt: ast.stmt, place: Place) -> None:
+        """Read the rarer kinds of statements."""
+        inside = (place.scope, place.loops, place.branches, place.withs, place.tries)
+        if isinstance(stmt, ast.FunctionDef | ast.AsyncFunctionDef):
+            self.function(stmt, place)
+        elif isinstance(stmt, ast.ClassDef):
+            for part in (*stmt.decorator_list, *stmt.bases):
+                self.scan(part, place)
+            self.block(stmt.body, self.open(stmt.name, stmt, place), (), place.branches, (), ())
+        elif isinstance(stmt, ast.For | ast.AsyncFor):
+            self.scan(stmt.iter, place)
+            self.bind(stmt.target, None, place)
+            self.block(stmt.body, place.scope, (*place.loops, stmt), place.branches, place.withs, place.tries)
+            self.block(stmt.orelse, *inside)
+        elif isinstance(stmt, ast.While):
+            self.scan(stmt.test, place)
+            self.block(stmt.body, place.scope, (*place.loops, stmt), place.branches, place.withs, place.tries)
+            self.block(stmt.orelse, *inside)
+        elif isinstance(stmt, ast.With | ast.AsyncWith):
+            for item in stmt.items:
+                self.scan(item.context_expr, place)
+                if item.optional_vars is not None:
+                    self.bind(item.optional_vars, item.context_expr, place)
+            self.block(stmt.body, place.scope, place.loops, place.branches, (*place.withs, stmt), place.tries)
+        elif isinstance(stmt, ast.Try | ast.TryStar):
+            tries = (*place.tries, stmt)
+            for body in (stmt.body, *(handler.body for handler in stmt.handlers), stmt.orelse, stmt.finalbody):
+                self.block(body, place.scope, place.loops, place.branches, place.withs, tries)
+        elif isinstance(stmt, ast.Match):
+            self.scan(stmt.subject, place)
+            for case in stmt.cases:
+                self.block(case.body, *inside)
+        else:
+            self.simple(stmt, place)
+
+    def simple(self, stmt: ast.stmt, place: Place) -> None:
+        """Read a statement without a body."""
+        if isinstance(stmt, _ENDS):
+            self.module.exits.append(Exit(stmt, place))
+        if isinstance(stmt, ast.AnnAssign | ast.AugAssign):
+            self.bind(stmt.target, stmt.value if isinstance(stmt, ast.AnnAssign) else None, place)
+        for part in ast.iter_child_nodes(stmt):
+            if isinstance(part, ast.expr):
+                self.scan(part, place)
+
+    def branch(self, stmt: ast.If, place: Place) -> tuple[Branch, ...]:
+        """Read an ``if``; return the branches that hold behind it."""
+        self.scan(stmt.test, place)
+        side = side_of(stmt.test, self.lookup)
+        away = _away(stmt.test, side)
+        then = Branch(stmt.test, True, side, stmt)
+        other = Branch(stmt.test, False, away, stmt)
+        self.module.branches.append(then)
+        rest = (place.scope, place.loops)
+        self.block(stmt.body, *rest, (*place.branches, then), place.withs, place.tries)
+        if stmt.orelse:
+            self.block(stmt.orelse, *rest, (*place.branches, other), place.withs, place.tries)
+        elif _ends(stmt.body) and not isinstance(stmt.body[-1], ast.Raise):
+            return (*place.branches, other)
+        return place.branches
+
+    def function(self, stmt: ast.FunctionDef | ast.AsyncFunctionDef, place: Place) -> None:
+        """Read a function; a decorator may keep it to the main rank."""
+        for part in (*stmt.decorator_list, *stmt.args.defaults, *(found for found in stmt.args.kw_defaults if found)):
+            self.scan(part, place)
+        args = stmt.args
+        names = [arg.arg for arg in (*args.posonlyargs, *args.args, *args.kwonlyargs, args.vararg, args.kwarg) if arg]
+        scope = self.open(stmt.name, stmt, place, tuple(names))
+        branches: tuple[Branch, ...] = ()
+        for decorator in stmt.decorator_list:
+            text = text_of(decorator.func if isinstance(decorator, ast.Call) else decorator).lower()
+            if any(word in text for word in _ONLY_MAIN) or is_main_word(text.rpartition(".")[2]):
+                branches = (Branch(decorator, True, "main", stmt),)
+        self.block(stmt.body, scope, (), branches, (), ())
+
+    def open(
+        self,
+        name: str,
+        node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef,
+        place: Place,
+        params: tuple[str, ...] = (),
+    ) -> Scope:
+        """Open a scope inside the one that is read."""
+        scope = Scope(name, node, place.scope, place, params)
+        self.module.scopes.append(scope)
+        place.scope.functions[name] = scope
+        return scope
+
+    def bind(self, target: ast.expr, value: ast.expr | None, place: Place) -> None:
+        """Note what a target is bound to; names of tuples are bound one by one where both sides show them."""
+        if isinstance(target, ast.Tuple | ast.List):
+            parts = value.elts if isinstance(value, ast.Tuple | ast.List) else []
+            same = len(parts) == len(target.elts)
+            for index, part in enumerate(target.elts):
+                self.bind(part, parts[index] if same else None, place)
+            return
+        if isinstance(target, ast.Subscript):
+            self.scan(target, place)
+            return
+        if not isinstance(target, ast.Name | ast.Attribute):
+            return
+        text = text_of(target)
+        found = Binding(text, value, place)
+        place.scope.bindings.setdefault(text, []).append(found)
+        self.module.bindings.append(found)
+        # an alias at the top of the file is as good as an import
+        if place.scope.parent is None and isinstance(value, ast.Attribute) and isinstance(target, ast.Name):
+            name = self.module.imports.resolve(text_of(value))
+            if name is not None and text not in self.module.imports.bound:
+                self.module.imports.bind(text, name)
+
+    def scan(self, root: ast.expr, place: Place) -> None:
+        """Find the calls, subscripts and strings of an expression."""
+        module = self.module
+        stack: list[ast.AST] = [root]
+        while stack:
+            node = stack.pop()
+            kind = type(node)
+            if kind is ast.Name:
+                continue
+            if kind is ast.Constant:
+                if type(node.value) is str:  # type: ignore[attr-defined]
+                    module.strings.append((node, place))  # type: ignore[arg-type]
+            elif kind is ast.Attribute:
+                module.attributes.add(node.attr)  # type: ignore[attr-defined]
+                stack.append(node.value)  # type: ignore[attr-defined]
+            elif kind is ast.Call:
+                func = node.func  # type: ignore[attr-defined]
+                module.calls.append(Call(node, text_of(func), place))  # type: ignore[arg-type]
+                if type(func) is not ast.Name:
+                    stack.append(func)
+                stack.extend(node.args)  # type: ignore[attr-defined]
+                stack.extend(word.value for word in node.keywords)  # type: ignore[attr-defined]
+            else:
+                if kind is ast.Subscript:
+                    base = node.value  # type: ignore[attr-defined]
+                    if (type(base) is ast.Attribute and base.attr == "environ") or (
+                        type(base) is ast.Name and base.id == "environ"
+                    ):
+                        module.environment.append((node, place))  # type: ignore[arg-type]
+                for name in node._fields:
+                    value = getattr(node, name)
+                    if isinstance(value, list):
+                        stack.extend(part for part in value if isinstance(part, ast.AST))
+                    elif isinstance(value, ast.AST):
+                        stack.append(value)
+
+
+def _ends(body: list[ast.stmt]) -> bool:
+    """Whether control never reaches the end of a body."""
+    end = body[-1]
+    if isinstance(end, _ENDS):
+        return True
+    if isinstance(end, ast.Expr) and isinstance(end.value, ast.Call):
+        return text_of(end.value.func) in {"sys.exit", "exit", "quit", "os._exit"}
+    return False
+
+
+def _away(test: ast.expr, side: Side | None) -> Side | None:
+    """Return the side of the branch not taken: of a chain only where the rank alone decides."""
+    if side is None or isinstance(test, ast.BoolOp):
+        return None
+    return "other" if side == "main" else "main"
