@@ -51,6 +51,204 @@ def make_sampler(dataset):
     local_rank = dist.get_rank()
     return torch.utils.data.distributed.DistributedSampler(dataset, rank=local_rank)
 """,
+    "RW201": """
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+def prepare(args, net, device, other):
+    net = net.to(device)
+    if args.distributed:
+        model = DDP(net, device_ids=[device])
+    else:
+        model = torch.nn.DataParallel(net)
+        model.to(device)
+    model = model.to(memory_format=torch.channels_last)
+    other.to(device)
+    return model.to(device)
+""",
+    "RW202": """
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+def prepare(net, first, second, other):
+    net.encoder.to(first)
+    net.decoder.to(second)
+    other.head.cuda()
+    other.cuda()
+    return DDP(net), DDP(other)
+""",
+    "RW203": """
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+def prepare(net, teacher):
+    net = torch.nn.SyncBatchNorm.convert_sync_batchnorm(net)
+    net = DDP(net)
+    teacher = torch.nn.SyncBatchNorm.convert_sync_batchnorm(teacher)
+    return net, teacher
+""",
+    "RW204": """
+from smdistributed.dataparallel.torch.parallel.distributed import DistributedDataParallel as DDP
+import torch
+
+def prepare(net, options):
+    torch.nn.parallel.DistributedDataParallel(net, gradient_as_bucket_view=True, **options)
+    return DDP(net, timeout=30)
+""",
+    "RW205": """
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+def prepare(net):
+    net.head = torch.nn.Linear(8, 2)
+    model = DDP(net)
+    model.criterion = torch.nn.CrossEntropyLoss()
+    other = torch.nn.Linear(8, 2)
+    other.head = torch.nn.Linear(2, 2)
+    return model
+""",
+    "RW206": """
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+def train(net, loader, held_out):
+    model = DDP(net)
+    for x in loader:
+        model(x).sum().backward()
+        with torch.no_grad():
+            model.module(held_out)
+
+def evaluate(model, loader):
+    for x in loader:
+        model.module(x)
+""",
+    "RW207": """
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+def prepare(net, teacher):
+    for parameter in net.encoder.parameters():
+        parameter.requires_grad = False
+    model = DDP(net)
+    for parameter in teacher.parameters():
+        parameter.requires_grad = False
+    return model
+""",
+    "RW208": """
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+def prepare(args, net):
+    model = torch.nn.DataParallel(net, device_ids=[0, 1])
+    return DDP(net, device_ids=[args.local_rank] if args.cuda else None)
+""",
+    "RW209": """
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+def prepare(args, net):
+    return DDP(net, find_unused_parameters=args.unused)
+""",
+    "RW210": """
+import torch
+
+def inner(net):
+    return net.module if isinstance(net, torch.nn.DataParallel) else net
+""",
+    "RW211": """
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+def main(args, net, path):
+    if args.local_rank == -1:
+        device = torch.device("cuda:0")
+    else:
+        device = torch.device("cuda", args.local_rank)
+        dist.init_process_group("nccl")
+    where = "cuda:0" if not args.distributed else f"cuda:{args.local_rank}"
+    return DDP(net.to(device)), torch.load(path, map_location="cuda:0"), where
+""",
+    "RW212": """
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+def worker(rank, net):
+    dist.init_process_group("nccl", rank=rank, world_size=torch.cuda.device_count())
+    torch.cuda.set_device(rank)
+    torch.cuda.set_device(dist.get_rank() % torch.cuda.device_count())
+    return DDP(net.cuda(), device_ids=[rank])
+""",
+    "RW213": """
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+def main(net, local_rank):
+    dist.init_process_group("nccl", device_id=torch.device("cuda", local_rank))
+    return DDP(net.cuda())
+""",
+    "RW214": """
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+def prepare():
+    return DDP(torch.nn.Sequential(torch.nn.LayerNorm(3)))
+""",
+    "RW215": """
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+def prepare(args, net):
+    return DDP(net, broadcast_buffers=True)
+""",
+    "RW216": """
+try:
+    from apex import amp
+    import apex.parallel
+except ImportError:
+    amp = None
+""",
+    "RW217": """
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from torch.utils.checkpoint import checkpoint
+
+def prepare(net, block, x):
+    model = DDP(net)
+    return model, checkpoint(block, x, use_reentrant=True)
+""",
+    "RW218": """
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+def prepare(net, options):
+    return DDP(net, **options)
+""",
+    "RW219": """
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+def main(args, local_rank):
+    dist.init_process_group("nccl")
+    torch.cuda.set_device(local_rank)
+    dist.barrier()
+""",
     "RW401": """
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from rankwise._files import write_whole
-from rankwise.diagnose.lint.rule import Finding
+from rankwise.diagnose.lint.record import Finding
 from rankwise.errors import ConfigError
 
 __all__ = ["fingerprint", "read_baseline", "without_known", "write_baseline"]

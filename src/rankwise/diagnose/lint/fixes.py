@@ -7,7 +7,7 @@ import difflib
 from collections.abc import Callable, Iterable
 
 from rankwise.diagnose.lint.inputs import SourceFile
-from rankwise.diagnose.lint.rule import Edit, Finding
+from rankwise.diagnose.lint.record import Edit, Finding
 
 __all__ = ["difference", "mended"]
 

@@ -11,7 +11,7 @@ from rankwise._version import __version__
 from rankwise.diagnose.lint.baseline import fingerprint
 from rankwise.diagnose.lint.checker import Report
 from rankwise.diagnose.lint.inputs import SourceFile
-from rankwise.diagnose.lint.rule import Finding, Rule
+from rankwise.diagnose.lint.record import Finding, Rule
 
 __all__ = ["FORMATS", "rule_text", "to_text"]
 

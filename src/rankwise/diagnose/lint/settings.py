@@ -9,7 +9,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from rankwise.diagnose.lint.rule import Confidence, Finding, Rule
+from rankwise.diagnose.lint.record import Confidence, Finding, Rule
 from rankwise.errors import ConfigError
 
 __all__ = ["Settings", "find_settings", "matches"]

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from rankwise.diagnose.lint.inputs import SourceFile
-from rankwise.diagnose.lint.rule import Edit, Finding, Fix, Rule, registered, rule
+from rankwise.diagnose.lint.record import Edit, Finding, Fix, Rule, registered, rule
 from rankwise.diagnose.lint.settings import Settings, matches
 
 __all__ = ["add_ignores", "apply_comments", "uses_noqa"]

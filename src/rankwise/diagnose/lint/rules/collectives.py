@@ -18,7 +18,7 @@ from rankwise.diagnose.lint.facts import (
 )
 from rankwise.diagnose.lint.module import Branch, Call, Module, Place, Scope, position
 from rankwise.diagnose.lint.names import last, text_of
-from rankwise.diagnose.lint.rule import Edit, Fix, Hit, rule
+from rankwise.diagnose.lint.record import Edit, Fix, Hit, rule
 
 
 def _guard(place: Place) -> Branch | None:

@@ -19,7 +19,7 @@ from rankwise.diagnose.lint.facts import (
 from rankwise.diagnose.lint.guards import is_local_rank
 from rankwise.diagnose.lint.module import Binding, Call, Module, position
 from rankwise.diagnose.lint.names import last, text_of
-from rankwise.diagnose.lint.rule import Edit, Fix, Hit, rule
+from rankwise.diagnose.lint.record import Edit, Fix, Hit, rule
 
 _SHARDS = re.compile(r"rank|world|shard|replica|worker|split", re.IGNORECASE)
 _SHARDING_CALLS = ("split_dataset_by_node", "shard", "split_by_node", "skip")

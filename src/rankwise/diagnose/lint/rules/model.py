@@ -1,0 +1,381 @@
+"""RW209 to RW219: devices, kinds of modules, and libraries around a model."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from rankwise.diagnose.lint.facts import (
+    environment_writes,
+    has_framework,
+    is_const,
+    uses_cuda,
+    wraps,
+)
+from rankwise.diagnose.lint.guards import is_mode_test
+from rankwise.diagnose.lint.module import Call, Module, Place
+from rankwise.diagnose.lint.names import last, text_of
+from rankwise.diagnose.lint.record import Edit, Fix, Hit, rule
+
+_HEAD = "import torch\nimport torch.distributed as dist\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n"
+
+
+@rule(
+    "RW209",
+    "find-unused-always",
+    "warning",
+    "low",
+    message="find_unused_parameters=True walks the graph after every forward pass: is a parameter really unused?",
+    why="It costs time in each step. It is needed where some parameters get no gradient in some step; DDP warns after the first "
+    "step if there are none. static_graph=True is cheaper where they are always the same.",
+    wrong=_HEAD
+    + """
+def prepare(net):
+    return DDP(net, find_unused_parameters=True)
+""",
+    right=_HEAD
+    + """
+def prepare(net):
+    return DDP(net)
+""",
+    ignore="parts of the model are left out in some steps.",
+    fix="unsafe",
+)
+def find_unused_always(module: Module) -> Iterator[Hit]:
+    """The literal True."""
+    for wrap in wraps(module):
+        word = wrap.call.keyword("find_unused_parameters")
+        if word is not None and is_const(word.value, True):
+            edit = Edit(*module.span(word.value), "False")
+            yield Hit(word, {}, Fix("switch it off", (edit,), safe=False))
+
+
+@rule(
+    "RW210", "dataparallel-module", "warning", "high",
+    message="nn.DataParallel copies the model to every GPU in every step, from one process: use DistributedDataParallel",
+    why="One Python process drives all GPUs, splits and gathers each batch through the first, and cannot leave one machine. "
+    "PyTorch advises DDP even on one machine; nn.DataParallel itself gives no warning.",
+    wrong="import torch\n\ndef prepare(net):\n    return torch.nn.DataParallel(net).cuda()\n",
+    right="import torch\n\ndef prepare(net, local_rank):\n    net = net.to(local_rank)\n"
+    "    return torch.nn.parallel.DistributedDataParallel(net, device_ids=[local_rank])\n",
+    ignore="it is a notebook for inference on one machine.",
+)  # fmt: skip
+def dataparallel_module(module: Module) -> Iterator[Hit]:
+    """A call of DataParallel."""
+    for call in module.named("torch.nn.DataParallel"):
+        yield Hit(call.node.func)
+
+
+def _single_process(module: Module, place: Place) -> bool:
+    """Whether a place lies under a test of how the script runs: the branch of one process may do what ranks must not."""
+    simple = not isinstance(place.stmt, ast.If | ast.For | ast.While | ast.With | ast.FunctionDef | ast.ClassDef)
+    choice = simple and " if " in module.text(place.stmt)  # cuda:0 if ... else ...
+    return choice or any(is_mode_test(branch.test) for branch in place.branches)
+
+
+@rule(
+    "RW211", "hardcoded-device", "error", "medium",
+    message="{text} is the same GPU on every rank",
+    why="All ranks of a node compute on, and fill, one GPU; NCCL refuses two ranks on one device. (Under torchrun "
+    "--virtual-local-rank each process sees one GPU, and index 0 is right.)",
+    wrong=_HEAD + """
+def main(net):
+    dist.init_process_group("nccl")
+    device = torch.device("cuda:0")
+    return DDP(net.to(device))
+""",
+    right=_HEAD + """
+def main(net, local_rank):
+    dist.init_process_group("nccl")
+    device = torch.device("cuda", local_rank)
+    return DDP(net.to(device))
+""",
+    ignore="each process sees one GPU only.",
+)  # fmt: skip
+def hardcoded_device(module: Module) -> Iterator[Hit]:
+    """A fixed index in .to, .cuda, torch.device or set_device of a file that starts or wraps."""
+    started = bool(wraps(module)) or "torch.distributed.init_process_group" in module.by_name
+    if not started or has_framework(module):
+        return
+    if any(name == "CUDA_VISIBLE_DEVICES" for name, *_ in environment_writes(module)):
+        return
+    for call in module.methods("to", "cuda", "device", "set_device"):
+        torch_call = call.name in {"torch.device", "torch.cuda.set_device", "torch.cuda.device"}
+        if not (torch_call or call.method in {"to", "cuda"}) or not call.node.args:
+            continue
+        if call.place.side or _single_process(module, call.place):
+            continue
+        text = _fixed_index(call)
+        if text and re.search(r"bench|test|demo|infer|eval|predict", call.place.scope.name, re.IGNORECASE) is None:
+            yield Hit(call.node, {"text": text})
+
+
+def _fixed_index(call: Call) -> str:
+    first = call.node.args[0]
+    if isinstance(first, ast.Constant) and isinstance(first.value, str) and re.fullmatch(r"cuda:\d+", first.value):
+        return repr(first.value)
+    number = isinstance(first, ast.Constant) and type(first.value) is int
+    if number and (call.method == "cuda" or call.name in {"torch.cuda.set_device", "torch.cuda.device"}):
+        return f"{call.method}({first.value})"  # type: ignore[attr-defined]
+    return ""
+
+
+@rule(
+    "RW212", "global-rank-as-device", "warning", "medium",
+    message="the global rank {text} chooses the GPU: on a second node there is no device of that number",
+    why="Ranks count over all nodes, GPUs over one. LOCAL_RANK is the number on the node.",
+    wrong=_HEAD + """
+def main(net):
+    dist.init_process_group("nccl")
+    rank = dist.get_rank()
+    torch.cuda.set_device(rank)
+    return DDP(net.cuda(), device_ids=[rank])
+""",
+    right="import os\n" + _HEAD + """
+def main(net):
+    dist.init_process_group("nccl")
+    local_rank = int(os.environ["LOCAL_RANK"])
+    torch.cuda.set_device(local_rank)
+    return DDP(net.cuda(), device_ids=[local_rank])
+""",
+    ignore="there is one node, and will be.",
+)  # fmt: skip
+def global_rank_as_device(module: Module) -> Iterator[Hit]:
+    """set_device(dist.get_rank()), or a variable that was bound to it."""
+    for call in module.named("torch.cuda.set_device", "torch.device"):
+        index = call.argument(
+            "device" if call.method == "set_device" else "index", 0 if call.method == "set_device" else 1
+        )
+        if index is not None and _is_global_rank(module, index, call):
+            yield Hit(call.node, {"text": module.text(index)})
+
+
+def _is_global_rank(module: Module, node: ast.expr, call: Call) -> bool:
+    if isinstance(node, ast.Name | ast.Attribute):
+        found = list(module.bindings_of(text_of(node), call.place.scope))
+        if len(found) != 1 or found[0].value is None:
+            return False
+        node = found[0].value
+    if isinstance(node, ast.Call) and module.name_of(node.func) == "torch.distributed.get_rank":
+        return not node.args and not node.keywords
+    text = ast.unparse(node)
+    return re.fullmatch(r"int\(os\.environ(\.get\(|\[)'RANK'(\)|\]|, .*\))\)?", text) is not None
+
+
+@rule(
+    "RW213", "no-set-device", "warning", "medium",
+    message="nothing chooses this rank's GPU: {text} is GPU 0 on every rank",
+    why="Without torch.cuda.set_device(local_rank) or an index, `cuda` means the first GPU for all ranks of a node.",
+    wrong=_HEAD + """
+def main(net):
+    dist.init_process_group("nccl")
+    return DDP(net.cuda())
+""",
+    right=_HEAD + """
+def main(net, local_rank):
+    torch.cuda.set_device(local_rank)
+    dist.init_process_group("nccl")
+    return DDP(net.cuda())
+""",
+    ignore="each process sees one GPU only, by CUDA_VISIBLE_DEVICES of its launcher.",
+)  # fmt: skip
+def no_set_device(module: Module) -> Iterator[Hit]:
+    """A wrap of a model that was moved to a device without index, and no word about devices in the file."""
+    if "torch.distributed.init_process_group" not in module.by_name or not wraps(module) or has_framework(module):
+        return
+    if any("device" in call.method and call.method not in {"device", "device_count"} for call in module.calls):
+        return
+    if any(call.keyword("device_id") for call in module.named("torch.distributed.init_process_group")):
+        return
+    if any(wrap.call.keyword("device_ids") for wrap in wraps(module)):
+        return
+    if any(
+        isinstance(node.value, str) and (node.value == "CUDA_VISIBLE_DEVICES" or "cuda:" in node.value)
+        for node, _ in module.strings
+    ):
+        return
+    if any(call.node.args for call in module.methods("cuda")) or any(
+        len(call.node.args) > 1 or call.node.keywords for call in module.named("torch.device")
+    ):
+        return
+    for call in module.methods("cuda", "to"):
+        bare = call.method == "cuda" and not call.node.args and not call.node.keywords
+        bare |= (
+            call.method == "to"
+            and bool(call.node.args)
+            and isinstance(call.node.args[0], ast.Constant)
+            and call.node.args[0].value == "cuda"
+        )
+        if bare and not call.place.branches:
+            yield Hit(call.node, {"text": f".{call.method}({'' if call.method == 'cuda' else repr('cuda')})"})
+            return
+
+
+@rule(
+    "RW214", "batchnorm-not-synced", "info", "medium",
+    message="BatchNorm sees the batch of one rank: convert_sync_batchnorm, if that batch is small",
+    why="Parameters stay equal on all ranks; only the statistics are those of a rank, and rank 0's are kept. It is a matter of "
+    "quality below about 16 samples per rank.",
+    wrong=_HEAD + """
+def prepare():
+    net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8))
+    return DDP(net)
+""",
+    right=_HEAD + """
+def prepare():
+    net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8))
+    return DDP(torch.nn.SyncBatchNorm.convert_sync_batchnorm(net))
+""",
+    ignore="the batch of a rank is large.",
+)  # fmt: skip
+def batchnorm_not_synced(module: Module) -> Iterator[Hit]:
+    """BatchNorm layers and a wrap in one file, no conversion."""
+    layers = list(module.named(*(f"torch.nn.BatchNorm{n}d" for n in (1, 2, 3))))
+    if layers and wraps(module) and not module.has_call("convert_sync_batchnorm", "convert_syncbn_model"):
+        yield Hit(wraps(module)[0].call.node.func)
+
+
+@rule(
+    "RW215", "buffers-not-synced", "info", "medium",
+    message="broadcast_buffers=False: running statistics differ between ranks, and a checkpoint holds those of one",
+    why="Buffers are broadcast before each forward pass by default. (2.13 calls the argument forward_sync_buffers.)",
+    wrong=_HEAD + "\ndef prepare(net):\n    return DDP(net, broadcast_buffers=False)\n",
+    right=_HEAD + "\ndef prepare(net):\n    return DDP(net)\n",
+    ignore="the model has no buffers that matter.",
+)  # fmt: skip
+def buffers_not_synced(module: Module) -> Iterator[Hit]:
+    """The literal False."""
+    for wrap in wraps(module):
+        word = wrap.call.keyword("broadcast_buffers") or wrap.call.keyword("forward_sync_buffers")
+        if word is not None and is_const(word.value, False):
+            yield Hit(word)
+
+
+_ARCHIVED = {
+    "fairscale": "torch.distributed.fsdp.fully_shard or ZeroRedundancyOptimizer",
+    "apex.amp": "torch.amp",
+    "apex.parallel": "torch.nn.parallel.DistributedDataParallel and torch.nn.SyncBatchNorm",
+}
+
+
+@rule(
+    "RW216", "deprecated-library", "warning", "high",
+    message="{name} is no longer kept up: {instead} does this in PyTorch",
+    why="fairscale is archived; apex.amp and apex.parallel are deprecated by their authors.",
+    wrong="from apex.parallel import DistributedDataParallel as DDP\n\ndef prepare(net):\n    return DDP(net)\n",
+    right="from torch.nn.parallel import DistributedDataParallel as DDP\n\ndef prepare(net):\n    return DDP(net)\n",
+    ignore="an old release of PyTorch has to be supported.",
+)  # fmt: skip
+def deprecated_library(module: Module) -> Iterator[Hit]:
+    """An import outside `try`."""
+    guarded = {id(part) for node in module.tree.body if isinstance(node, ast.Try) for part in ast.walk(node)}
+    for name, alias, stmt in module.imports.nodes:
+        for old, instead in _ARCHIVED.items():
+            if (name == old or name.startswith(f"{old}.")) and id(stmt) not in guarded:
+                yield Hit(alias, {"name": old, "instead": instead})
+
+
+@rule(
+    "RW217", "checkpoint-reentrant", "error", "medium",
+    message="re-entrant activation checkpointing with find_unused_parameters: backward raises 'marked as ready twice'",
+    why="The re-entrant variant runs backward passes inside backward, which DDP's search for unused parameters does not survive. "
+    "use_reentrant=False works.",
+    wrong=_HEAD + """
+from torch.utils.checkpoint import checkpoint
+
+def prepare(net, block, x):
+    model = DDP(net, find_unused_parameters=True)
+    return model, checkpoint(block, x)
+""",
+    right=_HEAD + """
+from torch.utils.checkpoint import checkpoint
+
+def prepare(net, block, x):
+    model = DDP(net, find_unused_parameters=True)
+    return model, checkpoint(block, x, use_reentrant=False)
+""",
+    ignore="static_graph=True is given as well.",
+    fix="safe",
+)  # fmt: skip
+def checkpoint_reentrant(module: Module) -> Iterator[Hit]:
+    """checkpoint() without use_reentrant=False beside DDP(find_unused_parameters=True)."""
+    words = [wrap.call.keyword("find_unused_parameters") for wrap in wraps(module)]
+    graphs = [wrap.call.keyword("static_graph") for wrap in wraps(module)]
+    if not any(word is not None and is_const(word.value, True) for word in words) or any(graphs):
+        return
+    for call in module.named("torch.utils.checkpoint.checkpoint", "torch.utils.checkpoint.checkpoint_sequential"):
+        word = call.keyword("use_reentrant")
+        if call.is_open and word is None:
+            continue
+        if word is None:
+            end = module.span(call.node)[1] - 1
+            comma = "" if module.source[:end].rstrip().endswith((",", "(")) else ", "
+            yield Hit(
+                call.node.func, {}, Fix("add use_reentrant=False", (Edit(end, end, f"{comma}use_reentrant=False"),))
+            )
+        elif is_const(word.value, True):
+            yield Hit(word, {}, Fix("use_reentrant=False", (Edit(*module.span(word.value), "False"),)))
+
+
+@rule(
+    "RW218", "bucket-view-hint", "info", "low",
+    message="gradient_as_bucket_view=True would save the memory of one copy of the gradients",
+    why="Gradients then are views of the buckets that are reduced.",
+    wrong=_HEAD + "\ndef prepare(net):\n    return DDP(net)\n",
+    right=_HEAD + "\ndef prepare(net):\n    return DDP(net, gradient_as_bucket_view=True)\n",
+    ignore="something detaches or replaces .grad in place.",
+)  # fmt: skip
+def bucket_view_hint(module: Module) -> Iterator[Hit]:
+    """The argument is absent."""
+    for wrap in wraps(module):
+        if (
+            wrap.call.name.startswith("torch.")
+            and not wrap.call.is_open
+            and not wrap.call.keyword("gradient_as_bucket_view")
+        ):
+            yield Hit(wrap.call.node.func)
+
+
+@rule(
+    "RW219", "set-device-after-collective", "warning", "medium",
+    message="the device is chosen after {name} has used one: NCCL has taken GPU 0 on every rank by then",
+    why="A collective, and the wrap, run on the current device. Choose it first: set_device(local_rank), or device_id= of "
+    "init_process_group.",
+    wrong=_HEAD + """
+def main(local_rank):
+    dist.init_process_group("nccl")
+    dist.barrier()
+    torch.cuda.set_device(local_rank)
+""",
+    right=_HEAD + """
+def main(local_rank):
+    torch.cuda.set_device(local_rank)
+    dist.init_process_group("nccl")
+    dist.barrier()
+""",
+    ignore="the group runs on gloo.",
+)  # fmt: skip
+def set_device_after_collective(module: Module) -> Iterator[Hit]:
+    """Barrier or the wrap stands before set_device in one function."""
+    for call in module.named("torch.cuda.set_device"):
+        if call.place.branches or call.place.loops:
+            continue
+        scope = call.place.scope
+        before = [found for found in scope.calls if found.node.lineno < call.node.lineno and not found.place.branches]
+        if any(
+            found.keyword("device_id") or found.name == "torch.cuda.set_device" for found in before
+        ) or not uses_cuda(module):
+            continue
+        first = next(
+            (
+                found
+                for found in before
+                if found.name
+                in {"torch.distributed.barrier", "torch.distributed.all_reduce", "torch.distributed.broadcast"}
+                and not found.keyword("device_ids")
+            ),
+            None,
+        )
+        if first is not None:
+            yield Hit(call.node, {"name": last(first.text)})
