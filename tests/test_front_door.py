@@ -30,6 +30,7 @@ FROZEN = [
     "guarded",
     "prepare",
     "run",
+    "watch",
     "wrapper",
 ]
 HEAVY = ("torch", "zarr", "numba", "pandas", "scipy")

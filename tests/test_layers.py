@@ -33,7 +33,8 @@ LEVELS = {
     "cli": 6,
 }
 # Tables of contents, which name every room: the package's front door, its data door, and `python -m rankwise`.
-DOORS = {"rankwise", "rankwise.data", "rankwise.__main__"}
+# `_torch_hook` is called by torch's import and begins a watch.
+DOORS = {"rankwise", "rankwise.data", "rankwise.__main__", "rankwise._torch_hook"}
 # The testing room may import everything, and nothing imports it.
 TESTING = "testing"
 

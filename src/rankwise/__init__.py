@@ -31,12 +31,14 @@ __all__ = [
     "guarded",
     "prepare",
     "run",
+    "watch",
     "wrapper",
 ]
 
 if TYPE_CHECKING:
     from rankwise.checkpoint import Checkpointer
     from rankwise.data.order import Order
+    from rankwise.diagnose.watch import watch
     from rankwise.errors import ConfigError, RankFailure, RankwiseError
     from rankwise.guard import guarded
     from rankwise.launch import Device, Platform, Wrapper, breakpoint, run, wrapper  # noqa: A004
@@ -50,6 +52,7 @@ else:
         {
             "Checkpointer": "rankwise.checkpoint",
             "Order": "rankwise.data.order",
+            "watch": "rankwise.diagnose.watch",
             "ConfigError": "rankwise.errors",
             "RankFailure": "rankwise.errors",
             "RankwiseError": "rankwise.errors",

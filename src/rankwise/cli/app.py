@@ -17,6 +17,7 @@ from rankwise.cli.rows_app import rows_commands
 from rankwise.cli.run import run_command
 from rankwise.cli.slurm_jobs import cancel_command, jobs_command, logs_command
 from rankwise.cli.verify import verify_command
+from rankwise.cli.watch import watch_command
 
 __all__ = ["app"]
 
@@ -72,6 +73,7 @@ app.command(
 )(lint_command)
 app.command("rule")(rule_command)
 app.command("env", epilog="Paste it into a report; it holds no secrets that it knows, but read it first.")(env_command)
+app.command("watch")(watch_command)
 app.command("jobs")(jobs_command)
 app.command("logs")(logs_command)
 app.command("cancel")(cancel_command)

@@ -101,8 +101,9 @@ def run_command(  # noqa: PLR0917  (typer's way: a parameter per option)
         typer.Option(
             "--stall",
             metavar="SECONDS",
-            min=0.1,
-            help="Say where every rank is, with stacks, when none advances for so long, and go on. Default: never.",
+            min=0,
+            help="Say where every rank is and who holds the others up when none advances for so long, and "
+            "go on; 0: never. Default: 180 once a rank has begun a collective or called rankwise.vitals.beat.",
             rich_help_panel=_FAILURE,
         ),
     ] = None,

@@ -1,7 +1,8 @@
 """Signs of life: heartbeat, step and phase of a rank in shared memory, its stacks on request. No torch, no NumPy."""
 
+from rankwise.vitals.collectives import record_calls
 from rankwise.vitals.folders import has_failed, make_folder, mark_failed, remove_folder
-from rankwise.vitals.reader import Vital, read, request_stacks
+from rankwise.vitals.reader import Vital, read, request_calls, request_stacks
 from rankwise.vitals.recorder import beat, start, stop
 
 __all__ = [
@@ -11,7 +12,9 @@ __all__ = [
     "make_folder",
     "mark_failed",
     "read",
+    "record_calls",
     "remove_folder",
+    "request_calls",
     "request_stacks",
     "start",
     "stop",

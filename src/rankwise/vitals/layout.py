@@ -9,6 +9,8 @@ from __future__ import annotations
 import struct
 
 __all__ = [
+    "ADVANCE_AT",
+    "ASK",
     "FILE_BYTES",
     "HEADER",
     "HEARTBEAT",
@@ -24,16 +26,18 @@ __all__ = [
 ]
 
 MAGIC = b"rankwis1"
+ASK = "ask"  # file in which a watcher asks all ranks of the folder for their last collectives
 TEXT_BYTES = 64
 FILE_BYTES = 4096
 NONE = -1  # an epoch or step that was never said
 
 HEADER = struct.Struct(f"@8s q q q d {TEXT_BYTES}s")  # magic, pid, rank, stack signal (0: none), start, host
-HEARTBEAT = struct.Struct("@d")  # monotonic seconds
+HEARTBEAT = struct.Struct("@d")  # monotonic seconds; the same for ADVANCE
 SEQUENCE = struct.Struct("@Q")
 PROGRESS = struct.Struct(f"@d q q q {TEXT_BYTES}s")  # monotonic seconds, number of beats, epoch, step, phase
 
 HEARTBEAT_AT = 256
+ADVANCE_AT = HEARTBEAT_AT + HEARTBEAT.size  # when the heartbeat thread last saw a new collective; 0 if never
 SEQUENCE_AT = 320
 PROGRESS_AT = SEQUENCE_AT + SEQUENCE.size
 

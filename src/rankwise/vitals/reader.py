@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rankwise.vitals.layout import (
+    ADVANCE_AT,
+    ASK,
     FILE_BYTES,
     HEADER,
     HEARTBEAT,
@@ -21,7 +26,7 @@ from rankwise.vitals.layout import (
     SEQUENCE_AT,
 )
 
-__all__ = ["Vital", "read", "request_stacks"]
+__all__ = ["Vital", "read", "request_calls", "request_stacks"]
 
 _POLL_S = 0.01
 _QUIET_S = 0.05
@@ -40,6 +45,7 @@ class Vital:
         start_s: when its vitals began, monotonic clock of its host.
         heartbeat_s: when its heartbeat thread last ran, same clock.
         progress_s: when it last called `beat` (its start before the first), same clock.
+        advance_s: when it was last seen to have begun a collective, same clock, to half a second; 0.0 if never.
         num_beats: how often it called `beat`.
         epoch: as last said; None if never.
         step: as last said; None if never.
@@ -54,10 +60,16 @@ class Vital:
     start_s: float
     heartbeat_s: float
     progress_s: float
+    advance_s: float = 0.0
     num_beats: int
     epoch: int | None
     step: int | None
     phase: str
+
+    @property
+    def moved_s(self) -> float | None:
+        """When it last said or showed that it advances; None if it never did."""
+        return max(self.progress_s if self.num_beats else 0.0, self.advance_s) or None
 
     @property
     def place(self) -> str:
@@ -91,6 +103,7 @@ def _read_one(root: Path, path: Path) -> Vital | None:
         return None
     _, pid, rank, signum, start, host = HEADER.unpack_from(page, 0)
     (heartbeat,) = HEARTBEAT.unpack_from(page, HEARTBEAT_AT)
+    (advance,) = HEARTBEAT.unpack_from(page, ADVANCE_AT)
     progress, beats, epoch, step, phase = PROGRESS.unpack_from(page, PROGRESS_AT)
     return Vital(
         folder=root,
@@ -101,6 +114,7 @@ def _read_one(root: Path, path: Path) -> Vital | None:
         start_s=start,
         heartbeat_s=heartbeat,
         progress_s=progress,
+        advance_s=advance,
         num_beats=beats,
         epoch=None if epoch == NONE else epoch,
         step=None if step == NONE else step,
@@ -147,6 +161,38 @@ def request_stacks(vital: Vital, timeout_s: float = 2.0) -> str:
     except ProcessLookupError:
         return ""
     return _wait_for_text(path, before, time.monotonic() + timeout_s)
+
+
+def request_calls(vitals: Collection[Vital], timeout_s: float = 3.0) -> dict[int, Any]:
+    """Ask ranks of this host for their last collectives; return what those that answered in time said, by rank.
+
+    A rank whose threads do not run (it is stopped, or a call holds the interpreter lock) does not answer.
+
+    Args:
+        vitals: of the ranks to ask, as read; their processes must still be the ranks.
+        timeout_s: seconds to wait for the answers.
+    """
+    question = f"{time.monotonic_ns()}"
+    for folder in {vital.folder for vital in vitals}:
+        # swapped in whole, so that nobody reads half a question
+        (folder / f"{ASK}.new").write_text(question)
+        (folder / f"{ASK}.new").rename(folder / ASK)
+    deadline = time.monotonic() + timeout_s
+    answers: dict[int, Any] = {}
+    while len(answers) < len(vitals) and time.monotonic() < deadline:
+        for vital in vitals:
+            if vital.rank not in answers and (answer := _answer(vital, question)) is not None:
+                answers[vital.rank] = answer
+        time.sleep(_POLL_S)
+    return answers
+
+
+def _answer(vital: Vital, question: str) -> Any:
+    try:
+        found = json.loads((vital.folder / f"calls-{vital.rank}").read_text())
+    except (OSError, ValueError):
+        return None
+    return found["groups"] if found.get("question") == question else None
 
 
 def _wait_for_text(path: Path, before: int, deadline: float) -> str:

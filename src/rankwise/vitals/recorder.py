@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import json
 import mmap
 import os
 import signal
@@ -13,7 +14,10 @@ from pathlib import Path
 from typing import IO
 
 from rankwise.errors import LaunchError
+from rankwise.vitals.collectives import last_calls, num_calls
 from rankwise.vitals.layout import (
+    ADVANCE_AT,
+    ASK,
     FILE_BYTES,
     HEADER,
     HEARTBEAT,
@@ -45,6 +49,9 @@ class Recorder:
 
     def __init__(self, folder: Path, rank: int) -> None:
         self._lock = threading.Lock()
+        self._folder, self._rank = folder, rank
+        self._num_calls: int | None = None
+        self._asked = ""
         self._sequence = self._beats = 0
         self._epoch = self._step = NONE
         self._phase = b""
@@ -68,9 +75,27 @@ class Recorder:
 
     def _keep_beating(self) -> None:
         while not self._ended.wait(HEARTBEAT_INTERVAL_S):
+            calls = num_calls()
             with self._lock:
                 if not self._ended.is_set():
-                    HEARTBEAT.pack_into(self._page, HEARTBEAT_AT, time.monotonic())
+                    now = time.monotonic()
+                    HEARTBEAT.pack_into(self._page, HEARTBEAT_AT, now)
+                    if calls != self._num_calls:
+                        HEARTBEAT.pack_into(self._page, ADVANCE_AT, now)
+            self._num_calls = calls
+            self._answer()
+
+    def _answer(self) -> None:
+        """Write the last collectives down if a watcher has asked for them since."""
+        try:
+            question = (self._folder / ASK).read_text()
+            if question != self._asked:
+                self._asked = question
+                path = self._folder / f"calls-{self._rank}"
+                path.with_suffix(".new").write_text(json.dumps({"question": question, "groups": last_calls()}))
+                path.with_suffix(".new").rename(path)
+        except OSError:
+            return  # nobody asked, or the folder goes away
 
     def beat(self, epoch: int | None, step: int | None, phase: str | None) -> None:
         """Write progress down; what is None stays as it was."""

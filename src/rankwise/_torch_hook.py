@@ -1,0 +1,45 @@
+"""What `import torch` calls of us: an entry point of the group "torch.backends", which torch (2.5 on) runs at its end.
+
+It lets one variable, or `rankwise run`, watch the collectives of a script that never imports rankwise. Nothing happens
+in any other process.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from typing import Any
+
+__all__ = ["autoload"]
+
+
+def autoload() -> None:
+    """Look at the process groups that this process will make, if a launcher of ours or RANKWISE_WATCH asks for it."""
+    if "RANKWISE_WATCH" not in os.environ and "RANKWISE_VITALS" not in os.environ:
+        return
+    try:
+        _follow_groups()
+    except Exception as error:  # noqa: BLE001  (torch would refuse to be imported)
+        print(f"rankwise cannot watch this process: {error!r}", file=sys.stderr)  # noqa: T201
+
+
+def _follow_groups() -> None:
+    """Begin to watch once `init_process_group` has made the group; before that there is nobody to wait for."""
+    import torch.distributed as front
+
+    if not front.is_available():
+        return
+    module = sys.modules["torch.distributed.distributed_c10d"]
+    original = module.init_process_group
+
+    @functools.wraps(original)
+    def init_process_group(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        from rankwise.diagnose.watch import watch_if_asked
+
+        watch_if_asked()
+        return result
+
+    for holder in (module, front):
+        holder.init_process_group = init_process_group  # type: ignore[attr-defined]

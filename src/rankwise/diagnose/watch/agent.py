@@ -1,0 +1,209 @@
+"""The thread of a watched rank. While the job moves it looks at its own page once in a while and talks to nobody.
+
+When its rank has not moved for as long as was asked for, one rank of each machine (the lowest whose threads run) looks
+at the machine's ranks: their stacks come by signal, also from one that holds the interpreter lock. The machine of rank
+0 asks the others over the store, judges what all have said, and tells it once.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import math
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+
+from rankwise import vitals
+from rankwise.diagnose.watch.evidence import Evidence, collect, idle_s, read_vitals, report, save
+from rankwise.diagnose.watch.registry import Entry, Registry, host_key
+from rankwise.errors import ConfigError
+from rankwise.launch.standstill import is_frozen
+
+__all__ = ["Agent", "unwatch", "watch", "watch_if_asked"]
+
+DEFAULT_STALL_S = 180.0
+_ANSWER_S = 20.0  # what another machine has to look at its ranks
+_agent: Agent | None = None
+
+
+def watch(stall_s: float = DEFAULT_STALL_S, *, folder: str | os.PathLike[str] | None = None) -> None:
+    """Say which rank holds the others up when no rank of the job has begun a collective for so long; the job goes on.
+
+    Call it on every rank, from the main thread, once the process group exists. Under `rankwise run` it only lets the
+    collectives be noted: the supervisor watches there (``--stall``).
+
+    Args:
+        stall_s: seconds, > 0; longer than the longest pause between two collectives of a healthy job.
+        folder: where the answers are saved; default: RANKWISE_WATCH_DIR, else the working directory.
+
+    Raises:
+        ConfigError: `stall_s` is no such number, there is no process group, or it is not the main thread.
+    """
+    global _agent  # noqa: PLW0603  (one process is one rank)
+    if not (isinstance(stall_s, int | float) and stall_s > 0 and math.isfinite(stall_s)):
+        raise ConfigError(f"watch(stall_s=) wants seconds above 0, got {stall_s!r}")
+    front = sys.modules.get("torch.distributed")
+    if front is None or not front.is_available() or not front.is_initialized():
+        raise ConfigError("watch() needs a process group: call it after init_process_group() or rankwise.bind()")
+    vitals.record_calls()
+    if "RANKWISE_VITALS" in os.environ or _agent is not None:
+        return
+    if threading.current_thread() is not threading.main_thread():
+        raise ConfigError("call watch() from the main thread: only there can a signal for stacks be registered")
+    where = Path(folder or os.environ.get("RANKWISE_WATCH_DIR") or Path.cwd())
+    store = front.distributed_c10d._get_default_store()  # noqa: SLF001  (the public name would make another store)
+    _agent = Agent(Registry(store), front.get_rank(), front.get_world_size(), float(stall_s), where)
+    _agent.start()
+    atexit.register(unwatch)
+
+
+def unwatch() -> None:
+    """End what `watch` began; nothing happens where nothing runs."""
+    global _agent
+    agent, _agent = _agent, None
+    if agent is not None:
+        agent.stop()
+
+
+def watch_if_asked() -> None:
+    """Begin if RANKWISE_WATCH holds seconds, or under `rankwise run`; called when a process group has been made."""
+    asked = os.environ.get("RANKWISE_WATCH", "")
+    try:
+        stall_s = float(asked or DEFAULT_STALL_S)
+        if stall_s != 0 and threading.current_thread() is threading.main_thread():
+            watch(stall_s)
+    except ValueError as error:
+        print(f"RANKWISE_WATCH={asked!r} is not used, it wants seconds: {error}", file=sys.stderr)  # noqa: T201
+
+
+class Agent(threading.Thread):
+    """Watches one rank, and its machine and job when its rank stands still.
+
+    Args:
+        registry: where the ranks of the job find each other.
+        rank: this process's.
+        world_size: ranks of the job.
+        stall_s: seconds without a collective that count as a standstill.
+        folder: where answers are saved.
+    """
+
+    def __init__(self, registry: Registry, rank: int, world_size: int, stall_s: float, folder: Path) -> None:
+        super().__init__(name="rankwise-watch", daemon=True)
+        self._registry, self._rank, self._world_size = registry, rank, world_size
+        self._stall_s, self._folder = stall_s, folder
+        self._vitals = vitals.make_folder()
+        vitals.start(self._vitals, rank)
+        self._ended = threading.Event()
+        self._told_at_s = 0.0  # how long the standstill had lasted when it was told; 0.0: not told
+        self._answered = ""
+        self._host = host_key()
+
+    def stop(self) -> None:
+        """End the thread and its files; another thread's call into the store may last a moment longer."""
+        self._ended.set()
+        vitals.stop()
+        vitals.remove_folder(self._vitals)
+
+    def run(self) -> None:
+        """Look once in a while, until `stop`."""
+        entry = Entry(
+            rank=self._rank, pid=os.getpid(), host=self._host, name=os.uname().nodename, folder=str(self._vitals)
+        )
+        with contextlib.suppress(RuntimeError, OSError):  # the store went with the job
+            self._registry.enter(entry)
+        while not self._ended.wait(min(2.0, self._stall_s / 8)):
+            try:
+                self._look(entry)
+            except (RuntimeError, OSError, ValueError) as error:  # the store is gone, or a file went while we read it
+                if not self._ended.is_set() and self._is_idle(entry) and not self._told_at_s:
+                    self._tell_alone(entry, error)
+
+    def _is_idle(self, entry: Entry) -> bool:
+        own = read_vitals([entry])
+        return bool(own) and idle_s(own[0]) >= self._stall_s
+
+    def _look(self, entry: Entry) -> None:
+        if not self._is_idle(entry):
+            if self._told_at_s:
+                self._say(f"rankwise: rank {self._rank} advances again")
+            self._told_at_s = 0.0
+            return
+        entries = self._registry.entries(self._world_size)
+        here = [other for other in entries if other.host == self._host]
+        running = [vital for vital in read_vitals(here) if not is_frozen(vital)]
+        if not running or min(vital.rank for vital in running) != self._rank:
+            return
+        quiet_s = min(map(idle_s, read_vitals(here)))
+        if quiet_s < max(self._stall_s, 2 * self._told_at_s):
+            self._answer(here)
+            return
+        if any(other.rank == 0 and other.host == self._host for other in entries):
+            self._ask_and_tell(entries, here)
+        else:
+            self._answer(here)
+
+    def _answer(self, here: list[Entry]) -> None:
+        """Send what this machine knows, if the machine of rank 0 has asked."""
+        question = self._registry.read("question") or ""
+        if question and question != self._answered:
+            self._answered = question
+            self._registry.write(f"answer/{question}/{self._host}", collect(here).to_json())
+
+    def _ask_and_tell(self, entries: list[Entry], here: list[Entry]) -> None:
+        question = f"{os.getpid()}-{time.monotonic_ns()}"
+        hosts = {entry.host for entry in entries} - {self._host}
+        if hosts:
+            self._registry.write("question", question)
+        evidence = collect(here)
+        deadline = time.monotonic() + _ANSWER_S
+        while hosts and time.monotonic() < deadline and not self._ended.wait(0.2):
+            for host in sorted(hosts):
+                answer = self._registry.read(f"answer/{question}/{host}")
+                if answer is not None:
+                    evidence = evidence.with_others(Evidence.from_json(answer))
+                    hosts.discard(host)
+        if evidence.idle_s < self._stall_s:  # another machine moves
+            return
+        known = {entry.rank for entry in entries}
+        missing = sorted(set(range(self._world_size)) - known)
+        missing += sorted(entry.rank for entry in entries if entry.host in hosts)
+        self._tell(evidence, missing, {entry.name for entry in entries if entry.host in hosts})
+
+    def _tell(self, evidence: Evidence, missing: list[int], lost: set[str]) -> None:
+        headline = f"rankwise: no rank has advanced for {evidence.idle_s:.0f} s, the job goes on"
+        if lost:
+            headline += f"; no answer from {', '.join(sorted(lost))}"
+        verdict, text = report(evidence, headline, missing)
+        try:
+            text += f"\nsaved as {save(self._folder, evidence, verdict, text)}"
+        except OSError as error:
+            text += f"\nnot saved: {error}; set RANKWISE_WATCH_DIR to a folder that can be written"
+        self._told_at_s = evidence.idle_s
+        self._say(text)
+
+    def _tell_alone(self, entry: Entry, error: Exception) -> None:
+        """Tell what this rank knows when the store of the job does not answer: who holds it has ended."""
+        evidence = collect([entry])
+        self._told_at_s = evidence.idle_s
+        headline = (
+            f"rankwise: rank {self._rank} has not advanced for {evidence.idle_s:.0f} s, and the job's store does not "
+            f"answer ({str(error).splitlines()[0][:120]}): the process that holds it (rank 0 or the launcher) has ended"
+        )
+        self._say(report(evidence, headline)[1])
+
+    def _say(self, text: str) -> None:
+        """Write to the standard error in one piece, past buffers that a stuck main thread may hold."""
+        with contextlib.suppress(OSError):
+            os.write(2, (text + "\n").encode())
+
+
+def _forget_after_fork() -> None:
+    """A forked child is not the rank."""
+    global _agent  # noqa: PLW0603
+    _agent = None
+
+
+os.register_at_fork(after_in_child=_forget_after_fork)

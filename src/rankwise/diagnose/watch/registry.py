@@ -1,0 +1,86 @@
+"""Where the ranks of a job find each other: keys in the store of torch.distributed, read only when nothing moves."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Entry", "Registry", "host_key"]
+
+_PREFIX = "rankwise/watch"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One watched rank.
+
+    Attributes:
+        rank: global rank.
+        pid: its process, in the process namespace of `host`.
+        host: key of its machine (or container); equal keys see each other's processes and memory files.
+        name: host name, for people.
+        folder: its vitals.
+    """
+
+    rank: int
+    pid: int
+    host: str
+    name: str
+    folder: str
+
+
+class Registry:
+    """The job's store, on a connection of its own: the main thread may block in another one.
+
+    Args:
+        store: a store of torch.distributed.
+    """
+
+    def __init__(self, store: Any) -> None:
+        clone = getattr(store, "clone", None)  # torch 2.6 on; before, waits of the main thread delay ours
+        self._store = clone() if clone is not None else store
+        self._appends = bool(getattr(self._store, "has_extended_api", lambda: False)())
+
+    def enter(self, entry: Entry) -> None:
+        """Let the others find this rank."""
+        line = json.dumps(asdict(entry))
+        if self._appends:
+            self._store.append(f"{_PREFIX}/ranks", line + "\n")
+        else:
+            self._store.set(f"{_PREFIX}/rank/{entry.rank}", line)
+
+    def entries(self, world_size: int) -> list[Entry]:
+        """Return who has entered, by rank; the last entry of a rank counts.
+
+        Raises:
+            RuntimeError: the store does not answer (torch's own error).
+        """
+        if self._appends:
+            text = self.read("ranks") or ""
+        else:
+            text = "\n".join(filter(None, (self.read(f"rank/{rank}") for rank in range(world_size))))
+        found = {entry.rank: entry for entry in (Entry(**json.loads(line)) for line in text.splitlines())}
+        return [found[rank] for rank in sorted(found)]
+
+    def read(self, key: str) -> str | None:
+        """Return a value that may be missing, without waiting for it."""
+        full = f"{_PREFIX}/{key}"
+        return self._store.get(full).decode() if self._store.check([full]) else None
+
+    def write(self, key: str, value: str) -> None:
+        """Set a value."""
+        self._store.set(f"{_PREFIX}/{key}", value)
+
+
+def host_key() -> str:
+    """Return what is equal for processes that see each other: kernel, process and mount namespaces, user."""
+    parts = [socket.gethostname(), str(os.geteuid())]
+    if sys.platform == "linux":
+        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
+        parts += [os.fspath(Path(f"/proc/self/ns/{name}").readlink()) for name in ("pid", "mnt")]
+    return " ".join(parts)

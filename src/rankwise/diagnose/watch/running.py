@@ -1,0 +1,110 @@
+"""Jobs of this user that run on this machine, and a look at one of them on demand."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rankwise import vitals
+from rankwise.diagnose.watch.evidence import Evidence, collect, idle_s
+from rankwise.diagnose.watch.registry import Entry
+from rankwise.errors import ConfigError
+from rankwise.vitals import Vital
+
+__all__ = ["Job", "look_at", "running_jobs"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """Ranks of this machine that one launcher has started.
+
+    Attributes:
+        launcher: process id of their parent.
+        command: what the first of them runs.
+        run_dir: run directory, "" if none is known.
+        ranks: their vitals, by rank.
+    """
+
+    launcher: int
+    command: str
+    run_dir: str
+    ranks: Sequence[Vital]
+
+    @property
+    def idle_s(self) -> float:
+        """For how long none of its ranks has moved."""
+        return min(map(idle_s, self.ranks))
+
+
+def running_jobs() -> list[Job]:
+    """Return the jobs whose ranks show signs of life here: those of `rankwise run`, and watched ones."""
+    groups: dict[int, list[Vital]] = {}
+    for root in {Path("/dev/shm"), Path(tempfile.gettempdir())}:  # noqa: S108  (where vitals lie)
+        for folder in sorted(root.glob("rankwise-*")):
+            for vital in _own_vitals(folder):
+                groups.setdefault(_parent(vital.pid), []).append(vital)
+    return [_job(launcher, found) for launcher, found in sorted(groups.items())]
+
+
+def _own_vitals(folder: Path) -> list[Vital]:
+    """Vitals in a folder of this user whose processes run; none if it is somebody else's."""
+    try:
+        if folder.is_symlink() or folder.stat().st_uid != os.geteuid():
+            return []
+        return [vital for vital in vitals.read(folder) if _parent(vital.pid)]
+    except OSError:  # it goes away
+        return []
+
+
+def _parent(pid: int) -> int:
+    """Return the parent of a process, 0 if there is no such process."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return 0
+    return int(text.rpartition(")")[2].split()[1])
+
+
+def _job(launcher: int, found: list[Vital]) -> Job:
+    first = min(found, key=lambda vital: vital.rank)
+    command = Path(f"/proc/{first.pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    variables = Path(f"/proc/{first.pid}/environ").read_bytes().split(b"\0")
+    run_dir = next((v.partition(b"=")[2].decode() for v in variables if v.startswith(b"RANKWISE_RUN_DIR=")), "")
+    return Job(launcher=launcher, command=command, run_dir=run_dir, ranks=sorted(found, key=lambda vital: vital.rank))
+
+
+def look_at(target: str) -> tuple[Job, Evidence]:
+    """Ask every rank of a running job of this machine for its stacks and its last collectives.
+
+    Args:
+        target: process id of the launcher or of a rank, or the run directory; "" if only one job runs.
+
+    Raises:
+        ConfigError: no such job, or several.
+    """
+    jobs = running_jobs()
+    found = [job for job in jobs if _is_meant(job, target)]
+    if len(found) != 1:
+        known = "; ".join(f"{job.launcher} ({len(job.ranks)} ranks, {job.command[:60]})" for job in jobs) or "none"
+        what = f"the job {target!r}" if target else "one running job"
+        raise ConfigError(
+            f"rankwise watch wants {what} on this machine, found {len(found)}; running here: {known}. Give the process "
+            "id of the launcher or of a rank, or the run directory; jobs of other launchers are seen if they call "
+            "rankwise.watch() or run with RANKWISE_WATCH=180"
+        )
+    job = found[0]
+    entries = [
+        Entry(rank=vital.rank, pid=vital.pid, host="", name=vital.host, folder=str(vital.folder)) for vital in job.ranks
+    ]
+    return job, collect(entries)
+
+
+def _is_meant(job: Job, target: str) -> bool:
+    if not target:
+        return True
+    if target.isdigit():
+        return int(target) in {job.launcher, *(vital.pid for vital in job.ranks)}
+    return bool(job.run_dir) and Path(job.run_dir).resolve() == Path(target).resolve()

@@ -1,0 +1,73 @@
+"""What the ranks of this machine say and show while nobody advances: states, stacks, and the text about them."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping, Sequence
+
+from rankwise import vitals
+from rankwise.launch.culprit import RankState
+from rankwise.launch.local.sessions import process_state
+from rankwise.launch.topology import format_numbers
+from rankwise.vitals import Vital
+from rankwise.vitals.stacks import place, tidy, waits
+
+__all__ = ["describe_places", "is_frozen", "is_stopped", "rank_states", "read_stacks"]
+
+_STALE_S = 10.0  # a heartbeat comes twice a second; a busy machine may delay it
+_QUIET_S = 3.0  # of one that has not answered either
+_WIDTH = 72
+
+
+def read_stacks(found: Sequence[Vital]) -> dict[int, str]:
+    """Return the stacks of the ranks that can answer, "" for the others."""
+    return {vital.rank: "" if is_stopped(vital) else vitals.request_stacks(vital) for vital in found}
+
+
+def rank_states(found: Sequence[Vital], stacks: Mapping[int, str]) -> list[RankState]:
+    """Return what is known of each rank: whether it runs, where it stands, what it last called."""
+    calls = vitals.request_calls([vital for vital in found if not is_frozen(vital)])
+    return [
+        RankState(
+            rank=vital.rank,
+            state=_state(vital, answers=vital.rank in calls),
+            place=place(stacks[vital.rank]),
+            groups=calls.get(vital.rank, ()),
+            waits=waits(stacks[vital.rank]) > 0,
+        )
+        for vital in found
+    ]
+
+
+def _state(vital: Vital, *, answers: bool) -> str:
+    if is_stopped(vital):
+        return "stopped"
+    silent_s = time.monotonic() - vital.heartbeat_s
+    return "silent" if silent_s > _STALE_S or (not answers and silent_s > _QUIET_S) else "running"
+
+
+def describe_places(
+    headline: str, places: Mapping[int, str], stacks: Mapping[int, str], missing: Sequence[int] = ()
+) -> str:
+    """Return the headline, then where each rank is, equal stacks once, and who has not begun."""
+    lines = [headline]
+    groups: dict[tuple[str, str], list[int]] = {}
+    for rank, where in places.items():
+        groups.setdefault((where, re.sub(r"0x[0-9a-f]+", "", tidy(stacks[rank]))), []).append(rank)
+    for (where, _), ranks in groups.items():
+        title = f"---- rank {format_numbers(ranks)}: {where} "
+        told = tidy(stacks[ranks[0]]) or "its stacks cannot be had: it is stopped, or does not answer"
+        lines += [title + "-" * max(0, _WIDTH - len(title)), told]
+    lines += [f"---- rank {format_numbers(missing)} has not begun"] if missing else []
+    return "\n".join([*lines, "-" * _WIDTH])
+
+
+def is_frozen(vital: Vital) -> bool:
+    """Whether its threads do not run: it is stopped, or a call holds the interpreter lock."""
+    return is_stopped(vital) or time.monotonic() - vital.heartbeat_s > _STALE_S
+
+
+def is_stopped(vital: Vital) -> bool:
+    """Whether its process is stopped (SIGSTOP, or a debugger)."""
+    return process_state(vital.pid) in {"T", "t"}

@@ -1,0 +1,76 @@
+"""Stacks as `faulthandler` writes them: where a rank's own code stands, and whether it waits for others."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import sysconfig
+from collections.abc import Sequence
+from pathlib import Path
+
+__all__ = ["place", "tidy", "waits"]
+
+_COLLECTIVE = ("torch/distributed/", "rankwise/world/")
+_BACKWARD = ("torch/autograd/",)
+_NEAR = 6  # frames between a call that blocks in C and the name that tells what it is
+_PYTHON = tuple({sysconfig.get_path("stdlib") + "/", sysconfig.get_path("platstdlib") + "/"})
+_INSTALLED = ("/site-packages/", "/dist-packages/")
+_HERE = str(Path(__file__).parents[1])
+_OURS = (
+    "rankwise/vitals/recorder.py",
+    "rankwise/vitals/collectives.py",
+    "rankwise/diagnose/watch/",
+    "rankwise/launch/invoking.py",
+    "rankwise/launch/child.py",
+    "rankwise/launch/bound.py",
+)
+_FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)')
+
+
+def tidy(stacks: str) -> str:
+    """Leave out our own threads, the import system, and what is above the user's program in the main one."""
+    blocks = re.split(r"\n\s*\n", stacks.strip())
+    theirs = [block for block in blocks if _OURS[0] not in block and _OURS[2] not in block]
+    kept = [line for block in theirs for line in [*block.splitlines(), ""] if not _is_ours(line)]
+    return "\n".join(kept).rstrip()
+
+
+def place(stacks: str) -> str:
+    """Return "file:line in function" of the main thread's innermost own frame of the user, else the innermost."""
+    frames = _main_frames(stacks)
+    own = [frame for frame in frames if not frame["file"].startswith((*_PYTHON, "<", _HERE))]
+    own = [frame for frame in own if not _within([frame["file"]], _INSTALLED)]
+    chosen = (own or frames)[:1]
+    return f"{chosen[0]['file']}:{chosen[0]['line']} in {chosen[0]['name']}" if chosen else ""
+
+
+def waits(stacks: str) -> int:
+    """How surely a rank waits for others: 2: it is inside a collective; 1: perhaps, it is in a backward pass; 0: no.
+
+    DDP waits for its collectives in C++ at the end of `backward`, which shows no frame of torch.distributed. What the
+    user's code does inside a library's call, and the import of a library, is no waiting.
+    """
+    inner = list(itertools.takewhile(_is_library, (frame["file"] for frame in _main_frames(stacks))))
+    if any(file.startswith("<frozen importlib") for file in inner):
+        return 0
+    near = inner[:_NEAR]
+    return 2 if _within(near, _COLLECTIVE) else int(_within(near, _BACKWARD))
+
+
+def _main_frames(stacks: str) -> list[re.Match[str]]:
+    """Frames of the main thread, innermost first; faulthandler writes the oldest thread last."""
+    block = re.split(r"^(?:Current thread|Thread) 0x.*$", stacks, flags=re.MULTILINE)[-1]
+    return [match for match in map(_FRAME.match, block.splitlines()) if match]
+
+
+def _is_ours(line: str) -> bool:
+    return '"<frozen ' in line or any(part in line for part in _OURS)
+
+
+def _within(files: Sequence[str], parts: Sequence[str]) -> bool:
+    return any(part in file for file in files for part in parts)
+
+
+def _is_library(file: str) -> bool:
+    """Whether a frame is one of torch, of rankwise or of Python itself."""
+    return "/torch/" in file or (file.startswith((*_PYTHON, "<frozen ", _HERE)) and not _within([file], _INSTALLED))

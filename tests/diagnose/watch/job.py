@@ -1,0 +1,125 @@
+"""Jobs of 4 ranks that hang, each in its own way, without a word of rankwise: `python job.py FOLDER CASE=PORT...`.
+
+torch is imported once and the ranks are forked: each writes to `CASE.log`, and ends when it is killed.
+"""
+
+import ctypes
+import importlib
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+FOLDER = Path(sys.argv[1])
+
+
+def load():
+    time.sleep(600)
+
+
+def missing(rank, _):
+    if rank == 2:
+        load()
+    dist.all_reduce(torch.ones(4))
+
+
+def busy(rank, _):
+    while rank == 0:
+        time.monotonic()
+    dist.barrier()
+
+
+def swapped(rank, _):
+    if rank == 3:
+        dist.broadcast(torch.ones(2), src=0)
+    dist.all_reduce(torch.ones(2))
+
+
+def source(rank, _):
+    dist.broadcast(torch.ones(2), src=1 if rank == 1 else 0)
+    dist.barrier()
+
+
+def crossed(rank, groups):
+    dist.all_reduce(torch.ones(1), group=groups[rank // 2])
+    dist.all_reduce(torch.ones(1), group=groups[1 - rank // 2])
+
+
+def locked(rank, _):
+    if rank == 1:
+        mutex, c_library = ctypes.create_string_buffer(64), ctypes.PyDLL(None)  # calls keep the interpreter lock
+        c_library.pthread_mutex_lock(mutex)
+        c_library.pthread_mutex_lock(mutex)
+    dist.all_reduce(torch.ones(4))
+
+
+def stopped(rank, _):
+    if rank == 3:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    dist.all_reduce(torch.ones(4))
+
+
+def gone(rank, _):
+    if rank == 1:
+        os._exit(0)
+    dist.distributed_c10d._get_default_store().wait(["what rank 1 would set"])  # gloo notices by itself
+
+
+def reduction(rank, _):
+    dist.all_reduce(torch.ones(4), op=dist.ReduceOp.MAX if rank == 3 else dist.ReduceOp.SUM)
+    missing(rank, _)
+
+
+def apart(rank, _):
+    missing(2 if rank == 3 else 0, _)
+
+
+def moving(rank, _):
+    for _ in range(10_000):
+        dist.all_reduce(torch.ones(4))
+        time.sleep(0.2)
+
+
+def be_rank(case, rank, port):
+    log = os.open(FOLDER / f"{case}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.chdir(FOLDER)
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": str(rank), "WORLD_SIZE": "4"}
+    os.environ["RANKWISE_WATCH_DIR"] = str(FOLDER / case)
+    if case == "apart":  # ranks 0 and 1 look neither at the processes nor at the files of 2 and 3, as on two machines
+        agent = importlib.import_module("rankwise.diagnose.watch.agent")
+        agent.host_key = lambda: f"machine {rank // 2}"
+    where = "env://" if port != "file" else f"file://{FOLDER / case}.store"
+    dist.init_process_group("gloo", init_method=where, rank=rank, world_size=4)
+    groups = [dist.new_group(range(4)) for _ in range(2)]
+    for _ in range(3):
+        dist.all_reduce(torch.ones(4))
+    globals()[case](rank, groups)
+    time.sleep(600)
+
+
+def launch(case, port):
+    """Start the ranks in a process group of their own, as a launcher does."""
+    os.setpgid(0, 0)
+    for rank in range(4):
+        if os.fork() == 0:
+            be_rank(case, rank, port)
+    time.sleep(600)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    launchers = {}
+    for case, _, port in (pair.partition("=") for pair in sys.argv[2:]):
+        launchers[case] = os.fork()
+        if launchers[case] == 0:
+            launch(case, port)
+    print(*launchers.values(), flush=True)
+    sys.stdin.read()  # until the test ends, however it does
+    for pid in launchers.values():
+        os.killpg(pid, signal.SIGKILL)

@@ -1,0 +1,105 @@
+"""Jobs of 4 real ranks that hang, watched by one variable: the verdict names the culprit and the line."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from rankwise.testing.held_ports import hold_port
+
+JOB = Path(__file__).with_name("job.py")
+SECONDS = 240
+
+
+def line_of(text):
+    """Where in the job's script a statement stands."""
+    return f"job.py:{JOB.read_text().splitlines().index(text) + 1}"
+
+
+CASES = {
+    "missing": (
+        ["rank 2 has not joined all_reduce #4 of the default group", "ranks 0-1,3 wait there"],
+        "time.sleep(600)",
+    ),
+    "apart": (["rank 3 has not joined all_reduce #4", "ranks 0-2 wait there"], None),
+    "busy": (["rank 0 has not joined", "ranks 1-3 wait there"], None),
+    "swapped": (["the operation of call #4 of the default group differs", "rank 3 called broadcast"], None),
+    "source": (["the arguments of call #4", "rank 1 called broadcast with arguments src 1"], None),
+    "crossed": (["different groups", "ranks 0-1", "ranks 2-3"], None),
+    "locked": (["rank 1 has not joined all_reduce #4", "holds the interpreter lock"], None),
+    "stopped": (["rank 3 is stopped (SIGSTOP)", "ranks 0-2 wait in all_reduce #4"], None),
+    "gone": (["rank 1 has ended"], None),
+    "reduction": (["rank 2 has not joined all_reduce #5", "rank 3 called all_reduce with arguments op MAX"], None),
+}
+
+
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory):
+    """All of them at once, in a folder with their outputs; killed in the end."""
+    folder = tmp_path_factory.mktemp("hangs")
+    ports = {name: str(hold_port()) for name in [*CASES, "moving"]} | {"busy": "file"}
+    process = subprocess.Popen(
+        [sys.executable, JOB, folder, *(f"{name}={port}" for name, port in ports.items())],
+        env={**os.environ, "RANKWISE_WATCH": "6", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    launchers = dict(zip(ports, process.stdout.readline().split(), strict=True))
+    yield folder, launchers
+    process.communicate("", timeout=60)
+
+
+def wait_for(path, pattern):
+    """Return the text of a file once it holds the pattern."""
+    deadline = time.monotonic() + SECONDS
+    text = ""
+    while time.monotonic() < deadline:
+        text = path.read_text() if path.exists() else ""
+        if re.search(pattern, text):
+            return text
+        time.sleep(0.1)
+    raise AssertionError(f"{path.name} has no {pattern!r}:\n{text}")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_culprit_is_named(jobs, case):
+    """One variable in the environment is enough: who, which call, which line; told once, and saved."""
+    parts, statement = CASES[case]
+    text = wait_for(jobs[0] / f"{case}.log", "saved as ")
+    verdict = text.partition("----")[0]
+    for part in parts:
+        assert part in verdict, text
+    if statement is not None:
+        assert line_of(f"    {statement}") in verdict, text
+    assert text.count("no rank has advanced") == len(re.findall("saved as", text)), text
+    saved = json.loads(next((jobs[0] / case).glob("*.json")).read_text())
+    assert [state["rank"] for state in saved["states"]] == [0, 1, 2, 3]
+    assert saved["verdict"]["text"] in text
+
+
+def test_who_moves_is_left_alone(jobs):
+    """A job whose ranks go on calling hears nothing, however long the others hang."""
+    wait_for(jobs[0] / "missing.log", "saved as ")
+    assert (jobs[0] / "moving.log").read_text() == ""
+
+
+def test_a_running_job_is_looked_at_on_demand(jobs):
+    """`rankwise watch PID` asks the ranks at once, from another process; where several jobs run it wants a choice."""
+    folder, launchers = jobs
+    wait_for(folder / "missing.log", "saved as ")
+    command = [sys.executable, "-m", "rankwise", "watch"]
+    done = subprocess.run([*command, launchers["missing"]], capture_output=True, text=True, check=True, timeout=SECONDS)
+    assert "rank 2 has not joined all_reduce #4" in done.stdout
+    assert "job.py" in done.stdout
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=SECONDS)
+    assert done.returncode == 2
+    assert "wants one running job" in done.stderr
+    assert launchers["missing"] in done.stderr
+    done = subprocess.run([*command, "--list"], capture_output=True, text=True, check=True, timeout=SECONDS)
+    assert set(launchers.values()) <= {line.split()[0] for line in done.stdout.splitlines()}
