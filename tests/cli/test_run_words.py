@@ -1,10 +1,7 @@
-"""What `rankwise run` reads by itself it reads as typer does, and it starts ranks before it loads the rest."""
+"""What `rankwise run` reads by itself it reads as typer does."""
 
 import inspect
-import os
 import random
-import subprocess
-import sys
 
 import pytest
 
@@ -103,29 +100,3 @@ def test_who_announces_options_gets_typer():
     assert read_plainly(["train.py"], {"PET_MAX_RESTARTS": " "}) is not None
     assert read_plainly(["train.py"], {"PET_MAX_RESTARTS": "1"}) is None
     assert read_plainly(["train.py"], {"_RANKWISE_COMPLETE": "complete_bash"}) is None
-
-
-EARLY = """
-import os, sys
-def note(event, args):
-    if event == "subprocess.Popen":
-        os.write(1, " ".join(sys.modules).encode())
-        raise SystemExit(0)  # what was made for the ranks is removed
-sys.addaudithook(note)
-"""
-LATE = ("typer", "click", "rich", "pydantic", "numpy", "torch", "hashlib", "json", "logging", "asyncio")
-OURS = ("verdict", "outcome", "report", "local.hang", "local.judge", "elastic.nodes", "slurm.allocation")
-
-
-def test_little_is_loaded_before_the_first_rank_starts(tmp_path):
-    """The ranks wait for nothing that only an end, a mistake, help or another backend needs."""
-    (tmp_path / "script.py").touch()
-    code = "sys.argv = ['rankwise', 'run', '--nproc', '2', 'script.py']\nfrom rankwise.cli import main\nmain()"
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("PET_", "SLURM_", "COV_"))}
-    command = [sys.executable, "-P", "-c", EARLY + code]
-    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=240, check=True)
-    loaded = set(done.stdout.split())
-    assert "rankwise.launch.local.process" in loaded
-    assert not loaded.intersection(LATE)
-    assert not loaded.intersection(f"rankwise.launch.{name}" for name in OURS)
-    assert len(loaded) < 165

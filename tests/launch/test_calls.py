@@ -234,15 +234,15 @@ def test_an_interrupt_while_a_call_is_sent(capfd):
     """A call that was not sent whole is not waited for."""
 
     class Slow:
-        def send_bytes(self, data):
+        def send(self, data):
             raise KeyboardInterrupt
 
-    link, far_link = client.multiprocessing.Pipe()
+    link, far_link = client.make_links()
     Slow.close = lambda _self: link.close()
     Slow.__enter__ = lambda self: self
     Slow.__exit__ = lambda _self, *_: link.close()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(client.multiprocessing, "Pipe", lambda: (Slow(), far_link))
+        patch.setattr(client, "make_links", lambda: (Slow(), far_link))
         with pytest.raises(KeyboardInterrupt):
             rankwise.run(print, num_ranks=1)
     assert capfd.readouterr().err == ""

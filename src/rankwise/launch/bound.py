@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import pickle
-import runpy
 import sys
 import types
 from collections.abc import Mapping
@@ -13,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from rankwise.errors import LaunchError
-from rankwise.launch.contents import find_unsendable
-from rankwise.launch.packing import Reference
 
 __all__ = ["is_loading_main", "run_call", "value_path"]
 
@@ -37,6 +33,10 @@ def run_call(path: Path, rank: int) -> None:
     Raises:
         LaunchError: the call cannot be read here, or its value cannot be sent back.
     """
+    import pickle  # here and below: the supervisor, too, loads this module, and waits for nothing
+
+    from rankwise.launch.packing import Reference
+
     packed = pickle.loads(path.read_bytes())  # noqa: S301  (written by the caller, in a folder of this user)
     sys.path[:] = packed["sys_path"]
     if packed["main"] is not None:
@@ -62,6 +62,8 @@ def _load_main(main: Mapping[str, str]) -> None:
     """Import the caller's main program under another name, as multiprocessing does: its guarded part does not run."""
     global _loading_main  # noqa: PLW0603
     _loading_main = True
+    import runpy
+
     try:
         module = types.ModuleType("__mp_main__")
         if "name" in main:
@@ -79,6 +81,8 @@ def _leave(value: Any, path: Path, rank: int, name: str) -> None:
     try:
         data = _dumps(value)
     except Exception as error:
+        from rankwise.launch.contents import find_unsendable
+
         place, guilty = find_unsendable(value, "", _dumps)
         where = f"{place.removeprefix('.')} of " if place else ""
         raise LaunchError(
@@ -91,6 +95,8 @@ def _leave(value: Any, path: Path, rank: int, name: str) -> None:
 
 
 def _dumps(value: Any) -> bytes:
+    import pickle
+
     try:
         return pickle.dumps(value)
     except Exception:

@@ -5,18 +5,18 @@ from __future__ import annotations
 import codecs
 import contextlib
 import json
-import multiprocessing
 import os
 import pickle
+import select
 import signal
 import subprocess
 import sys
 from collections.abc import Mapping
-from multiprocessing.connection import Connection, wait
 from typing import IO, Any
 
 from rankwise import errors
 from rankwise.errors import Interrupted, LaunchError, RankFailure
+from rankwise.launch.local.link import Link, make_links
 
 __all__ = ["call_ranks"]
 
@@ -34,16 +34,16 @@ def call_ranks(options: Mapping[str, Any], call: bytes) -> list[Any]:
         RankFailure: a rank failed.
         LaunchError: no ranks could be started, or a value cannot be read.
     """
-    link, far_link = multiprocessing.Pipe()
+    link, far_link = make_links()
     with link:
         process = _start_service(far_link)
         streams, is_sent = _streams(process), False
         try:
-            link.send_bytes(json.dumps(options).encode())
-            link.send_bytes(call)
+            link.send(json.dumps(options).encode())
+            link.send(call)
             is_sent = True
             answer = _listen(link, streams)
-            values = [] if _raise_failure(answer) else [link.recv_bytes() for _ in range(options["num_ranks"])]
+            values = [] if _raise_failure(answer) else [link.receive() for _ in range(options["num_ranks"])]
         except KeyboardInterrupt:
             if is_sent:  # else it waits for the rest, which does not come: the end of the link ends it
                 process.send_signal(signal.SIGINT)
@@ -58,7 +58,7 @@ def call_ranks(options: Mapping[str, Any], call: bytes) -> list[Any]:
     return [_loads(rank, value) for rank, value in enumerate(values)]
 
 
-def _start_service(far_link: Connection[Any, Any]) -> subprocess.Popen[bytes]:
+def _start_service(far_link: Link) -> subprocess.Popen[bytes]:
     """Start it in a session of its own: Ctrl-C comes to us, and we pass it on, from the first moment."""
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # noqa: SLF001
     out, err = (subprocess.PIPE if sink is not None else None for sink in _sinks())
@@ -126,13 +126,15 @@ def _is_real(stream: Any, fd: int) -> bool:
         return False
 
 
-def _listen(link: Connection[Any, Any], streams: dict[int, _Copier]) -> dict[str, Any]:
+def _listen(link: Link, streams: dict[int, _Copier]) -> dict[str, Any]:
     """Copy the ranks' output to our stdout and stderr until the answer comes."""
     while True:
-        for ready in wait([link, *streams]):
-            if ready is link:
-                return json.loads(link.recv_bytes())  # type: ignore[no-any-return]
-            assert isinstance(ready, int)
+        waiting = select.poll()
+        for fd in (link.fileno(), *streams):
+            waiting.register(fd, select.POLLIN)
+        for ready, _ in waiting.poll():
+            if ready == link.fileno():
+                return json.loads(link.receive())  # type: ignore[no-any-return]
             if not streams[ready].copy(ready):
                 del streams[ready]
 
@@ -172,6 +174,8 @@ def _raise_failure(answer: Mapping[str, Any]) -> bool:
 
 
 def _loads(rank: int, value: bytes) -> Any:
+    # what the main program defines has this name on the ranks, which import it in multiprocessing's way
+    sys.modules.setdefault("__mp_main__", sys.modules["__main__"])
     try:
         return pickle.loads(value)  # noqa: S301  (from our own ranks)
     except Exception as error:

@@ -10,31 +10,33 @@ import contextlib
 import json
 import signal
 import sys
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rankwise import vitals
 from rankwise.errors import RankwiseError
 from rankwise.launch.bound import value_path
 from rankwise.launch.job import Job
+from rankwise.launch.local.link import Link
 from rankwise.launch.local.loop import Loop
 from rankwise.launch.local.supervisor import supervise
-from rankwise.launch.outcome import Outcome
 from rankwise.launch.show import parse_show
 from rankwise.launch.target import Target
+
+if TYPE_CHECKING:
+    from rankwise.launch.outcome import Outcome
 
 __all__: list[str] = []
 
 
 def main(fd: int) -> None:
     """Receive options and call, run the ranks, send back how it went and the values by rank."""
-    link: Connection[Any, Any] = Connection(fd)
+    link = Link(fd)
     with contextlib.ExitStack() as stack:
         loop = stack.enter_context(Loop())
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked by the caller until we are ready for it
         try:
-            options, call = json.loads(link.recv_bytes()), link.recv_bytes()
+            options, call = json.loads(link.receive()), link.receive()
         except EOFError:
             return  # the caller has gone, or given up
         folder = vitals.make_folder(in_memory=False)
@@ -44,7 +46,7 @@ def main(fd: int) -> None:
         try:
             outcome = supervise(_job(options, folder), loop=loop, tell_last=False)
         except RankwiseError as error:
-            link.send_bytes(json.dumps({"error": str(error), "kind": type(error).__name__}).encode())
+            link.send(json.dumps({"error": str(error), "kind": type(error).__name__}).encode())
             return
         try:
             _answer(link, outcome, folder, options["num_ranks"])
@@ -77,7 +79,7 @@ def _meeting(store_file: str | None, folder: Path) -> dict[str, str]:
     return {} if store_file is None else {"RANKWISE_STORE_FILE": store_file or str(folder / "meeting")}
 
 
-def _answer(link: Connection[Any, Any], outcome: Outcome, folder: Path, num_ranks: int) -> None:
+def _answer(link: Link, outcome: Outcome, folder: Path, num_ranks: int) -> None:
     failure = outcome.failure
     answer: dict[str, Any] = {
         "interrupted": outcome.interrupted,
@@ -89,10 +91,10 @@ def _answer(link: Connection[Any, Any], outcome: Outcome, folder: Path, num_rank
         answer["failure"] = {"rank": failure.rank, "status": failure.status, "detail": failure.detail}
     missing = [rank for rank in range(num_ranks) if not value_path(folder, rank).exists()]
     answer["missing"] = missing
-    link.send_bytes(json.dumps(answer).encode())
+    link.send(json.dumps(answer).encode())
     if failure is None and outcome.interrupted is None and not missing:
         for rank in range(num_ranks):
-            link.send_bytes(value_path(folder, rank).read_bytes())
+            link.send(value_path(folder, rank).read_bytes())
 
 
 if __name__ == "__main__":

@@ -1,0 +1,113 @@
+"""What a start costs, counted: modules that are loaded before the first rank starts, processes of a launch."""
+
+import json
+import os
+import subprocess
+import sys
+import uuid
+
+import pytest
+
+from rankwise.launch.local.link import make_links
+
+EARLY = """
+import os, sys
+def note(event, args):
+    if event == "subprocess.Popen":
+        os.write(1, " ".join(sys.modules).encode())
+        raise SystemExit(0)  # what was made for the ranks is removed
+sys.addaudithook(note)
+"""
+RUN = "sys.argv = ['rankwise', 'run', '--nproc', '2', 'script.py']\nfrom rankwise.cli import main\nmain()"
+SERVICE = "from rankwise.launch.local.service import main\nmain(int(sys.argv[1]))"
+LATE = ("typer", "click", "rich", "pydantic", "numpy", "torch", "hashlib", "asyncio", "logging", "multiprocessing")
+OURS = ("verdict", "outcome", "report", "packing", "local.hang", "local.judge", "elastic.nodes", "slurm.allocation")
+OPTIONS = {"num_ranks": 2, "max_restarts": 0, "timeout_s": None, "tee": "auto", "env": {}}
+OPTIONS |= {"master_addr": "127.0.0.1", "master_port": None}
+COUNT = """
+import os, pathlib, time
+
+def marked(entry):
+    try:
+        return os.environ["MARK"].encode() in (entry / "environ").read_bytes()
+    except OSError:
+        return False
+
+def count(rank):
+    pathlib.Path(f"here-{rank}").touch()
+    while not all(os.path.exists(f"here-{other}") for other in (0, 1)):
+        time.sleep(0.01)
+    number = sum(marked(entry) for entry in pathlib.Path("/proc").iterdir() if entry.name.isdigit())
+    pathlib.Path(f"counted-{rank}").touch()
+    while not all(os.path.exists(f"counted-{other}") for other in (0, 1)):
+        time.sleep(0.01)
+    return number
+"""
+ALONE = COUNT + "print(count(int(os.environ['RANK'])))"
+CALLED = (
+    COUNT
+    + """
+def each():
+    return count(int(os.environ["RANK"]))
+
+if __name__ == "__main__":
+    import rankwise
+    print(*rankwise.run(each, num_ranks=2))
+"""
+)
+
+
+@pytest.mark.parametrize(("code", "most"), [(RUN, 160), (SERVICE, 165)], ids=["run", "service"])
+def test_little_is_loaded_before_the_first_rank_starts(launcher, code, most):
+    """The ranks wait for nothing that only an end, a mistake, help or another backend needs."""
+    launcher.script("")
+    near, far = make_links()
+    env = {name: value for name, value in launcher.env.items() if not name.startswith(("PET_", "SLURM_", "COV_"))}
+    command = [sys.executable, "-P", "-c", EARLY + code, str(far.fileno())]
+    sinks = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with near, subprocess.Popen(command, cwd=launcher.folder, pass_fds=(far.fileno(),), env=env, **sinks) as process:
+        far.close()
+        near.send(json.dumps(OPTIONS).encode())
+        near.send(b"no call is made")
+        out, err = process.communicate(timeout=240)
+    loaded = set(out.split())
+    assert "rankwise.launch.local.process" in loaded, err
+    assert not loaded.intersection(LATE)
+    assert not loaded.intersection(f"rankwise.launch.{name}" for name in OURS)
+    assert len(loaded) < most
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts processes in /proc")
+def test_a_launch_is_few_processes(launcher):
+    """Two ranks with a guard each, and one supervisor; under a function, its caller too."""
+    done = launcher.run("--nproc", "2", "--tee", "all", launcher.script(ALONE), env={"MARK": uuid.uuid4().hex})
+    assert (done.stdout, done.stderr) == ("[0-1] 5\n", "")
+    for name in ("here", "counted"):
+        for rank in (0, 1):
+            (launcher.folder / f"{name}-{rank}").unlink()
+    env = {**launcher.env, "MARK": uuid.uuid4().hex}
+    command = [sys.executable, launcher.script(CALLED)]
+    told = subprocess.run(
+        command, cwd=launcher.folder, env=env, capture_output=True, text=True, timeout=240, check=True
+    )
+    assert told.stdout == "6 6\n"
+
+
+def test_a_line_carries_whole_messages():
+    """Messages of any length arrive as they were sent, from either end, and a closed end is told."""
+    near, far = make_links()
+    assert not os.get_inheritable(near.fileno())
+    big = bytes(range(256)) * 20_000
+    sender = f"import sys; from rankwise.launch.local.link import Link; link = Link({far.fileno()}); link.send(b'')\n"
+    sender += "link.send(link.receive()[::-1])"
+    with near, subprocess.Popen([sys.executable, "-c", sender], pass_fds=(far.fileno(),)):
+        far.close()
+        assert near.receive() == b""
+        near.send(big)
+        assert near.receive() == big[::-1]
+        with pytest.raises((EOFError, ConnectionError)):
+            near.receive()
+        with pytest.raises(BrokenPipeError):
+            near.send(big)
+    assert near.fileno() == -1
+    near.close()
