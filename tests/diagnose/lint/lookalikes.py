@@ -1,4 +1,4 @@
-"""Correct programs that look like the wrong ones: for each rule those in which it must stay silent."""
+"""Correct programs that look like the wrong ones, for rules of data and models."""
 
 LOOK_ALIKES = {
     "RW101": """
@@ -50,6 +50,73 @@ import torch.distributed as dist
 def make_sampler(dataset):
     local_rank = dist.get_rank()
     return torch.utils.data.distributed.DistributedSampler(dataset, rank=local_rank)
+""",
+    "RW106": """
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+class Lines(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        for number, line in enumerate(open("lines")):
+            if number % self.world_size == self.rank:
+                yield line
+
+class Rows(torch.utils.data.Dataset):
+    pass
+
+def main(net):
+    return DDP(net), torch.utils.data.DataLoader(Lines()), torch.utils.data.DataLoader(Rows())
+""",
+    "RW107": """
+import os
+
+def stage(files, names):
+    local_rank, local_size = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    return files[local_rank::local_size], names[local_rank::2]
+""",
+    "RW108": """
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+def make_loader(dataset, sampler, global_batch_size, batch_size):
+    global_batch_size = global_batch_size // dist.get_world_size()
+    first = torch.utils.data.DataLoader(dataset, batch_size=global_batch_size, sampler=sampler)
+    return first, torch.utils.data.DataLoader(dataset, batch_size=batch_size, sampler=sampler)
+""",
+    "RW109": """
+import os
+import torch
+import torch.distributed as dist
+
+def make_loader(dataset, sampler):
+    dist.init_process_group("nccl")
+    return torch.utils.data.DataLoader(dataset, sampler=sampler, num_workers=min(4, os.cpu_count()))
+""",
+    "RW110": """
+import torch
+
+def make_sampler(train_set):
+    return torch.utils.data.distributed.DistributedSampler(train_set)
+""",
+    "RW111": """
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+def main(net, rank, seed):
+    torch.manual_seed(seed)
+    net = DDP(net)
+    torch.manual_seed(seed + rank)
+    return net
+""",
+    "RW112": """
+import torch
+
+def train(model, dataset, device, options):
+    for x in torch.utils.data.DataLoader(dataset, **options):
+        model(x.to(device, non_blocking=True)).sum().backward()
 """,
     "RW201": """
 import torch
@@ -248,93 +315,5 @@ def main(args, local_rank):
     dist.init_process_group("nccl")
     torch.cuda.set_device(local_rank)
     dist.barrier()
-""",
-    "RW401": """
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel as DDP
-
-def prepare(args, path, tensor, group):
-    if args.local_rank not in (-1, 0):
-        dist.barrier()
-    data = open(path).read()
-    if args.local_rank == 0:
-        dist.barrier()
-    if dist.get_rank() == 0:
-        dist.broadcast(tensor, src=0)
-    else:
-        dist.broadcast(tensor, src=0)
-    if args.local_rank != -1:
-        dist.barrier()
-    if dist.get_rank() == 0:
-        dist.all_reduce(tensor, group=group)
-    return data
-""",
-    "RW402": """
-import torch.distributed as dist
-
-def train(model, loader, logger):
-    for x in loader:
-        model(x).sum().backward()
-        if dist.get_rank() == 0:
-            for name in logger:
-                if name == "loss":
-                    break
-
-def save(model):
-    if dist.get_rank() != 0:
-        return
-    model.save()
-""",
-    "RW403": """
-import torch.distributed as dist
-
-class Job:
-    @property
-    def is_main(self):
-        return dist.get_rank() == 0
-
-    def save(self):
-        if self.is_main and dist.is_initialized():
-            print("saved")
-
-def run(is_main):
-    if is_main:
-        print("on the main rank")
-""",
-    "RW404": """
-import torch.distributed as dist
-
-def total(values):
-    handles = []
-    for value in values:
-        handles.append(dist.all_reduce(value, async_op=True))
-    handle = dist.all_reduce(values[0], async_op=True)
-    handle.wait()
-    print(values[0].item())
-""",
-    "RW405": """
-import torch.distributed as dist
-
-def train(model, loader, epochs):
-    for epoch in range(epochs):
-        for x in loader:
-            model(x).sum().backward()
-        dist.barrier()
-""",
-    "RW406": """
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel as DDP
-
-def train(net, loader, held_out):
-    model = DDP(net, broadcast_buffers=False)
-    for x in loader:
-        model(x).sum().backward()
-    print(model(held_out))
-    if dist.get_rank() == 0:
-        print(net(held_out))
-""",
-    "RW901": """
-import torch
-net = torch.nn.DataParallel(torch.nn.Linear(1, 1))  # rankwise: ignore[RW210] one process
 """,
 }

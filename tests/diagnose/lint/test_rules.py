@@ -8,7 +8,11 @@ import pytest
 from rankwise.diagnose.lint import RULES, Settings, check_source, source_from_text
 from rankwise.diagnose.lint.fixes import mended
 
-LOOK_ALIKES = runpy.run_path(str(Path(__file__).with_name("lookalikes.py")))["LOOK_ALIKES"]
+LOOK_ALIKES = {
+    code: text
+    for file in ("lookalikes.py", "lookalikes_step.py", "lookalikes_launch.py")
+    for code, text in runpy.run_path(str(Path(__file__).with_name(file)))["LOOK_ALIKES"].items()
+}
 ALL = Settings(select=("ALL",), confidence="low")
 IDS = [f"{rule.code}-{rule.slug}" for rule in RULES]
 

@@ -2,10 +2,10 @@
 
 from rankwise.diagnose.lint import suppression
 from rankwise.diagnose.lint.record import registered
-from rankwise.diagnose.lint.rules import collectives, data, model, wrap
+from rankwise.diagnose.lint.rules import batch, checkpoints, collectives, data, launch, model, own, shares, step, wrap
 
 __all__ = ["RULES"]
 
+# Importing a family has made its rules.
+_FAMILIES = (batch, checkpoints, collectives, data, launch, model, own, shares, step, suppression, wrap)
 RULES = registered()
-
-del collectives, data, model, suppression, wrap  # importing them has made their rules

@@ -1,0 +1,278 @@
+"""RW5: what is saved, by whom, and how it comes back."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from rankwise.diagnose.lint.facts import effective_side, has_framework, is_distributed, names_in, uses_cuda, wraps
+from rankwise.diagnose.lint.module import Call, Module, position
+from rankwise.diagnose.lint.names import text_of
+from rankwise.diagnose.lint.record import Edit, Fix, Hit, rule
+
+_HEAD = "import torch\nimport torch.distributed as dist\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n"
+_STARTS = ("torch.distributed.init_process_group",)
+_OF_ITS_OWN = re.compile(r"rank|shard|worker|proc|local|device|gpu", re.IGNORECASE)
+
+
+def _starts(module: Module) -> bool:
+    return bool(wraps(module)) or any(name in module.by_name for name in _STARTS)
+
+
+def _other_side_elsewhere(module: Module, call: Call) -> bool:
+    """Whether a test of the rank may stand where this file does not show it: around the calls of its function."""
+    scope = next((found for found in call.place.scope.chain() if found.is_function), None)
+    if scope is None:
+        return False
+    if re.search("master|main_|rank|zero", scope.name, re.IGNORECASE):
+        return True
+    callers = module.callers(scope)
+    if scope.owner is not None:
+        callers = callers or [found for found in module.methods(scope.name) if found.base]
+    return not callers and scope.name not in {"main", "train", "run", "worker", "main_worker", "fit"}
+
+
+@rule(
+    "RW501", "save-on-all-ranks", "warning", "medium",
+    message="every rank writes this file: save on one rank only",
+    why="Ranks write the same path at the same time. The file may be torn, and a shared file system gets world_size times the "
+    "load.",
+    wrong=_HEAD + """
+def main(net, path):
+    dist.init_process_group("nccl")
+    model = DDP(net)
+    torch.save(model.module.state_dict(), path)
+""",
+    right=_HEAD + """
+def main(net, path):
+    dist.init_process_group("nccl")
+    model = DDP(net)
+    if dist.get_rank() == 0:
+        torch.save(model.module.state_dict(), path)
+    dist.barrier()
+""",
+    ignore="each rank saves something of its own under a path of its own.",
+)  # fmt: skip
+def save_on_all_ranks(module: Module) -> Iterator[Hit]:
+    """torch.save in a file that starts ranks or wraps a model, under no test of the rank."""
+    if not _starts(module) or has_framework(module):
+        return
+    for call in module.named("torch.save"):
+        place = call.place
+        target = call.argument("f", 1)
+        if place.side or effective_side(module, place) or target is None or _other_side_elsewhere(module, call):
+            continue
+        scope = next((found for found in place.scope.chain() if found.is_function), None)
+        guarded = scope is not None and any(found.place.side == "main" for found in module.callers(scope))
+        path = module.value(target, place.scope)
+        own = any(_OF_ITS_OWN.search(name) for name in names_in(target) | names_in(path))
+        # one whose test is hidden behind a flag: `if args.save`, `if verbose`, `if self.is_saver`
+        flagged = any(
+            re.search(r"main|master|rank|save|log|verbose|write|primary|chief", ast.unparse(branch.test), re.IGNORECASE)
+            for branch in place.branches
+        )
+        if not guarded and not own and not (flagged and _hidden_test(module, call)):
+            yield Hit(call.node.func)
+
+
+def _hidden_test(module: Module, call: Call) -> bool:
+    """Whether a branch around a call tests a name whose value this file does not show."""
+    for branch in call.place.branches:
+        for part in ast.walk(branch.test):
+            if isinstance(part, ast.Name | ast.Attribute) and module.binding(text_of(part), call.place.scope) is None:
+                return True
+    return False
+
+
+@rule(
+    "RW502", "save-whole-module", "warning", "high",
+    message="torch.save of the wrapped model {name} pickles DDP and its classes: save its state_dict",
+    why="The file loads only where the same classes, a process group and the same code exist; torch.load refuses it by default "
+    "since 2.6 (weights_only).",
+    wrong=_HEAD + """
+def save(net, path):
+    model = DDP(net)
+    if dist.get_rank() == 0:
+        torch.save(model, path)
+""",
+    right=_HEAD + """
+def save(net, path):
+    model = DDP(net)
+    if dist.get_rank() == 0:
+        torch.save(model.module.state_dict(), path)
+""",
+    ignore="never.",
+)  # fmt: skip
+def save_whole_module(module: Module) -> Iterator[Hit]:
+    """torch.save(model) of something that DDP returned, or what it holds."""
+    names = {wrap.text for wrap in wraps(module) if wrap.text}
+    for call in module.named("torch.save"):
+        saved = call.argument("obj", 0)
+        if isinstance(saved, ast.Name | ast.Attribute) and text_of(saved).removesuffix(".module") in names:
+            yield Hit(saved, {"name": text_of(saved)})
+
+
+@rule(
+    "RW503", "save-wrapped-state", "warning", "medium",
+    message="the keys of {name}.state_dict() begin with 'module.': a model that is not wrapped cannot load them",
+    why="DDP is a module around the model. Save model.module.state_dict(), which loads with and without the wrap.",
+    wrong=_HEAD + """
+def save(net, path):
+    model = DDP(net)
+    if dist.get_rank() == 0:
+        torch.save(model.state_dict(), path)
+""",
+    right=_HEAD + """
+def save(net, path):
+    model = DDP(net)
+    if dist.get_rank() == 0:
+        torch.save(model.module.state_dict(), path)
+""",
+    ignore="it is always loaded back into a wrapped model.",
+    fix="unsafe",
+)  # fmt: skip
+def save_wrapped_state(module: Module) -> Iterator[Hit]:
+    """model.state_dict() inside torch.save, where nothing in the file loads or renames it."""
+    names = {wrap.text: wrap for wrap in wraps(module) if (wrap.text and wrap.text != wrap.inner) or wrap.text}
+    renamed = any(isinstance(node.value, str) and node.value.startswith("module.") for node, _ in module.strings)
+    if not names or renamed or module.has_call("consume_prefix_in_state_dict_if_present"):
+        return
+    loaded = {call.base for call in module.methods("load_state_dict")}
+    saves = {part: call for call in module.named("torch.save") for part in ast.walk(call.node)}
+    for call in module.methods("state_dict"):
+        wrap = names.get(call.base)
+        if wrap is None or call.node not in saves or call.base in loaded or _conditional(wrap.call, call):
+            continue
+        if position(call.node) > position(wrap.call.node) or call.place.scope is not wrap.place.scope:
+            end = module.span(call.node.func)[1] - len(".state_dict")
+            fix = Fix(f"{call.base}.module.state_dict()", (Edit(end, end, ".module"),), safe=False)
+            yield Hit(call.node.func, {"name": call.base}, fix)
+
+
+def _conditional(wrap: Call, call: Call) -> bool:
+    """Whether the model is wrapped in some runs only, and saved in all."""
+    tests = {branch.node for branch in call.place.branches}
+    return any(branch.node not in tests for branch in wrap.place.branches)
+
+
+@rule(
+    "RW504", "load-without-map-location", "warning", "high",
+    message="torch.load without map_location puts every rank's copy on the GPU that saved it, usually GPU 0",
+    why="Tensors come back to the device they were saved from. All ranks then fill GPU 0 until it is out of memory.",
+    wrong=_HEAD + """
+def resume(net, path):
+    model = DDP(net.cuda())
+    model.load_state_dict(torch.load(path))
+""",
+    right=_HEAD + """
+def resume(net, path):
+    model = DDP(net.cuda())
+    model.load_state_dict(torch.load(path, map_location="cpu"))
+""",
+    ignore="the file holds nothing that was on a GPU.",
+    fix="safe",
+)  # fmt: skip
+def load_without_map_location(module: Module) -> Iterator[Hit]:
+    """torch.load(path) in a file that starts ranks or wraps a model, and uses CUDA."""
+    if not _starts(module) or not uses_cuda(module):
+        return
+    for call in module.named("torch.load"):
+        given = call.argument("map_location", 1)
+        if given is not None or call.is_open or call.place.side or len(call.node.args) > 1:
+            continue
+        end = module.span(call.node)[1] - 1
+        comma = "" if module.source[:end].rstrip().endswith((",", "(")) else ", "
+        yield Hit(call.node.func, {}, Fix('add map_location="cpu"', (Edit(end, end, f'{comma}map_location="cpu"'),)))
+
+
+@rule(
+    "RW505", "load-on-one-rank", "error", "high",
+    message="{name} is loaded on {ranks} only: from here on the ranks train different models",
+    why="DDP makes the models equal once, when it wraps them; optimizers it never does. What is loaded later must be loaded on "
+    "every rank.",
+    wrong=_HEAD + """
+def resume(net, path):
+    model = DDP(net)
+    if dist.get_rank() == 0:
+        model.load_state_dict(torch.load(path, map_location="cpu"))
+""",
+    right=_HEAD + """
+def resume(net, path):
+    model = DDP(net)
+    model.load_state_dict(torch.load(path, map_location="cpu"))
+""",
+    ignore="it is broadcast afterwards, or used on that rank alone.",
+)  # fmt: skip
+def load_on_one_rank(module: Module) -> Iterator[Hit]:
+    """load_state_dict under a test of the rank, of a wrapped model or an optimizer."""
+    wrapped = {name: wrap for wrap in wraps(module) for name in (wrap.text, f"{wrap.text}.module") if wrap.text}
+    for call in module.methods("load_state_dict"):
+        side = call.place.side
+        wrap = wrapped.get(call.base)
+        if side is None or module.has_call("broadcast", "broadcast_object_list", "broadcast_parameters"):
+            continue
+        late = wrap is not None and (
+            wrap.place.scope is not call.place.scope or position(call.node) > position(wrap.call.node)
+        )
+        branch = next(found for found in call.place.branches if found.side)
+        both = isinstance(branch.node, ast.If) and _loads(branch.node.body) and _loads(branch.node.orelse)
+        exits = any(found.place.scope is call.place.scope and found.place.side == side for found in module.exits)
+        if not both and not exits and (late or (wraps(module) and re.search(r"optim|sched", call.base.lower()))):
+            ranks = "the main rank" if side == "main" else "ranks other than the main one"
+            yield Hit(call.node, {"name": call.base, "ranks": ranks})
+
+
+def _loads(body: list[ast.stmt]) -> bool:
+    return any(
+        isinstance(part, ast.Attribute) and part.attr == "load_state_dict" for stmt in body for part in ast.walk(stmt)
+    )
+
+
+@rule(
+    "RW506", "save-without-barrier", "warning", "medium",
+    message="other ranks may read {name} before the main rank has written it: put a barrier between them",
+    why="Only the main rank writes. The others run ahead and find no file, or half of one.",
+    wrong=_HEAD + """
+def reload(net, path):
+    model = DDP(net)
+    if dist.get_rank() == 0:
+        torch.save(model.module.state_dict(), path)
+    model.module.load_state_dict(torch.load(path, map_location="cpu"))
+""",
+    right=_HEAD + """
+def reload(net, path):
+    model = DDP(net)
+    if dist.get_rank() == 0:
+        torch.save(model.module.state_dict(), path)
+    dist.barrier()
+    model.module.load_state_dict(torch.load(path, map_location="cpu"))
+""",
+    ignore="something between them waits for all ranks.",
+)  # fmt: skip
+def save_without_barrier(module: Module) -> Iterator[Hit]:
+    """torch.save under `if rank == 0`, torch.load of the same path by all behind it in the same function."""
+    if not is_distributed(module) or has_framework(module):
+        return
+    for save in module.named("torch.save"):
+        path = save.argument("f", 1)
+        if save.place.side != "main" or path is None:
+            continue
+        for load in module.named("torch.load"):
+            source = load.argument("f", 0)
+            same = source is not None and ast.dump(source) == ast.dump(path) and load.place.scope is save.place.scope
+            if (
+                not same
+                or load.place.side
+                or position(load.node) < position(save.node)
+                or load.place.loops != save.place.loops
+            ):
+                continue
+            between = [
+                call
+                for call in save.place.scope.calls
+                if position(save.node) < position(call.node) < position(load.node)
+            ]
+            waits = re.compile(r"barrier|wait|sync|backward|train|broadcast|reduce|gather|destroy", re.IGNORECASE)
+            if not any(waits.search(call.method) for call in between):
+                yield Hit(load.node.func, {"name": module.text(path)})

@@ -1,0 +1,382 @@
+"""RW6: ports, variables and launch lines, in Python and in shell, Docker and YAML files."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from rankwise.diagnose.lint.facts import environment_reads, environment_writes, has_framework, is_distributed, wraps
+from rankwise.diagnose.lint.launch_lines import LaunchFile, LaunchPlace
+from rankwise.diagnose.lint.module import Module
+from rankwise.diagnose.lint.nccl_names import RENAMED, is_nccl_name, meant
+from rankwise.diagnose.lint.record import Edit, Fix, Hit, rule
+
+_HEAD = "import os\nimport torch\nimport torch.distributed as dist\n"
+
+
+def _bad_port(text: str) -> bool:
+    return text.isdigit() and not 0 <= int(text) <= 65535
+
+
+def _ports_in_lines(file: LaunchFile) -> Iterator[Hit]:
+    for setting in file.settings:
+        if setting.name == "MASTER_PORT" and _bad_port(setting.value):
+            yield Hit(setting.place, {"port": setting.value})
+    for command in file.commands:
+        for name in ("--master-port", "--rdzv-endpoint", "--rdzv", "--main-process-port", "--rdzv_endpoint"):
+            found = command.option(name)
+            if found is not None and _bad_port(found[0].rpartition(":")[2]):
+                yield Hit(found[1], {"port": found[0].rpartition(":")[2]})
+
+
+@rule(
+    "RW601", "invalid-port", "error", "high",
+    message="there is no port {port}: ports go to 65535",
+    why="The rendezvous cannot listen on it; the job fails when it starts.",
+    wrong=_HEAD + '\nos.environ["MASTER_PORT"] = "80000"\ndist.init_process_group("nccl")\n',
+    right=_HEAD + '\nos.environ["MASTER_PORT"] = "29500"\ndist.init_process_group("nccl")\n',
+    ignore="never.",
+    lines=_ports_in_lines,
+)  # fmt: skip
+def invalid_port(module: Module) -> Iterator[Hit]:
+    """MASTER_PORT, or a tcp:// address."""
+    for name, _, value, _ in environment_writes(module):
+        if name == "MASTER_PORT" and isinstance(value, ast.Constant) and _bad_port(str(value.value)):
+            yield Hit(value, {"port": str(value.value)})
+    for node, _ in module.strings:
+        found = re.fullmatch(r"tcp://[\w.\-\[\]]+:(\d+)", str(node.value))
+        if found and _bad_port(found[1]):
+            yield Hit(node, {"port": found[1]})
+
+
+def _variables_in_lines(file: LaunchFile) -> Iterator[Hit]:
+    for setting in file.settings:
+        for text, new in _wrong_variable(setting.name, setting.value):
+            edit = Edit(setting.place.start, setting.place.start + len(setting.name), new) if new else None
+            written = file.source[setting.place.start :].startswith(setting.name)
+            yield Hit(setting.place, {"text": text}, Fix(f"call it {new}", (edit,)) if edit and written else None)
+
+
+def _wrong_variable(name: str, value: str | None) -> Iterator[tuple[str, str | None]]:
+    """Yield what is wrong with a variable and its value, and the new name where it only has that."""
+    if name in RENAMED:
+        yield f"{name} is called {RENAMED[name]} now", RENAMED[name]
+    elif not is_nccl_name(name) and meant(name):
+        yield f"nothing reads {name}: {meant(name)}", None
+    if name == "NCCL_DEBUG_FILE" and value is not None and "%r" in value:
+        yield "NCCL_DEBUG_FILE knows %h (host) and %p (process), not %r: all ranks write one file", None
+
+
+@rule(
+    "RW602", "nccl-env", "error", "high",
+    message="{text}",
+    why="A name that nothing reads does nothing, silently. NCCL_TIMEOUT is the classic: the time limit of collectives is the "
+    "argument timeout= of init_process_group. Names that begin with NCCL_ and were torch's are TORCH_NCCL_ now.",
+    wrong=_HEAD + '\nos.environ["NCCL_BLOCKING_WAIT"] = "1"\ndist.init_process_group("nccl")\n',
+    right=_HEAD + '\nos.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"\ndist.init_process_group("nccl")\n',
+    ignore="a plugin of NCCL reads it.",
+    fix="safe",
+    lines=_variables_in_lines,
+)  # fmt: skip
+def nccl_env(module: Module) -> Iterator[Hit]:
+    """A variable that is set in Python."""
+    for name, node, value, _ in environment_writes(module):
+        text = value.value if isinstance(value, ast.Constant) and isinstance(value.value, str) else None
+        for wrong, new in _wrong_variable(name, text):
+            start, end = module.span(node)
+            yield Hit(node, {"text": wrong}, Fix(f"call it {new}", (Edit(start + 1, end - 1, new),)) if new else None)
+
+
+_TUNING = re.compile(r"NCCL_(P2P_DISABLE|IB_DISABLE|BUFFSIZE|SHM_DISABLE|NTHREADS|ALGO|PROTO|DEBUG)")
+
+
+def _tuning_in_lines(file: LaunchFile) -> Iterator[Hit]:
+    for setting in file.settings:
+        if _TUNING.fullmatch(setting.name):
+            yield Hit(setting.place, {"name": setting.name})
+
+
+@rule(
+    "RW603", "nccl-tuning-left-in", "info", "medium",
+    message="{name} was set for one machine or one bug: is it still needed?",
+    why="NCCL chooses by the hardware that it finds. Switches that were left in cost bandwidth elsewhere.",
+    wrong=_HEAD + '\nos.environ["NCCL_P2P_DISABLE"] = "1"\n',
+    right=_HEAD + '\nos.environ["OMP_NUM_THREADS"] = "1"\n',
+    ignore="this machine needs it, and a comment says why.",
+    lines=_tuning_in_lines,
+)  # fmt: skip
+def nccl_tuning_left_in(module: Module) -> Iterator[Hit]:
+    """A switch that is set in Python."""
+    for name, node, _, _ in environment_writes(module):
+        if _TUNING.fullmatch(name):
+            yield Hit(node, {"name": name})
+
+
+@rule(
+    "RW604", "local-rank-argparse", "warning", "high",
+    message="torchrun passes no --local_rank: read LOCAL_RANK from the environment",
+    why="Only the deprecated torch.distributed.launch passed the option. Under torchrun it keeps its default on every rank, and "
+    "all of them take the same GPU.",
+    wrong="""
+import argparse
+import torch
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--local_rank", type=int, default=0)
+args = parser.parse_args()
+torch.cuda.set_device(args.local_rank)
+torch.distributed.init_process_group("nccl")
+""",
+    right="""
+import argparse
+import os
+import torch
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--local_rank", type=int, default=int(os.environ.get("LOCAL_RANK", 0)))
+args = parser.parse_args()
+torch.cuda.set_device(args.local_rank)
+torch.distributed.init_process_group("nccl")
+""",
+    ignore="the launcher passes the option (DeepSpeed does).",
+)  # fmt: skip
+def local_rank_argparse(module: Module) -> Iterator[Hit]:
+    """The option, in a file that starts a group and never asks for LOCAL_RANK."""
+    if not is_distributed(module) or has_framework(module):
+        return
+    if any(node.value == "LOCAL_RANK" for node, _ in module.strings) or module.has_call("spawn", "start_processes"):
+        return
+    for call in module.methods("add_argument"):
+        first = call.node.args[0] if call.node.args else None
+        if isinstance(first, ast.Constant) and first.value in {"--local_rank", "--local-rank"}:
+            yield Hit(first)
+
+
+def _old_launcher_in_lines(file: LaunchFile) -> Iterator[Hit]:
+    for command in file.commands:
+        texts = command.texts
+        for index, word in enumerate(command.words[1:], 1):
+            if word.text == "torch.distributed.launch" and texts[index - 1] == "-m":
+                start = next((w for w in command.words[:index] if re.fullmatch(r"(.*/)?python[\d.]*", w.text)), None)
+                plain = start is not None and command.words[index - 2] is start and "--use_env" in texts
+                edits = (
+                    (Edit(start.start, word.end, "torchrun"), *_removed(command.words, "--use_env"))
+                    if plain and start
+                    else ()
+                )
+                yield Hit(word, {"old": word.text, "new": "torchrun"}, Fix("torchrun", edits) if edits else None)
+
+
+def _removed(words: list[LaunchPlace], option: str) -> tuple[Edit, ...]:
+    return tuple(Edit(words[i - 1].end, word.end, "") for i, word in enumerate(words) if word.text == option and i)
+
+
+_OLD_API = {
+    "torch.distributed.reduce_op": "torch.distributed.ReduceOp",
+    "torch.distributed.all_gather_multigpu": "all_gather, one process per GPU",
+    "torch.distributed.all_reduce_multigpu": "all_reduce, one process per GPU",
+    "torch.distributed.broadcast_multigpu": "broadcast, one process per GPU",
+    "torch.distributed.reduce_multigpu": "reduce, one process per GPU",
+    "torch.distributed._all_gather_base": "torch.distributed.all_gather_into_tensor",
+    "torch.distributed._reduce_scatter_base": "torch.distributed.reduce_scatter_tensor",
+    "torch.nn.parallel.DistributedDataParallelCPU": "torch.nn.parallel.DistributedDataParallel",
+}
+
+
+@rule(
+    "RW605", "deprecated-dist-api", "warning", "high",
+    message="{old} is deprecated: {new}",
+    why="torch.distributed.launch warns, and sets no LOCAL_RANK option for new scripts; the others were removed or renamed.",
+    wrong="python -m torch.distributed.launch --nproc_per_node=8 train.py\n",
+    right="torchrun --nproc-per-node=8 train.py\n",
+    ignore="old versions of PyTorch have to be supported.",
+    language="bash",
+    lines=_old_launcher_in_lines,
+)  # fmt: skip
+def deprecated_dist_api(module: Module) -> Iterator[Hit]:
+    """A call of an old function, or an import of one."""
+    for old, new in _OLD_API.items():
+        for call in module.named(old):
+            yield Hit(call.node.func, {"old": old, "new": new})
+
+
+@rule(
+    "RW606", "env-without-default", "info", "medium",
+    message="without a launcher {name} is not set: KeyError under plain `python`",
+    why="A script that also runs as `python train.py` can be debugged. One process is rank 0 of 1.",
+    wrong=_HEAD + '\nlocal_rank = int(os.environ["LOCAL_RANK"])\n',
+    right=_HEAD + '\nlocal_rank = int(os.environ.get("LOCAL_RANK", 0))\n',
+    ignore="the script is never started without a launcher.",
+    fix="safe",
+)  # fmt: skip
+def env_without_default(module: Module) -> Iterator[Hit]:
+    """os.environ["RANK"] and the like."""
+    for name, node, place, default in environment_reads(module):
+        usual = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}.get(name)
+        choice = isinstance(place.stmt, ast.Assign) and isinstance(place.stmt.value, ast.IfExp)
+        if default or choice or usual is None or place.branches or place.tries or not isinstance(node, ast.Subscript):
+            continue
+        start, end = module.span(node.value)[1], module.span(node)[1]
+        yield Hit(node, {"name": name}, Fix("give a default", (Edit(start, end, f'.get("{name}", "{usual}")'),)))
+
+
+@rule(
+    "RW607", "hardcoded-rendezvous", "info", "medium",
+    message="the rendezvous is fixed in the script: {name}",
+    why="Two jobs on one machine collide, and the script runs on this machine only. Launchers set it.",
+    wrong=_HEAD + '\nos.environ["MASTER_ADDR"] = "localhost"\n',
+    right=_HEAD + '\nos.environ.setdefault("MASTER_ADDR", "localhost")\n',
+    ignore="the script starts its ranks itself.",
+)  # fmt: skip
+def hardcoded_rendezvous(module: Module) -> Iterator[Hit]:
+    """MASTER_ADDR or MASTER_PORT is assigned a constant."""
+    for name, node, value, place in environment_writes(module):
+        if (
+            name in {"MASTER_ADDR", "MASTER_PORT"}
+            and isinstance(place.stmt, ast.Assign)
+            and isinstance(value, ast.Constant)
+        ):
+            yield Hit(node, {"name": name})
+
+
+@rule(
+    "RW608", "visible-devices-in-script", "info", "medium",
+    message="CUDA_VISIBLE_DEVICES is set in the script: launchers and schedulers choose the GPUs",
+    why="It hides GPUs that the scheduler gave, works only before CUDA is initialised, and dates from nn.DataParallel.",
+    wrong=_HEAD + '\nos.environ["CUDA_VISIBLE_DEVICES"] = "0,1"\n',
+    right=_HEAD + '\nos.environ["OMP_NUM_THREADS"] = "1"\n',
+    ignore="it is a notebook on a machine of your own.",
+)  # fmt: skip
+def visible_devices_in_script(module: Module) -> Iterator[Hit]:
+    """An assignment."""
+    for name, node, _, _ in environment_writes(module):
+        if name == "CUDA_VISIBLE_DEVICES":
+            yield Hit(node)
+
+
+@rule(
+    "RW609", "missing-destroy", "info", "medium",
+    message="the process group is never destroyed: NCCL warns at exit",
+    why="Threads of the group outlive the work, and some versions hang at exit.",
+    wrong=_HEAD + '\ndist.init_process_group("nccl")\n',
+    right=_HEAD + '\ndist.init_process_group("nccl")\ndist.destroy_process_group()\n',
+    ignore="another file does it.",
+)  # fmt: skip
+def missing_destroy(module: Module) -> Iterator[Hit]:
+    """init_process_group without its counterpart in the file."""
+    calls = list(module.named("torch.distributed.init_process_group"))
+    if calls and not module.has_call("destroy_process_group"):
+        yield Hit(calls[0].node.func)
+
+
+@rule(
+    "RW610", "node-rank-guess", "info", "medium",
+    message="the node is guessed from the rank and the number of GPUs here: GROUP_RANK says it",
+    why="Nodes may have different numbers of GPUs or ranks.",
+    wrong=_HEAD + "\nnode = dist.get_rank() // torch.cuda.device_count()\n",
+    right=_HEAD + '\nnode = int(os.environ.get("GROUP_RANK", 0))\n',
+    ignore="all nodes are equal.",
+)  # fmt: skip
+def node_rank_guess(module: Module) -> Iterator[Hit]:
+    """Rank // device_count()."""
+    for binding in module.bindings:
+        value = binding.value
+        if isinstance(value, ast.BinOp) and isinstance(value.op, ast.FloorDiv):
+            left, right = ast.unparse(value.left), ast.unparse(value.right)
+            if "rank" in left.lower() and re.search(r"device_count|gpus_per_node|ngpus", right):
+                yield Hit(value)
+
+
+@rule(
+    "RW611", "missing-init", "error", "medium",
+    message="no process group: nothing here calls init_process_group before the wrap",
+    why="DDP raises ValueError without a group.",
+    wrong="import torch\n\nnet = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))\n",
+    right='import torch\n\ntorch.distributed.init_process_group("gloo")\n'
+    "net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))\n",
+    ignore="something that was imported starts it.",
+)  # fmt: skip
+def missing_init(module: Module) -> Iterator[Hit]:
+    """A wrap at the top of a file that imports nothing but torch and the standard library."""
+    if has_framework(module) or any("init" in call.method for call in module.calls if call.method != "__init__"):
+        return
+    known = {
+        "torch",
+        "os",
+        "sys",
+        "time",
+        "math",
+        "json",
+        "argparse",
+        "random",
+        "numpy",
+        "pathlib",
+        "torchvision",
+        "functools",
+    }
+    if any(
+        name.partition(".")[0] not in known
+        for name in (*module.imports.modules, *(n for n, _, _ in module.imports.nodes))
+    ):
+        return
+    for wrap in wraps(module):
+        if wrap.place.scope.parent is None and not wrap.place.branches:
+            yield Hit(wrap.call.node.func)
+
+
+def _twice_in_lines(file: LaunchFile) -> Iterator[Hit]:
+    tasks = file.sbatch.get("ntasks-per-node", "")
+    for command in file.commands:
+        launcher, srun = command.find("torchrun"), command.find("srun")
+        if srun is None or launcher is None or launcher < srun:
+            continue
+        given = next((found[0] for name in ("--ntasks-per-node",) if (found := command.option(name))), tasks)
+        per_node = command.option("--nproc-per-node")
+        if given.isdigit() and int(given) > 1 and per_node is not None and per_node[0] != "1":
+            yield Hit(command.words[launcher], {"number": given})
+
+
+rule(
+    "RW612", "launch-twice", "error", "medium",
+    message="srun starts torchrun {number} times on each node, and each of them starts ranks: one task per node",
+    why="torchrun starts the ranks of a node itself. With several tasks per node several launchers fight for one port and GPU.",
+    wrong="#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=4\nsrun torchrun --nnodes 2 --nproc-per-node 4 "
+    "--rdzv-backend c10d --rdzv-endpoint $HEAD:29500 train.py\n",
+    right="#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\nsrun torchrun --nnodes 2 --nproc-per-node 4 "
+    "--rdzv-backend c10d --rdzv-endpoint $HEAD:29500 train.py\n",
+    ignore="never.",
+    language="bash",
+    lines=_twice_in_lines,
+)(None)  # fmt: skip
+
+
+def _alone_in_lines(file: LaunchFile) -> Iterator[Hit]:
+    for command in file.commands:
+        if command.find("torchrun") is None and "torch.distributed.run" not in command.texts:
+            continue
+        nodes = command.option("--nnodes")
+        meeting = ("--master-addr", "--rdzv-endpoint", "--rdzv_endpoint", "--master_addr")
+        if (
+            nodes is None
+            or not nodes[0].isdigit()
+            or int(nodes[0]) < 2
+            or any(command.option(name) for name in meeting)
+        ):
+            continue
+        if not any(
+            setting.name in {"MASTER_ADDR", "PET_MASTER_ADDR", "PET_RDZV_ENDPOINT"} for setting in file.settings
+        ):
+            yield Hit(nodes[1], {"number": nodes[0]})
+
+
+rule(
+    "RW613", "no-rendezvous", "error", "medium",
+    message="{number} nodes and no address where they meet: give --rdzv-endpoint host:port",
+    why="Without an address every node waits for the others on itself.",
+    wrong="torchrun --nnodes 2 --nproc-per-node 8 train.py\n",
+    right="torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint head:29500 train.py\n",
+    ignore="PET_ variables or a wrapper give it.",
+    language="bash",
+    lines=_alone_in_lines,
+)(None)  # fmt: skip

@@ -1,0 +1,272 @@
+"""RW106 to RW113: how data, batches, workers and seeds are shared out, beyond the sampler."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from rankwise.diagnose.lint.facts import LOADER, SAMPLER, has_framework, is_const, is_distributed, names_in, wraps
+from rankwise.diagnose.lint.guards import LOCAL_RANK_NAMES, is_local_rank
+from rankwise.diagnose.lint.module import Call, Module
+from rankwise.diagnose.lint.names import last, text_of
+from rankwise.diagnose.lint.record import Hit, rule
+
+_HEAD = "import torch\nimport torch.distributed as dist\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n"
+_SHARES = re.compile(r"rank|world|shard|replica|worker|num_proc|split", re.IGNORECASE)
+
+
+@rule(
+    "RW106", "iterable-unsharded", "warning", "medium",
+    message="{name} yields the same samples on every rank: an IterableDataset has no sampler",
+    why="DataLoader cannot split a stream. The data set itself must leave out what belongs to other ranks (and workers).",
+    wrong=_HEAD + """
+class Lines(torch.utils.data.IterableDataset):
+    def __init__(self, path):
+        self.path = path
+
+    def __iter__(self):
+        yield from open(self.path)
+
+def main(net, path):
+    model = DDP(net)
+    return model, torch.utils.data.DataLoader(Lines(path), batch_size=8)
+""",
+    right="import itertools\n" + _HEAD + """
+class Lines(torch.utils.data.IterableDataset):
+    def __init__(self, path):
+        self.path = path
+
+    def __iter__(self):
+        yield from itertools.islice(open(self.path), dist.get_rank(), None, dist.get_world_size())
+
+def main(net, path):
+    model = DDP(net)
+    return model, torch.utils.data.DataLoader(Lines(path), batch_size=8)
+""",
+    ignore="the files that are given to it are this rank's own.",
+)  # fmt: skip
+def iterable_unsharded(module: Module) -> Iterator[Hit]:
+    """A class of this file without a word of ranks, made in a call of DataLoader."""
+    if not wraps(module) or has_framework(module):
+        return
+    for scope in module.scopes:
+        node = scope.node
+        if not isinstance(node, ast.ClassDef) or not any(
+            module.name_of(base) == "torch.utils.data.IterableDataset" for base in node.bases
+        ):
+            continue
+        if _SHARES.search(ast.unparse(node)):
+            continue
+        for call in module.named(LOADER):
+            made = module.value(call.argument("dataset", 0), call.place.scope)
+            if (
+                isinstance(made, ast.Call)
+                and text_of(made.func) == scope.name
+                and not _SHARES.search(ast.unparse(made))
+            ):
+                yield Hit(call.node.func, {"name": scope.name})
+
+
+@rule(
+    "RW107", "local-rank-shard", "warning", "medium",
+    message="data are shared out by the rank on the node ({text}): every node reads the same",
+    why="The local rank starts from 0 on each node. Shares need the global rank.",
+    wrong="""
+import os
+
+def my_files(files):
+    local_rank = int(os.environ["LOCAL_RANK"])
+    world_size = int(os.environ["WORLD_SIZE"])
+    return files[local_rank::world_size]
+""",
+    right="""
+import os
+
+def my_files(files):
+    rank = int(os.environ["RANK"])
+    world_size = int(os.environ["WORLD_SIZE"])
+    return files[rank::world_size]
+""",
+    ignore="each node has data of its own on its disk.",
+)  # fmt: skip
+def local_rank_shard(module: Module) -> Iterator[Hit]:
+    """files[local_rank::world_size], islice(..., local_rank, None, world_size), shard(index=local_rank)."""
+    for binding in module.bindings:
+        for part in ast.walk(binding.place.stmt) if binding.value is not None else ():
+            if isinstance(part, ast.Slice) and part.lower is not None and part.step is not None:
+                yield from _share(module, part.lower, part.step, binding.place.scope)
+    for exit_ in module.exits:
+        for part in ast.walk(exit_.node):
+            if isinstance(part, ast.Slice) and part.lower is not None and part.step is not None:
+                yield from _share(module, part.lower, part.step, exit_.place.scope)
+    for call in module.methods("islice"):
+        if len(call.node.args) == 4:
+            yield from _share(module, call.node.args[1], call.node.args[3], call.place.scope)
+    for call in module.methods("shard", "split_dataset_by_node"):
+        index = call.keyword("index") or call.keyword("rank")
+        size = call.keyword("num_shards") or call.keyword("world_size")
+        if index is not None and size is not None:
+            yield from _share(module, index.value, size.value, call.place.scope)
+
+
+def _share(module: Module, index: ast.expr, size: ast.expr, scope: object) -> Iterator[Hit]:
+    def lookup(text: str) -> ast.expr | None:
+        found = module.binding(text, scope)  # type: ignore[arg-type]
+        return None if found is None else found.value
+
+    sized = ast.unparse(size)
+    if is_local_rank(index, lookup) and re.search("world", sized, re.IGNORECASE) and "local" not in sized.lower():
+        yield Hit(index, {"text": module.text(index)})
+
+
+@rule(
+    "RW108", "global-batch-per-rank", "warning", "medium",
+    message="{text} is the batch of all ranks, and each rank loads it whole: divide it by the world size",
+    why="batch_size of a DataLoader is per rank. The optimizer then sees world_size times the batch that the name says.",
+    wrong=_HEAD + """
+def make_loader(net, dataset, sampler, global_batch_size):
+    model = DDP(net)
+    return model, torch.utils.data.DataLoader(dataset, batch_size=global_batch_size, sampler=sampler)
+""",
+    right=_HEAD + """
+def make_loader(net, dataset, sampler, global_batch_size):
+    model = DDP(net)
+    share = global_batch_size // dist.get_world_size()
+    return model, torch.utils.data.DataLoader(dataset, batch_size=share, sampler=sampler)
+""",
+    ignore="it was divided before it came here.",
+)  # fmt: skip
+def global_batch_per_rank(module: Module) -> Iterator[Hit]:
+    """batch_size=global_batch_size, and nothing in the file divides it."""
+    if not is_distributed(module) or has_framework(module):
+        return
+    for call in module.named(LOADER):
+        size = call.argument("batch_size", 1)
+        if not isinstance(size, ast.Name | ast.Attribute):
+            continue
+        name = last(text_of(size))
+        if not re.search(r"^(global|total|effective)_?batch", name, re.IGNORECASE) or call.keyword("batch_sampler"):
+            continue
+        if not re.search(rf"\b{name}\s*(//|/|=)", module.source.replace(f"batch_size={module.text(size)}", "")):
+            yield Hit(size, {"text": module.text(size)})
+
+
+@rule(
+    "RW109", "workers-per-rank", "warning", "medium",
+    message="each rank starts a loader worker for every core of the machine: divide by the ranks on it",
+    why="Eight ranks on 64 cores start 512 workers, which fight for the cores and fill the memory.",
+    wrong="import os\n" + _HEAD + """
+def make_loader(net, dataset, sampler):
+    model = DDP(net)
+    return model, torch.utils.data.DataLoader(dataset, sampler=sampler, num_workers=os.cpu_count())
+""",
+    right="import os\n" + _HEAD + """
+def make_loader(net, dataset, sampler):
+    model = DDP(net)
+    workers = os.cpu_count() // int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    return model, torch.utils.data.DataLoader(dataset, sampler=sampler, num_workers=workers)
+""",
+    ignore="there is one rank per machine.",
+)  # fmt: skip
+def workers_per_rank(module: Module) -> Iterator[Hit]:
+    """num_workers is cpu_count() itself."""
+    if not is_distributed(module):
+        return
+    for call in module.named(LOADER):
+        given = call.argument("num_workers", 5)
+        made = module.value(given, call.place.scope)
+        if (
+            given is not None
+            and isinstance(made, ast.Call)
+            and module.name_of(made.func)
+            in {"os.cpu_count", "multiprocessing.cpu_count", "torch.multiprocessing.cpu_count"}
+        ):
+            yield Hit(given)
+
+
+@rule(
+    "RW110", "eval-padding", "info", "medium",
+    message="DistributedSampler repeats samples so that all ranks have as many: the evaluation counts them twice",
+    why="The set is padded to a multiple of the world size. Numbers depend on the number of ranks.",
+    wrong=_HEAD + """
+def make_loader(val_set):
+    sampler = torch.utils.data.distributed.DistributedSampler(val_set, shuffle=False)
+    return torch.utils.data.DataLoader(val_set, sampler=sampler)
+""",
+    right=_HEAD + """
+def make_loader(val_set):
+    mine = torch.utils.data.Subset(val_set, range(dist.get_rank(), len(val_set), dist.get_world_size()))
+    return torch.utils.data.DataLoader(mine)
+""",
+    ignore="the size is a multiple of the world size, or a rough number is enough.",
+)  # fmt: skip
+def eval_padding(module: Module) -> Iterator[Hit]:
+    """A sampler over something that is called val, test or eval, without drop_last."""
+    for call in module.named(SAMPLER):
+        data = call.argument("dataset", 0)
+        if data is not None and re.search(r"val|test|eval|dev_", module.text(data), re.IGNORECASE):
+            yield Hit(call.node.func)
+
+
+@rule(
+    "RW111", "same-seed-everywhere", "info", "medium",
+    message="all ranks draw the same random numbers: dropout and augmentation are equal on all of them",
+    why="DDP makes the parameters equal by itself. Add the rank to the seed once the model is built.",
+    wrong=_HEAD + """
+def main(net):
+    torch.manual_seed(0)
+    return DDP(net)
+""",
+    right=_HEAD + """
+def main(net):
+    torch.manual_seed(dist.get_rank())
+    return DDP(net)
+""",
+    ignore="nothing random happens after the model is built.",
+)  # fmt: skip
+def same_seed_everywhere(module: Module) -> Iterator[Hit]:
+    """manual_seed without the rank in a file that wraps."""
+    calls = list(module.named("torch.manual_seed"))
+    if wraps(module) and calls and not any(_ranked(call) for call in calls):
+        yield Hit(calls[0].node)
+
+
+def _ranked(call: Call) -> bool:
+    return any("rank" in name.lower() or name in LOCAL_RANK_NAMES for name in names_in(call.node))
+
+
+@rule(
+    "RW112", "nonblocking-unpinned", "info", "medium",
+    message="non_blocking=True copies no faster from memory that is not pinned: pin_memory=True in the DataLoader",
+    why="Only a copy from pinned memory overlaps with the GPU's work.",
+    wrong="""
+import torch
+
+def train(model, dataset, device):
+    for x in torch.utils.data.DataLoader(dataset):
+        model(x.to(device, non_blocking=True)).sum().backward()
+""",
+    right="""
+import torch
+
+def train(model, dataset, device):
+    for x in torch.utils.data.DataLoader(dataset, pin_memory=True):
+        model(x.to(device, non_blocking=True)).sum().backward()
+""",
+    ignore="the tensors are pinned elsewhere.",
+)  # fmt: skip
+def nonblocking_unpinned(module: Module) -> Iterator[Hit]:
+    """non_blocking=True, loaders in the same file, no word of pinning."""
+    loaders = list(module.named(LOADER))
+    if (
+        not loaders
+        or any(call.is_open or call.keyword("pin_memory") for call in loaders)
+        or module.has_call("pin_memory")
+    ):
+        return
+    for call in module.methods("to", "cuda"):
+        word = call.keyword("non_blocking")
+        if word is not None and is_const(word.value, True):
+            yield Hit(word)
+            return
