@@ -46,11 +46,12 @@ def encode_line(record: Mapping[str, Any], values: Mapping[str, float]) -> bytes
 
     JSON knows no NaN: writing the bare word would break every strict reader, and a string would change the type.
     """
-    odd = {name: str(value) for name, value in values.items() if not math.isfinite(value)}
-    line = {**record, **{name: None if name in odd else value for name, value in values.items()}}
-    if odd:
-        line["nonfinite"] = odd
-    return _ENCODER.encode(line).encode() + b"\n"
+    try:
+        return _ENCODER.encode({**record, **values}).encode() + b"\n"
+    except ValueError:  # the encoder refuses them
+        odd = {name: str(value) for name, value in values.items() if not math.isfinite(value)}
+        known = {name: None if name in odd else value for name, value in values.items()}
+        return _ENCODER.encode({**record, **known, "nonfinite": odd}).encode() + b"\n"
 
 
 def open_lines(path: Path) -> int:

@@ -64,8 +64,10 @@ class Health:
         # gradients lie where their parameters do; those that are sparse show themselves
         self._on_host = all(p.device.type == "cpu" and type(p.data) is torch.Tensor for p in self._parameters)
         self._notes: list[_Note] = []
-        self._last: _Note | None = None
+        self._last: tuple[int, int, Sequence[IntArray], Any, Any, str] | None = None  # a `_Note`, made when it is read
         self._found, self._one = torch.zeros(()), torch.ones(())
+        # what GradScaler uses: one pass; times 1 leaves every bit as it was
+        self._look_at = torch._amp_foreach_non_finite_check_and_unscale_  # noqa: SLF001
 
     @property
     def pending(self) -> bool:
@@ -87,10 +89,10 @@ class Health:
         """
         if gradient is None:
             gradient = self._finite_or_norm([g for p in self._parameters if (g := p.grad) is not None])
-        self._last = note = _Note(epoch, step, ids, loss, gradient, module)
+        self._last = (epoch, step, ids, loss, gradient, module)
         # what is known here to be fine needs no second look
         if type(gradient) is not float or type(loss) is not float or not math.isfinite(gradient + loss):
-            self._notes.append(note)
+            self._notes.append(_Note(*self._last))
 
     def look(self) -> Trouble | None:
         """Return this rank's first trouble since the last look; waits for the device, does not communicate."""
@@ -107,37 +109,30 @@ class Health:
             return None
         for name, parameter in self._named:
             if not math.isfinite(number := float(_norm([parameter.detach()]))):
-                return _trouble(name, number, last)
+                return _trouble(name, number, _Note(*last))
         return None
 
     def _finite_or_norm(self, grads: list[torch.Tensor]) -> Any:
         """Return 0 for finite gradients in host memory, where looking is faster than measuring; else their norm."""
-        import torch
+        return 0.0 if self._on_host and grads and self._look(grads) else _norm(grads)
 
-        if self._on_host and grads:
-            try:
-                # what GradScaler uses: one pass; times 1 leaves every bit as it was
-                torch._amp_foreach_non_finite_check_and_unscale_(grads, self._found, self._one)
-            except RuntimeError:  # sparse or complex ones
-                self._on_host = False
-            else:
-                if not self._found.item():
-                    return 0.0
-                self._found.zero_()
-        return _norm(grads)
+    def _look(self, tensors: list[torch.Tensor]) -> bool:
+        """Whether tensors in host memory are finite, for sure."""
+        try:
+            self._look_at(tensors, self._found, self._one)
+        except RuntimeError:  # sparse or complex ones
+            self._on_host = False
+            return False
+        if not self._found.item():
+            return True
+        self._found.zero_()
+        return False
 
     def _are_finite(self) -> bool:
         """Whether all parameters are, for sure; waits for the device. Large finite values may be taken for others."""
-        import torch
-
-        if not self._on_host:
-            return math.isfinite(float(_norm(p.detach() for p in self._parameters)))
-        # a norm for each, added up here: a third of what one norm of all takes where tensors are small
-        with torch.no_grad():
-            norms = torch._foreach_norm(  # noqa: SLF001
-                [p for p in self._parameters if p.numel()] or [self._one]
-            )
-        return math.isfinite(sum([norm.item() for norm in norms]))
+        if self._on_host and self._parameters:
+            return self._look([p.detach() for p in self._parameters])
+        return math.isfinite(float(_norm(p.detach() for p in self._parameters)))
 
 
 def _trouble(what: str, value: float, note: _Note) -> Trouble:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -44,17 +44,13 @@ class _Pace:
         self._measured = (0, 0.0, time.perf_counter())
         self._shown = (0, 0.0)
 
-    def timed(self, loader: Iterable[tuple[Batch, ...]]) -> Iterator[tuple[Batch, ...]]:
-        """Yield the loader's steps and time how long each was waited for."""
-        steps = iter(loader)
-        while True:
-            asked_s = time.perf_counter()
-            batches: Any = next(steps, None)
-            if batches is None:
-                return
-            self.began_s = time.perf_counter()
-            self._wait_s += self.began_s - asked_s
-            yield batches
+    def next_of(self, steps: Iterator[tuple[Batch, ...]]) -> tuple[Batch, ...] | None:
+        """Return the loader's next step, None at its end, and time how long it was waited for."""
+        asked_s = time.perf_counter()
+        batches = next(steps, None)
+        self.began_s = now_s = time.perf_counter()
+        self._wait_s += now_s - asked_s
+        return batches
 
     def measure(self) -> dict[str, float]:
         """Return the pace since the last call, and start anew."""
@@ -167,15 +163,19 @@ class Loop:
     def _epoch(self, train: BatchLoader, epoch: int) -> None:
         few_left = max(0, self._steps_left(train) - _FEW_STEPS)
         progressed, options, hooks = self.session.progressed, self.options, self.hooks
-        steps = train if self._balance is None else self._balance.steps(train)
-        for number, batches in enumerate(self._pace.timed(steps)):
-            vitals.beat(epoch=epoch, step=progressed.num_steps, phase="step")
+        steps = iter(train if self._balance is None else self._balance.steps(train))
+        # what a step calls at all, settled here: each call costs, and an attribute of an attribute does, too
+        beat, take, mark_done, log_every = vitals.beat, self.step, train.mark_done, options.log_every
+        asks, next_of, number = self.session.interruption is not None, self._pace.next_of, -1
+        while (batches := next_of(steps)) is not None:
+            beat(epoch=epoch, step=progressed.num_steps, phase="step")
+            number += 1
             if number == few_left:
                 self.before_validation()
-            report = self.step(batches)
-            train.mark_done(report.resume)
+            report = take(batches)
+            mark_done(report.resume)
             self._record(report, batches, epoch)
-            if progressed.num_steps % options.log_every == 0:
+            if progressed.num_steps % log_every == 0:
                 self._log(report, epoch)
             ended = report.resume.epoch > epoch
             if hooks.at_steps:
@@ -184,20 +184,20 @@ class Loop:
                 self.session.poll()
             if self._limit_reached():
                 break
-            if not ended and self._should_stop():
+            if asks and not ended and self._should_stop():
                 self._leave(self.session.last_values)
             # the last step of an epoch is saved after its validation, so that a restart does not skip it
             if options.save_every is not None and not ended and progressed.num_steps % options.save_every == 0:
                 self._save(self.session.last_values)
-            vitals.beat(phase="data")
+            beat(phase="data")
         self._show(epoch)
 
     def _record(self, report: StepReport, batches: tuple[Batch, ...], epoch: int) -> None:
-        progressed, pace = self.session.progressed, self._pace
+        progressed, pace, num_samples = self.session.progressed, self._pace, report.num_samples
         progressed.num_steps += 1
-        progressed.num_samples += report.num_samples
+        progressed.num_samples += num_samples
         progressed.num_lost += report.num_lost
-        pace.num_samples += report.num_samples
+        pace.num_samples += num_samples
         if report.overflowed:  # it was skipped: its numbers are no part of the training
             for means in (self.recent, self.whole):
                 means.add("loss", 0.0, 0.0)
@@ -211,8 +211,8 @@ class Loop:
                 gradient=report.grad_norm,
                 module=self.guard.not_finite,
             )
-            for means in (self.recent, self.whole):
-                means.add_all(loss, report.metrics)
+            self.recent.add_all(loss, report.metrics)
+            self.whole.add_all(loss, report.metrics)
         if pace.began_s - self._shown_s >= _SHOW_S:
             self._show(epoch)
 

@@ -33,7 +33,7 @@ _TAKEN = ("loss",)
 _FLOAT_BYTES = 4
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)  # a frozen one takes three times as long to make, at every step
 class StepOutput:
     """A step function's answer in one form.
 

@@ -66,8 +66,14 @@ class RunningMeans:
 
     def add(self, name: str, total: Any, weight: Any) -> None:
         """Add a weighted sum and its weight. No synchronisation."""
-        self._add(f"sum {name}", total if type(total) is float else on_host(total))
-        self._add(f"weight {name}", weight if type(weight) is float else on_host(weight))
+        plain, key, per = self._plain, f"sum {name}", f"weight {name}"
+        before = plain.get(key)
+        if type(before) is type(total) is type(weight) is type(plain.get(per)) is float:
+            plain[key] = before + total
+            plain[per] += weight
+            return
+        self._add(key, on_host(total))
+        self._add(per, on_host(weight))
 
     def add_all(self, loss: tuple[Any, Any], metrics: Mapping[str, tuple[Any, Any]]) -> None:
         """Add the losses and metrics of a step or a batch, each as (sum, weight)."""

@@ -253,6 +253,6 @@ class Window:
         known = self._past.parameters or tuple(self._model.parameters())
         if self._no_sync is not None:
             self._past.parameters = known
-        grads = [local_part(p.grad) for p in known if p.grad is not None]
+        grads = [g if type(g) is torch.Tensor else local_part(g) for p in known if (g := p.grad) is not None]
         if grads:
             torch._foreach_mul_(grads, factor)  # the one multi-tensor multiply that torch offers

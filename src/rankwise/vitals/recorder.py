@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import functools
 import json
 import mmap
 import os
@@ -55,6 +56,7 @@ class Recorder:
         self._sequence = self._beats = 0
         self._epoch = self._step = NONE
         self._phase = b""
+        self._cut = functools.lru_cache(maxsize=32)(cut_utf8)  # a loop has few phases, and says them at every step
         try:
             self._stacks: IO[bytes] | None = (folder / f"stacks-{rank}").open("wb", buffering=0)
             self._page = _map_page(folder / f"rank-{rank}")
@@ -107,7 +109,7 @@ class Recorder:
             if step is not None:
                 self._step = step
             if phase is not None:
-                self._phase = cut_utf8(phase)
+                self._phase = self._cut(phase)
             self._beats += 1
             self._sequence += 2
             page = self._page
