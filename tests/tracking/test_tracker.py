@@ -1,6 +1,8 @@
 """The main rank writes the numbers; nobody else does."""
 
+import itertools
 import json
+import math
 
 import numpy as np
 import pytest
@@ -163,3 +165,32 @@ def test_a_left_over_is_fenced_at_its_next_line(tmp_path, fresh, monkeypatch):
             newer.log(11, {"loss": 3.0})
         lines.close()
     assert [line["loss"] for line in read_metrics(tmp_path / "run")] == ([] if fresh else [1.0] * 10) + [3.0]
+
+
+def test_lines_that_may_wait_are_written_together(tmp_path):
+    """Nothing waits behind `flush` and `close`; lines of an attempt that has lost its run are dropped."""
+    with opened(tmp_path / "run") as run, Tracker(run, world=World.single(), hold_s=3600.0) as tracker:
+        for step in (1, 2, 3):
+            tracker.log(step, {"loss": float(step)})
+            assert [line["step"] for line in read_metrics(tmp_path / "run")] == [1]
+        tracker.flush()
+        assert [line["step"] for line in read_metrics(tmp_path / "run")] == [1, 2, 3]
+        tracker.log(4, {"loss": math.nan})
+    lines = read_metrics(tmp_path / "run")
+    assert [line["step"] for line in lines] == [1, 2, 3, 4]
+    assert math.isnan(lines[-1]["loss"])
+    assert all(line["time"] <= after["time"] for line, after in itertools.pairwise(lines))
+
+
+def test_what_waits_is_dropped_where_the_run_is_lost(tmp_path):
+    """`flush` says so; `close` does not stand in the way of the error that brought it."""
+    path = tmp_path / "run"
+    with opened(path) as run, Tracker(run, world=World.single(), hold_s=3600.0) as tracker:
+        for step in (1, 2):
+            tracker.log(step, {"loss": 1.0})
+        record = json.loads((path / "attempt.json").read_text())
+        (path / "attempt.json").write_text(json.dumps({**record, "attempt": 2}))
+        with pytest.raises(FencedError):
+            tracker.flush()
+        tracker.log(3, {"loss": 1.0})
+    assert [line["step"] for line in read_metrics(path)] == [1]

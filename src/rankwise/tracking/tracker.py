@@ -44,6 +44,8 @@ class Tracker:
             other `Service`, or any object with the methods of `Sink`; several at once. The JSON lines are always
             written. Services get theirs from an `Outbox`.
         tensorboard: also write event files into ``<run>/tensorboard``; the same as the sink of this name.
+        hold_s: seconds that a JSON line may wait for the next ones, to be written together; `flush` and `close` write
+            all. 0 writes each at once.
 
     Raises:
         ConfigError: an unknown sink.
@@ -57,6 +59,7 @@ class Tracker:
         world: World | None = None,
         sinks: Sequence[SinkName | Sink | Service] = ("jsonl",),
         tensorboard: bool = False,
+        hold_s: float = 0.0,
     ) -> None:
         for sink in sinks:
             if sink not in _NAMES and not isinstance(sink, (Sink, Service)):
@@ -66,7 +69,8 @@ class Tracker:
         self._sinks: list[Sink] = []
         self._outboxes: list[Outbox] = []
         self._run: RunDir | Path = run_dir if isinstance(run_dir, RunDir) else Path(run_dir)
-        self._attempt = 1
+        self._attempt, self._hold_s = 1, hold_s
+        self._lines: JsonlSink | None = None
         self._started = False
         self._ids: dict[str, str] = {}
         self._known: dict[str, Any] = {}
@@ -151,6 +155,15 @@ class Tracker:
             if isinstance(sink, TableSink):
                 sink.table(made)
 
+    def flush(self) -> None:
+        """Write the JSON lines that wait for others. Main rank only, a no-op elsewhere; not a collective.
+
+        Raises:
+            FencedError: a newer attempt owns the run.
+        """
+        if self._lines is not None and self._sinks:
+            self._lines.flush()
+
     def close(self) -> None:
         """Close the sinks; waits for services, for seconds. Calling it twice is fine."""
         while self._sinks:
@@ -171,10 +184,17 @@ class Tracker:
     def _open(self, sinks: Sequence[Any]) -> None:
         run, folder = self._run, self._folder
         if isinstance(run, RunDir):
-            lines = JsonlSink(run.metrics, attempt=run.attempt, fence=run.fence, is_undisturbed=run.is_undisturbed)
+            lines = JsonlSink(
+                run.metrics,
+                attempt=run.attempt,
+                fence=run.fence,
+                is_undisturbed=run.is_undisturbed,
+                hold_s=self._hold_s,
+            )
         else:
             folder.mkdir(parents=True, exist_ok=True)
-            lines = JsonlSink(folder / "metrics.jsonl")
+            lines = JsonlSink(folder / "metrics.jsonl", hold_s=self._hold_s)
+        self._lines = lines
         self._attempt = lines.attempt
         self._known = read_json(folder / "trackers.json") or {}
         self._ids = dict(self._known.get("ids", {}))

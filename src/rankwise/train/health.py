@@ -67,7 +67,7 @@ class Health:
         self._last: tuple[int, int, Sequence[IntArray], Any, Any, str] | None = None  # a `_Note`, made when it is read
         self._found, self._one = torch.zeros(()), torch.ones(())
         # what GradScaler uses: one pass; times 1 leaves every bit as it was
-        self._look_at = torch._amp_foreach_non_finite_check_and_unscale_  # noqa: SLF001
+        self._look_at = torch._amp_foreach_non_finite_check_and_unscale_
 
     @property
     def pending(self) -> bool:

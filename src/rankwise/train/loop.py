@@ -132,6 +132,7 @@ class Loop:
 
     def _end_epoch(self, epoch: int, trained: Mapping[str, float], *, is_last: bool) -> Mapping[str, float]:
         vitals.beat(epoch=epoch, phase="validate")
+        self.session.flush()  # it may take long
         try:
             values = {**trained, **self.validate(is_last, self._between_batches)}
         except Interrupted:
@@ -142,15 +143,15 @@ class Loop:
         self.hooks.call_together("epoch_end", epoch, values)
         if self.hooks.stop != self.session.progressed.stopped:  # asked for after the epoch was saved
             self._save(values)
-        if not is_last and not self._limit_reached() and self._should_stop():
+        if not is_last and not self._limit_reached() and self._should_stop("train"):
             self._leave(values)
         return values
 
     def _between_batches(self) -> None:
-        if self._should_stop(where="validate"):
+        if self._should_stop("validate"):
             raise Interrupted
 
-    def _should_stop(self, where: str = "train") -> bool:
+    def _should_stop(self, where: str) -> bool:
         interruption = self.session.interruption
         return interruption is not None and interruption.should_stop(self.session.progressed.num_steps, where=where)
 
@@ -166,7 +167,7 @@ class Loop:
         steps = iter(train if self._balance is None else self._balance.steps(train))
         # what a step calls at all, settled here: each call costs, and an attribute of an attribute does, too
         beat, take, mark_done, log_every = vitals.beat, self.step, train.mark_done, options.log_every
-        asks, next_of, number = self.session.interruption is not None, self._pace.next_of, -1
+        interruption, next_of, number = self.session.interruption, self._pace.next_of, -1
         while (batches := next_of(steps)) is not None:
             beat(epoch=epoch, step=progressed.num_steps, phase="step")
             number += 1
@@ -184,7 +185,7 @@ class Loop:
                 self.session.poll()
             if self._limit_reached():
                 break
-            if asks and not ended and self._should_stop():
+            if interruption is not None and not ended and interruption.should_stop(progressed.num_steps, where="train"):
                 self._leave(self.session.last_values)
             # the last step of an epoch is saved after its validation, so that a restart does not skip it
             if options.save_every is not None and not ended and progressed.num_steps % options.save_every == 0:

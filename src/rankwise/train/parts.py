@@ -147,8 +147,7 @@ def on_host(value: Any) -> Any:
     """Return a scalar in host memory as a number, which adds up much faster; anything else as it is."""
     if type(value) in (float, int):
         return value
-    here = getattr(value, "ndim", None) == 0 and getattr(getattr(value, "device", None), "type", None) == "cpu"
-    return value.item() if here else value
+    return value.item() if getattr(value, "is_cpu", False) and value.ndim == 0 else value
 
 
 def checked_parts(parts: Mapping[str, Any] | None) -> dict[str, Stateful]:

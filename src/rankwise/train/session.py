@@ -28,6 +28,7 @@ __all__ = ["Resume", "RunChoice", "Session"]
 
 Resume = Literal["auto", "must", "never"]
 _LOG = logging.getLogger("rankwise.train")
+_HOLD_S = 0.1  # a line that is written alone costs several times what one of many does
 # Set above 0 where this process is a restart of the same start, by rankwise, torchrun or Slurm.
 _RESTARTS = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
 
@@ -138,7 +139,11 @@ class Session:
         )
         if run_dir.finished is None:
             self.tracker = Tracker(
-                run_dir, world=self.world, sinks=self.choice.sinks, tensorboard=self.choice.tensorboard
+                run_dir,
+                world=self.world,
+                sinks=self.choice.sinks,
+                tensorboard=self.choice.tensorboard,
+                hold_s=_HOLD_S,
             )
         options = self.choice.options
         self.checkpointer = Checkpointer(
@@ -265,6 +270,11 @@ class Session:
         if self.tracker is not None:
             self.tracker.log(self.progressed.num_steps, values, epoch=epoch)
 
+    def flush(self) -> None:
+        """Write the lines that wait for the next ones (the main rank does)."""
+        if self.tracker is not None:
+            self.tracker.flush()
+
     def save(self, values: Mapping[str, float], *, unvalidated: int | None = None) -> None:
         """Save a checkpoint of the completed step; one that a thread writes is published later. Every rank calls it.
 
@@ -277,6 +287,7 @@ class Session:
         self.last_values = values
         if self.checkpointer is None or self.run_dir is None:
             return
+        self.flush()  # what goes on from here takes the lines before it as written
         meta: dict[str, JSON] = {"values": dict(values)}
         if self.tracker is not None and self.tracker.ids:
             meta["trackers"] = dict(self.tracker.ids)
