@@ -1,0 +1,183 @@
+"""Precision and recall of `rankwise lint` on public scripts that were labelled by reading.
+
+    python bench/lint_accuracy.py FOLDER [--fetch] [--labels tests/diagnose/lint/corpus.json] [--split work|held-out]
+
+FOLDER holds the scripts as PACKAGE/PATH; `--fetch` takes what is missing out of the published wheels with
+`pip download` (nothing is installed or run) and refuses a file whose SHA-256 is not the labelled one. A finding is a hit
+if a label has its slug and a line within 2 of its line; several findings for one label are one hit. What a label calls
+doubtful counts neither as a hit nor as a false alarm. Only the levels and confidences shown by default are asked for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rankwise.diagnose.lint import lint_paths
+
+NEAR_LINES = 2
+SPLITS = ("work", "held-out")
+LABELS = Path(__file__).parents[1] / "tests" / "diagnose" / "lint" / "corpus.json"
+
+
+@dataclass(slots=True)
+class Score:
+    """Counts of one rule, or of all. A ratio over nothing is None, never 1."""
+
+    hits: int = 0
+    misses: int = 0
+    alarms: int = 0
+
+    @property
+    def precision(self) -> float | None:
+        """The share of what was reported that is wrong in truth; over labels, so that two findings of one are one."""
+        return self.hits / (self.hits + self.alarms) if self.hits + self.alarms else None
+
+    @property
+    def recall(self) -> float | None:
+        """The share of the labels that was reported."""
+        return self.hits / (self.hits + self.misses) if self.hits + self.misses else None
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What came of a set of scripts: counts per slug, and the places to look at."""
+
+    scores: dict[str, Score] = field(default_factory=dict)
+    missed: list[str] = field(default_factory=list)
+    false: list[str] = field(default_factory=list)
+    clean: int = 0
+    clean_silent: int = 0
+
+    def of(self, slug: str) -> Score:
+        """Return the counts of a rule."""
+        return self.scores.setdefault(slug, Score())
+
+    def total(self) -> Score:
+        """Return the sum over the rules."""
+        all_of = self.scores.values()
+        return Score(sum(s.hits for s in all_of), sum(s.misses for s in all_of), sum(s.alarms for s in all_of))
+
+
+def is_near(label: dict[str, Any], slug: str, line: int) -> bool:
+    """Whether a finding is what a label means."""
+    return label["slug"] == slug and any(abs(line - wanted) <= NEAR_LINES for wanted in label["lines"])
+
+
+def compare(outcome: Outcome, script: dict[str, Any], findings: Iterable[tuple[str, int]]) -> None:
+    """Add one script's findings, pairs of slug and line, to an outcome."""
+    findings = list(findings)
+    name = f"{script['package']}/{script['path']}"
+    for label in script["labels"]:
+        if any(is_near(label, slug, line) for slug, line in findings):
+            outcome.of(label["slug"]).hits += 1
+        else:
+            outcome.of(label["slug"]).misses += 1
+            outcome.missed.append(f"{name}:{label['lines'][0]} {label['slug']}")
+    false = 0
+    for slug, line in findings:
+        if not any(is_near(label, slug, line) for label in [*script["labels"], *script["doubtful"]]):
+            false += 1
+            outcome.of(slug).alarms += 1
+            outcome.false.append(f"{name}:{line} {slug}")
+    if not script["labels"]:
+        outcome.clean += 1
+        outcome.clean_silent += not false
+
+
+def fetch(scripts: list[dict[str, Any]], folder: Path) -> None:
+    """Write the scripts that are missing, out of the wheels that hold them.
+
+    Raises:
+        ValueError: a file of a wheel is not the one that was labelled.
+    """
+    wanted: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for script in scripts:
+        if not (folder / script["package"] / script["path"]).exists():
+            wanted.setdefault((script["package"], script["version"]), []).append(script)
+    options = ["--no-deps", "--only-binary", ":all:", "--ignore-requires-python", "--quiet"]
+    for (package, version), missing in wanted.items():
+        with tempfile.TemporaryDirectory() as scratch:
+            command = [sys.executable, "-m", "pip", "download", *options, "--dest", scratch, f"{package}=={version}"]
+            subprocess.run(command, check=True)
+            with zipfile.ZipFile(next(Path(scratch).glob("*.whl"))) as wheel:
+                for script in missing:
+                    target = folder / script["package"] / script["path"]
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    target.write_bytes(checked(script, wheel.read(script["path"])))
+
+
+def checked(script: dict[str, Any], content: bytes) -> bytes:
+    """Return a script's content if it is the labelled one.
+
+    Raises:
+        ValueError: it is another.
+    """
+    found = hashlib.sha256(content).hexdigest()
+    if found != script["sha256"]:
+        raise ValueError(
+            f"{script['package']}/{script['path']}: wanted the labelled content (SHA-256 {script['sha256']}), "
+            f"found {found}; delete the file and run again with --fetch"
+        )
+    return content
+
+
+def measure(scripts: list[dict[str, Any]], folder: Path) -> Outcome:
+    """Lint each script alone, as a user does who gives one file, and compare."""
+    outcome = Outcome()
+    for script in scripts:
+        path = folder / script["package"] / script["path"]
+        checked(script, path.read_bytes())
+        report = lint_paths([path])
+        if report.failures:
+            print(f"not checked: {script['package']}/{script['path']}: {report.failures[0].message}")
+        compare(outcome, script, [(found.rule.slug, found.line) for found in report.findings])
+    return outcome
+
+
+def show(title: str, outcome: Outcome) -> None:
+    """Print the table of a split and the places where lint and reader differ."""
+
+    def ratio(value: float | None) -> str:
+        return "    -" if value is None else f"{value:5.2f}"
+
+    print(f"\n{title}: {outcome.clean_silent} of {outcome.clean} clean scripts silent")
+    print(f"{'rule':32} hits missed false  precision recall")
+    rows = [*sorted(outcome.scores.items()), ("all", outcome.total())]
+    for slug, score in rows:
+        counts = f"{score.hits:4} {score.misses:6} {score.alarms:5}"
+        print(f"{slug:32} {counts}      {ratio(score.precision)}  {ratio(score.recall)}")
+    for word, places in (("missed", outcome.missed), ("false", outcome.false)):
+        for place in places:
+            print(f"{word}: {place}")
+
+
+def main() -> None:
+    """Read the labels, get the scripts, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--labels", type=Path, default=LABELS)
+    parser.add_argument("--fetch", action="store_true", help="download the wheels of missing scripts")
+    parser.add_argument("--split", choices=SPLITS, help="one only; default both")
+    options = parser.parse_args()
+    scripts = json.loads(options.labels.read_text())["scripts"]
+    if options.fetch:
+        fetch(scripts, options.folder)
+    splits = Counter(script["split"] for script in scripts)
+    for split in [options.split] if options.split else SPLITS:
+        chosen = [script for script in scripts if script["split"] == split]
+        show(f"{split}, {splits[split]} scripts", measure(chosen, options.folder))
+
+
+if __name__ == "__main__":
+    main()
