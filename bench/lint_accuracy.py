@@ -3,9 +3,9 @@
     python bench/lint_accuracy.py FOLDER [--fetch] [--labels tests/diagnose/lint/corpus.json] [--split work|held-out]
 
 FOLDER holds the scripts as PACKAGE/PATH; `--fetch` takes what is missing out of the published wheels with
-`pip download` (nothing is installed or run) and refuses a file whose SHA-256 is not the labelled one. A finding is a hit
-if a label has its slug and a line within 2 of its line; several findings for one label are one hit. What a label calls
-doubtful counts neither as a hit nor as a false alarm. Only the levels and confidences shown by default are asked for.
+`pip download` (nothing is installed or run) and refuses a file whose SHA-256 is not the labelled one. A finding is a
+hit if a label has its slug and a line within 2 of its line; several findings for one label are one hit. What a label
+calls doubtful counts neither as a hit nor as a false alarm. Asked for are the levels and confidences of the default.
 """
 
 from __future__ import annotations

@@ -245,6 +245,7 @@ def main(args, net, path):
     return DDP(net.to(device)), torch.load(path, map_location="cuda:0"), where
 """,
     "RW212": """
+import os
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -254,6 +255,14 @@ def worker(rank, net):
     torch.cuda.set_device(rank)
     torch.cuda.set_device(dist.get_rank() % torch.cuda.device_count())
     return DDP(net.cuda(), device_ids=[rank])
+
+def meet(rank, size):
+    os.environ["MASTER_ADDR"] = "localhost"
+    dist.init_process_group("nccl", rank=rank, world_size=size)
+    torch.cuda.set_device(torch.device("cuda", dist.get_rank()))
+
+def start(size):
+    torch.multiprocessing.spawn(meet, args=(size,), nprocs=size)
 """,
     "RW213": """
 import torch
@@ -315,5 +324,12 @@ def main(args, local_rank):
     dist.init_process_group("nccl")
     torch.cuda.set_device(local_rank)
     dist.barrier()
+
+def restart(args, local_rank):
+    dist.init_process_group("nccl")
+    if local_rank != 0:
+        dist.barrier()
+    if args.distributed:
+        torch.cuda.set_device(local_rank)
 """,
 }

@@ -16,6 +16,7 @@ __all__ = [
     "LOADER",
     "SAMPLER",
     "Wrap",
+    "collective_after",
     "collective_inside",
     "collectives",
     "effective_side",
@@ -162,6 +163,15 @@ def collective_inside(module: Module, scope: Scope, depth: int = 3) -> Call | No
                 memo[scope] = call
                 break
     return memo[scope]
+
+
+def collective_after(module: Module, place: Place) -> bool:
+    """Whether all ranks that get past a place of a function reach a collective, or the wrap, further down in it."""
+    listed = {*collectives(module), *(wrap.call for wrap in wraps(module))}
+    return place.scope.is_function and any(
+        call.place.scope is place.scope and call.place.side is None and position(call.node) > position(place.stmt)
+        for call in listed
+    )
 
 
 def effective_side(module: Module, place: Place, depth: int = 3) -> Side | None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from rankwise.diagnose.lint.facts import (
     DDP,
+    collective_after,
     collective_inside,
     collectives,
     effective_side,
@@ -19,6 +20,8 @@ from rankwise.diagnose.lint.facts import (
 from rankwise.diagnose.lint.module import Branch, Call, Module, Place, Scope, position
 from rankwise.diagnose.lint.names import last, text_of
 from rankwise.diagnose.lint.record import Edit, Fix, Hit, rule
+
+_RANKS = {"main": "the main rank", "other": "ranks other than the main one"}
 
 
 def _guard(place: Place) -> Branch | None:
@@ -96,7 +99,7 @@ def collective_in_rank_branch(module: Module) -> Iterator[Hit]:
         branch = _guard(call.place)
         if branch is None or _subgroup_of(call.place):
             continue
-        ranks = "the main rank" if branch.side == "main" else "ranks other than the main one"
+        ranks = _RANKS[branch.side or "main"]
         if call in listed:
             name = "the wrap by DDP" if call.name == DDP else call.text
             if call.method != "new_group" and not _matched(module, branch, call):
@@ -114,7 +117,7 @@ def collective_in_rank_branch(module: Module) -> Iterator[Hit]:
     "rank-dependent-exit",
     "error",
     "medium",
-    message="{what} leaves the training loop on {ranks} only; the others wait for it in the next collective",
+    message="{what} leaves the {of} on {ranks} only; the others wait for it in the next collective",
     why="Each backward pass of DDP is a collective. A rank that leaves the loop by itself leaves the others waiting. Decide on "
     "one rank, broadcast the decision, leave together.",
     wrong="""
@@ -149,26 +152,24 @@ def train(model, loader, optimizer, stopper):
     ignore="the other ranks leave at the same step by another way.",
 )
 def rank_dependent_exit(module: Module) -> Iterator[Hit]:
-    """Break or return under a test of the rank, inside a loop that trains."""
+    """Break or return under a test of the rank, inside a loop that trains or before a collective further on."""
     loops = training_loops(module) | {
         call.place.loops[-1] for call in collectives(module) if call.place.loops and call.place.side is None
     }
     backwards = list(module.methods("backward"))
     for exit_ in module.exits:
         place = exit_.place
-        if not isinstance(exit_.node, ast.Break | ast.Return) or not place.loops:
+        if not isinstance(exit_.node, ast.Break | ast.Return) or (branch := _guard(place)) is None:
             continue
-        branch = _guard(place)
-        if branch is None:
+        # what follows a plain `if rank == 0: return` runs on one side only: RW401 looks at that
+        if not place.loops and place.branches[-1] is not branch and collective_after(module, place):
+            yield Hit(exit_.node, {"what": "return", "of": "function", "ranks": _RANKS[branch.side or "main"]})
             continue
         left = place.loops[-1:] if isinstance(exit_.node, ast.Break) else place.loops
         inside = [loop for loop in left if _within(branch.node, loop)]
-        if any(loop in loops for loop in inside) or any(
-            loop in call.place.loops for loop in inside for call in backwards
-        ):
-            word = "break" if isinstance(exit_.node, ast.Break) else "return"
-            ranks = "the main rank" if branch.side == "main" else "ranks other than the main one"
-            yield Hit(exit_.node, {"what": word, "ranks": ranks})
+        if loops & set(inside) or any(loop in call.place.loops for loop in inside for call in backwards):
+            word = type(exit_.node).__name__.lower()
+            yield Hit(exit_.node, {"what": word, "of": "training loop", "ranks": _RANKS[branch.side or "main"]})
 
 
 def _within(inner: ast.stmt, outer: ast.stmt) -> bool:

@@ -143,12 +143,21 @@ def main(net):
 )  # fmt: skip
 def global_rank_as_device(module: Module) -> Iterator[Hit]:
     """set_device(dist.get_rank()), or a variable that was bound to it."""
+    if _stays_on_one_node(module):
+        return
     for call in module.named("torch.cuda.set_device", "torch.device"):
         index = call.argument(
             "device" if call.method == "set_device" else "index", 0 if call.method == "set_device" else 1
         )
         if index is not None and _is_global_rank(module, index, call):
             yield Hit(call.node, {"text": module.text(index)})
+
+
+def _stays_on_one_node(module: Module) -> bool:
+    """Whether the file spawns its ranks and lets them meet on localhost: the rank is the local rank then."""
+    spawns = module.named("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes")
+    texts = {node.value for node, _ in module.strings if isinstance(node.value, str)}
+    return bool(list(spawns)) and "MASTER_ADDR" in texts and bool(texts & {"localhost", "127.0.0.1"})
 
 
 def _is_global_rank(module: Module, node: ast.expr, call: Call) -> bool:
@@ -359,7 +368,7 @@ def main(local_rank):
 def set_device_after_collective(module: Module) -> Iterator[Hit]:
     """Barrier or the wrap stands before set_device in one function."""
     for call in module.named("torch.cuda.set_device"):
-        if call.place.branches or call.place.loops:
+        if call.place.loops or call.place.side or any(is_mode_test(branch.test) for branch in call.place.branches):
             continue
         scope = call.place.scope
         before = [found for found in scope.calls if found.node.lineno < call.node.lineno and not found.place.branches]
