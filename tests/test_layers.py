@@ -87,6 +87,28 @@ def violations(path: Path, module: str) -> list[str]:
 
 
 FILES = sorted(SRC.rglob("*.py"))
+# Rooms of `diagnose` that stand beside each other; `lint` is also what an environment without torch and numpy can load.
+SUB_ROOMS = {"lint", "doctor", "watch", "profile", "report"}
+LINT_MAY_IMPORT = {"rankwise.errors", "rankwise._files", "rankwise._version"}
+
+
+def strayed(path: Path, module: str) -> list[str]:
+    """Imports of a sub-room of `diagnose` that lead into another one, or out of `lint` further than it may."""
+    parts = module.split(".")
+    if parts[:2] != ["rankwise", "diagnose"] or len(parts) < 3 or parts[2] not in SUB_ROOMS:
+        return []
+    here = parts[2]
+    found = []
+    for line, target in imported_modules(path, module):
+        words = target.split(".")
+        if words[0] != "rankwise":
+            continue
+        beside = words[:2] == ["rankwise", "diagnose"] and len(words) > 2 and words[2] in SUB_ROOMS - {here}
+        inside = words[:3] == ["rankwise", "diagnose", here]
+        allowed = inside or here != "lint" or any(f"{target}.".startswith(f"{name}.") for name in LINT_MAY_IMPORT)
+        if beside or not allowed:
+            found.append(f"{path}:{line} {here} imports {target}")
+    return found
 
 
 @pytest.mark.parametrize("path", FILES, ids=[module_name(p) for p in FILES])
@@ -96,6 +118,18 @@ def test_imports_go_down(path):
     room = room_of(module)
     assert room is None or room == TESTING or room in LEVELS, f"{module}: its room is not in the table"
     assert violations(path, module) == []
+    assert strayed(path, module) == []
+
+
+def test_a_stray_import_is_caught(tmp_path):
+    """The test itself can fail: the doctor in the linter, world in it; its own files and errors are no strangers."""
+    file = tmp_path / "planted.py"
+    file.write_text(
+        "from rankwise.diagnose.doctor import x\nfrom rankwise.world import World\n"
+        "from rankwise.errors import ConfigError\nfrom rankwise.diagnose.lint.record import Rule\nimport ast\n"
+    )
+    found = strayed(file, "rankwise.diagnose.lint.planted")
+    assert [problem.rpartition(" ")[2] for problem in found] == ["rankwise.diagnose.doctor.x", "rankwise.world.World"]
 
 
 def test_an_upward_import_is_caught(tmp_path):

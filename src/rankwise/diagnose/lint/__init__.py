@@ -7,6 +7,7 @@ from rankwise.diagnose.lint.catalogue import RULES
 from rankwise.diagnose.lint.checker import Failure, Report, check_source, lint_paths
 from rankwise.diagnose.lint.inputs import SourceFile, source_from_text
 from rankwise.diagnose.lint.outputs import FORMATS, rule_text, to_text
+from rankwise.diagnose.lint.pages import rules_page
 from rankwise.diagnose.lint.record import Edit, Finding, Fix, Rule
 from rankwise.diagnose.lint.settings import Settings, find_settings
 
@@ -25,6 +26,7 @@ __all__ = [
     "find_settings",
     "lint_paths",
     "rule_text",
+    "rules_page",
     "source_from_text",
     "to_text",
 ]

@@ -22,7 +22,7 @@ __all__ = ["SourceFile", "find_files", "read_source", "source_from_text"]
 
 # Folders of tools, of environments and of what was built; hidden ones are left out, too.
 _SKIPPED = {"__pycache__", "build", "dist", "node_modules", "site-packages", "venv", "env", "wandb", "mlruns", "_build"}
-_MAGIC = re.compile(r"^(\s*)([%!?].*|\S.*\?\s*)$")
+_MAGIC = re.compile(r"^(\s*)(%{1,2}[A-Za-z].*|[!?].*|\S.*\?\s*)$")
 _PYTHON_CELLS = ("%%time", "%%timeit", "%%capture", "%%prun", "%%px")
 
 
@@ -113,7 +113,7 @@ def read_source(path: Path) -> SourceFile:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(content).readline)
         return SourceFile(str(path), content.decode(encoding), None, (), encoding)
     except SyntaxError as error:
-        raise ValueError(error.msg) from None
+        raise ValueError(f"{error.msg}: what is not utf-8 names its encoding in its first line") from None
     except UnicodeDecodeError as error:
         raise ValueError(f"byte {error.start} is not {error.encoding}; name the encoding in its first line") from None
 

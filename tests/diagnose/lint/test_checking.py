@@ -1,0 +1,144 @@
+"""Files of every kind are read, comments and settings obeyed, and other files go on where one cannot be read."""
+
+import json
+
+import pytest
+
+from rankwise.diagnose.lint import RULES, Settings, find_settings, lint_paths
+from rankwise.diagnose.lint.baseline import read_baseline, without_known, write_baseline
+from rankwise.errors import ConfigError
+
+BAD = "import torch\nnet = torch.nn.DataParallel(torch.nn.Linear(1, 1))\n"
+
+
+def codes(report):
+    return [found.rule.code for found in report.findings]
+
+
+def test_files_that_do_not_parse(tmp_path):
+    """Each is named with its line, the others are checked, and the exit code says that not all were."""
+    (tmp_path / "a.py").write_text("def f(:\n")
+    (tmp_path / "b.py").write_bytes(b"x = '\xff'\n")
+    (tmp_path / "c.py").write_text("x = '\0'\n")
+    (tmp_path / "d.py").write_text(BAD)
+    (tmp_path / "e.py").write_bytes("# coding: latin-1\ns = 'é'\n".encode("latin-1") + BAD.encode())
+    (tmp_path / "f.ipynb").write_text("{}")
+    (tmp_path / "g.ipynb").write_text("[")
+    report = lint_paths([tmp_path])
+    failed = {failure.file.rpartition("/")[2]: failure for failure in report.failures}
+    assert set(failed) == {"a.py", "b.py", "c.py", "g.ipynb"}
+    assert failed["a.py"].line == 1
+    assert "what is not utf-8 names its encoding" in failed["b.py"].message
+    assert [found.file.rpartition("/")[2] for found in report.findings] == ["d.py", "e.py"]
+    assert report.exitcode == 2
+
+
+def test_folders(tmp_path):
+    """Environments, hidden folders and what is excluded are left out; a file that is named is read in any case."""
+    for place in ("src", ".git", "venv", "third_party", "own"):
+        (tmp_path / place).mkdir()
+        (tmp_path / place / "m.py").write_text(BAD)
+    (tmp_path / "own" / "pyvenv.cfg").touch()
+    report = lint_paths([tmp_path], Settings(exclude=("third_party",)))
+    assert [found.file for found in report.findings] == [str(tmp_path / "src" / "m.py")]
+    assert codes(lint_paths([tmp_path / ".git" / "m.py", tmp_path / ".git" / "m.py"])) == ["RW210"]
+    with pytest.raises(ConfigError, match="no file or folder"):
+        lint_paths([tmp_path / "nothing"])
+
+
+def test_notebooks(tmp_path):
+    """Cells are one program; magics and shell lines are no errors; places are those inside a cell."""
+    cells = [
+        {"cell_type": "markdown", "source": ["# text\n"]},
+        {
+            "cell_type": "code",
+            "source": ["%matplotlib inline\n", "import torch\n", "!pip list\n", "if torch:\n", "    !ls\n"],
+        },
+        {"cell_type": "code", "source": "%%bash\necho 1 2"},
+        {"cell_type": "code", "source": ["x = (7\n", "% 3)\n", "net = torch.nn.DataParallel(x)\n", "x?"]},
+    ]
+    (tmp_path / "n.ipynb").write_text(json.dumps({"cells": cells, "nbformat": 4}))
+    report = lint_paths([tmp_path])
+    assert report.failures == []
+    [found] = report.findings
+    assert (found.cell, found.line, found.column, found.fix) == (4, 3, 7, None)
+
+
+@pytest.mark.parametrize(
+    ("comment", "left"),
+    [
+        ("# rankwise: ignore[RW210] one process", []),
+        ("# rankwise: ignore[dataparallel-module]", []),
+        ("# rankwise: ignore", []),
+        ("# noqa: RW210", []),
+        ("# noqa: E501, RW210", []),
+        ("# rankwise: ignore[RW101]", ["RW210", "RW901"]),
+        ("# rankwise: ignore[RW210, RW101]", ["RW901"]),
+        ("# noqa: E501", ["RW210"]),
+    ],
+)
+def test_comments(tmp_path, comment, left):
+    """A comment suppresses what it names on its line; one that suppresses nothing is reported."""
+    (tmp_path / "m.py").write_text(BAD.rstrip() + f"  {comment}\n")
+    report = lint_paths([tmp_path])
+    assert sorted(codes(report)) == left
+    assert bool(report.noqa_files) is ("noqa" in comment and "RW" in comment)
+
+
+def test_a_comment_for_the_file_and_text_that_is_no_comment(tmp_path):
+    """`ignore-file` counts everywhere; the same words in a string count nowhere."""
+    (tmp_path / "m.py").write_text("# rankwise: ignore-file[RW2]\n" + BAD)
+    (tmp_path / "n.py").write_text("'# rankwise: ignore-file[RW2]'\n" + BAD)
+    assert [found.file[-4:] for found in lint_paths([tmp_path]).findings] == ["n.py"]
+
+
+def test_settings(tmp_path):
+    """The nearest table counts; options count more; a key or a name that nobody knows is an error."""
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    (tmp_path / "pyproject.toml").write_text(
+        '[tool.rankwise.lint]\nignore = ["RW210"]\n[tool.rankwise.lint.per-file-ignores]\n"gen_*.py" = ["RW2"]\n'
+    )
+    found = find_settings(inner, select=("RW2",))
+    assert (found.select, found.ignore) == (("RW2",), ("RW210",))
+    assert found.per_file_ignores == {"gen_*.py": ("RW2",)}
+    assert not found.rules_for("x/gen_a.py", RULES)
+    (inner / "pyproject.toml").write_text('[tool.rankwise.lint]\nselct = ["RW2"]\n')
+    with pytest.raises(ConfigError, match=r"has no key 'selct'; it knows .*select"):
+        find_settings(inner)
+    (inner / "pyproject.toml").write_text('[tool.rankwise.lint]\nselect = "RW2"\n')
+    with pytest.raises(ConfigError, match="wants a list of strings"):
+        find_settings(inner)
+    with pytest.raises(ConfigError, match="no rule is called 'RW299'"):
+        Settings(select=("RW299",)).check_names(RULES)
+
+
+def test_info_and_low_confidence_are_off_unless_selected(tmp_path):
+    """By default neither; a prefix brings info, a full code low confidence, too."""
+    source = "import torch\nnet = torch.nn.parallel.DistributedDataParallel(1, find_unused_parameters=True)\n"
+    (tmp_path / "m.py").write_text("import x\nx.setup()\n" + source)
+    assert codes(lint_paths([tmp_path])) == []
+    assert codes(lint_paths([tmp_path], Settings(select=("RW209",)))) == ["RW209"]
+    assert codes(lint_paths([tmp_path], Settings(confidence="low"))) == ["RW209"]
+
+
+def test_a_baseline_holds_old_findings_while_lines_move(tmp_path):
+    """Known ones are not reported, also further down; a second equal one is new."""
+    path, kept = tmp_path / "m.py", tmp_path / "baseline.json"
+    path.write_text(BAD)
+    assert write_baseline(kept, lint_paths([path]).findings) == 1
+    path.write_text("\n\n" + BAD)
+    assert without_known(lint_paths([path]).findings, read_baseline(kept)) == []
+    path.write_text(BAD + BAD)
+    assert len(without_known(lint_paths([path]).findings, read_baseline(kept))) == 1
+    with pytest.raises(ConfigError, match="no baseline"):
+        read_baseline(tmp_path / "none.json")
+
+
+def test_calls_are_followed_into_files_that_are_given(tmp_path):
+    """A function of another file that reaches a collective, called on one rank: found only where that file is given."""
+    (tmp_path / "tools.py").write_text("import torch.distributed as dist\ndef total(x):\n    dist.all_reduce(x)\n")
+    main = tmp_path / "train.py"
+    main.write_text("from tools import total\ndef f(x, rank):\n    if rank == 0:\n        total(x)\n")
+    assert codes(lint_paths([main])) == []
+    assert codes(lint_paths([tmp_path])) == ["RW401"]
