@@ -10,6 +10,7 @@ import typer
 from rankwise._version import __version__
 from rankwise.cli.checkpoint_app import checkpoint_commands
 from rankwise.cli.data_app import data_commands
+from rankwise.cli.doctor import doctor_command
 from rankwise.cli.env import env_command
 from rankwise.cli.kubeflow_words import announced_options
 from rankwise.cli.lint import lint_command, rule_command
@@ -73,6 +74,7 @@ app.command(
 )(lint_command)
 app.command("rule")(rule_command)
 app.command("env", epilog="Paste it into a report; it holds no secrets that it knows, but read it first.")(env_command)
+app.command("doctor", epilog="Exit codes: 0 nothing failed, 1 a check failed.")(doctor_command)
 app.command("watch")(watch_command)
 app.command("jobs")(jobs_command)
 app.command("logs")(logs_command)

@@ -1,0 +1,72 @@
+"""Collectives with known answers, and their speed: what each rank of a probe does once its group exists."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+__all__ = ["SIZES", "check_patterns", "sweep"]
+
+SIZES = (4 << 10, 64 << 10, 1 << 20, 16 << 20)  # bytes of one rank
+_ROUNDS = 5
+
+
+def check_patterns(device: Any = "cpu") -> dict[str, str]:
+    """Run each collective once on numbers whose result is known; return "" or what came instead, by name."""
+    import torch
+    import torch.distributed as dist
+
+    rank, size = dist.get_rank(), dist.get_world_size()
+    own = torch.arange(4, dtype=torch.float64, device=device) + 10 * rank
+    total = own.clone()
+    dist.all_reduce(total)
+    from_last = own.clone()
+    dist.broadcast(from_last, src=size - 1)
+    parts = [torch.empty_like(own) for _ in range(size)]
+    dist.all_gather(parts, own)
+    dist.barrier()
+    first = torch.arange(4, dtype=torch.float64, device=device)
+    wanted = {
+        "all_reduce": (total, size * first + 10 * sum(range(size))),
+        "broadcast": (from_last, first + 10 * (size - 1)),
+        "all_gather": (torch.stack(parts), torch.stack([first + 10 * other for other in range(size)])),
+    }
+    return {
+        name: "" if torch.equal(got, right) else f"got {got.tolist()}, wanted {right.tolist()}"
+        for name, (got, right) in wanted.items()
+    }
+
+
+def sweep(device: Any = "cpu", sizes: Sequence[int] = SIZES) -> list[dict[str, float]]:
+    """Time all-reduces of growing size: algorithm bandwidth is bytes over time, bus bandwidth 2(W-1)/W of it.
+
+    Returns:
+        For each size ``{"bytes", "seconds", "algorithm_gb_s", "bus_gb_s"}``; seconds are the median of 5 rounds.
+    """
+    import torch
+    import torch.distributed as dist
+
+    world = dist.get_world_size()
+    rows = []
+    for size in sizes:
+        data = torch.zeros(size // 4, device=device)
+        seconds = statistics.median([_timed(lambda: dist.all_reduce(data), device) for _ in range(_ROUNDS)])  # noqa: B023
+        rate = size / seconds / 1e9
+        rows.append(
+            {"bytes": size, "seconds": seconds, "algorithm_gb_s": rate, "bus_gb_s": rate * 2 * (world - 1) / world}
+        )
+    return rows
+
+
+def _timed(call: Callable[[], object], device: Any) -> float:
+    import torch
+    import torch.distributed as dist
+
+    dist.barrier()
+    begun = time.perf_counter()
+    call()
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - begun

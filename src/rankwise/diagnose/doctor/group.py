@@ -1,0 +1,148 @@
+"""A group of gloo ranks on this machine, in subprocesses with a deadline: does it come up, is it right and fast?"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rankwise.diagnose.doctor.check import Check, failed, not_run, passed
+
+__all__ = ["check_group", "describe_sweep"]
+
+_STAGES = ("torch", "store", "group", "collectives", "sweep")
+_MEANING = {
+    "torch": "importing torch",
+    "store": "opening the store on loopback",
+    "group": "meeting the other ranks",
+    "collectives": "the first collectives",
+    "sweep": "measuring",
+}
+_AFTER_S = 2.0  # others may have more to say than who failed first
+# what a launcher has set would make a rank of the probe take part in the job
+_NOT_HANDED_ON = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "RANKWISE_VITALS", "RANKWISE_WATCH")
+
+
+class _Probe:
+    """One rank's process and what it has said."""
+
+    def __init__(self, rank: int, ranks: int, port: int, deadline_s: float, environ: Mapping[str, str]) -> None:
+        words = [str(rank), str(ranks), str(port), str(int(deadline_s))]
+        env = {key: value for key, value in environ.items() if key not in _NOT_HANDED_ON}
+        self.process = subprocess.Popen(  # noqa: S603
+            [sys.executable, "-m", "rankwise.diagnose.doctor.probe", *words],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env,
+        )  # fmt: skip
+        self.said: dict[str, dict[str, Any]] = {}
+        self.complaint = ""
+        self.ended_itself = False
+        self._threads = [threading.Thread(target=target, daemon=True) for target in (self._hear, self._hear_complaint)]
+        for thread in self._threads:
+            thread.start()
+
+    def _hear(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.startswith("{"):
+                found = json.loads(line)
+                self.said[found["stage"]] = found
+
+    def _hear_complaint(self) -> None:
+        assert self.process.stderr is not None
+        self.complaint = self.process.stderr.read()
+
+    def wait_for(self, stage: str, deadline: float) -> bool:
+        """Wait until it has said the stage, has ended, or time is up."""
+        while stage not in self.said and time.monotonic() < deadline:
+            if self.process.poll() is not None:
+                self._threads[0].join(5)
+                break
+            time.sleep(0.02)
+        return stage in self.said
+
+    def end(self) -> None:
+        self.ended_itself = self.process.poll() is not None
+        self.process.kill()
+        self.process.wait()
+        for thread in self._threads:
+            thread.join(5)
+        for stream in (self.process.stdout, self.process.stderr):
+            if stream is not None:
+                stream.close()
+
+
+def check_group(ranks: int = 2, deadline_s: float = 60.0, environ: Mapping[str, str] | None = None) -> list[Check]:
+    """Start `ranks` gloo ranks, let them meet and reduce; say who stuck where if they do not within the deadline."""
+    name = f"group of {ranks} gloo ranks"
+    variables = os.environ if environ is None else environ
+    deadline = time.monotonic() + deadline_s
+    probes = [_Probe(0, ranks, 0, deadline_s, variables)]
+    try:
+        if probes[0].wait_for("store", deadline):
+            port = int(probes[0].said["store"]["port"])
+            probes += [_Probe(rank, ranks, port, deadline_s, variables) for rank in range(1, ranks)]
+            _wait_for_all(probes, deadline)
+    finally:
+        for probe in probes:
+            probe.end()
+    return _judge(name, probes, ranks)
+
+
+def _wait_for_all(probes: Sequence[_Probe], deadline: float) -> None:
+    """Wait until all have measured; a little only for the others once one of them has ended before."""
+    for probe in probes:
+        while not probe.wait_for("sweep", min(deadline, time.monotonic() + 0.2)) and time.monotonic() < deadline:
+            if any(other.process.poll() is not None and "sweep" not in other.said for other in probes):
+                deadline = min(deadline, time.monotonic() + _AFTER_S)
+
+
+def _judge(name: str, probes: Sequence[_Probe], ranks: int) -> list[Check]:
+    stuck = {}
+    for rank, probe in enumerate(probes):
+        missing = next((stage for stage in _STAGES if stage not in probe.said), None)
+        if missing is not None:
+            stuck[rank] = missing
+    if stuck:
+        # one that ended of itself is the cause, the others may only have waited for it
+        rank, stage = min(stuck.items(), key=lambda item: (not probes[item[0]].ended_itself, _STAGES.index(item[1])))
+        said = probes[rank].complaint.strip().splitlines()
+        evidence = (
+            f"rank {rank} did not get past {_MEANING[stage]}{': ' + said[-1][:300] if said else ', and said nothing'}"
+        )
+        if stage == "torch" and any("No module named 'torch'" in line for line in said):
+            return [not_run("group", name, "torch is not installed", "pip install 'rankwise[train]'")]
+        return [failed("group", name, evidence, _mend(stage))]
+    wrong = [(r, op, text) for r, p in enumerate(probes) for op, text in p.said["collectives"]["wrong"].items() if text]
+    if wrong:
+        told = "; ".join(f"rank {rank}: {op} {text}" for rank, op, text in wrong)
+        return [failed("group", "collectives", told, "the transport changes data: exclude this machine")]
+    rows = probes[0].said["sweep"]["rows"]
+    return [
+        passed("group", name, f"met on loopback, torch {probes[0].said['torch']['version']}"),
+        passed("group", "collectives", f"all_reduce, broadcast, all_gather, barrier right on {ranks} ranks"),
+        passed("group", "bandwidth of all_reduce", describe_sweep(rows)),
+    ]
+
+
+def _mend(stage: str) -> str:
+    if stage == "torch":
+        return "torch cannot be imported here: python -c 'import torch' shows the whole error"
+    if stage in {"store", "group"}:
+        return "look at GLOO_SOCKET_IFNAME, at the machine's own name (host section), at a firewall on loopback"
+    return "look at the machine's load and memory, and try again"
+
+
+def describe_sweep(rows: Sequence[Mapping[str, float]]) -> str:
+    """Return sizes with their bus bandwidths in one line."""
+    return ", ".join(
+        f"{_size(int(row['bytes']))} {row['bus_gb_s']:.3g} GB/s ({row['seconds'] * 1e3:.3g} ms)" for row in rows
+    )
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes >> 20} MiB" if num_bytes >= 1 << 20 else f"{num_bytes >> 10} KiB"

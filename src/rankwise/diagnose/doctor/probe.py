@@ -1,0 +1,45 @@
+"""One rank of a probe, in a process of its own: `python -m rankwise.diagnose.doctor.probe RANK RANKS PORT SECONDS`.
+
+It says each stage that it has reached as a line of JSON, so that whoever waits for it knows where it stuck.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from datetime import timedelta
+from typing import Any
+
+__all__: list[str] = []
+
+
+def main(argv: list[str]) -> None:
+    """Join the others over loopback with gloo, check collectives, measure."""
+    rank, ranks, port, seconds = (int(word) for word in argv)
+    import torch
+    import torch.distributed as dist
+
+    _say("torch", version=torch.__version__)
+    torch.set_num_threads(1)
+    limit = timedelta(seconds=seconds)
+    store = dist.TCPStore(  # type: ignore[attr-defined]
+        "127.0.0.1", port, ranks, is_master=rank == 0, wait_for_workers=False, timeout=limit
+    )
+    _say("store", port=store.port)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=limit)
+    _say("group")
+    from rankwise.diagnose.doctor.collectives import check_patterns, sweep
+
+    _say("collectives", wrong=check_patterns())
+    _say("sweep", rows=sweep())
+    sys.stdout.flush()
+    os._exit(0)  # a group that broke cannot hold up the end
+
+
+def _say(stage: str, **more: Any) -> None:
+    print(json.dumps({"stage": stage, **more}), flush=True)  # noqa: T201
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,136 @@
+"""`rankwise doctor`: what is fine passes, what is planted is named with its mend, what was not looked at is not run."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from rankwise.diagnose.doctor import Check, exit_code, render
+from rankwise.diagnose.doctor.group import check_group
+from rankwise.diagnose.doctor.host import check_host
+from rankwise.diagnose.doctor.job import judge_facts
+from rankwise.diagnose.doctor.variables import check_variables
+from rankwise.diagnose.variables import KNOWN, NEVER_EXISTED, RENAMED, judge_name
+
+LO = {"lo": ["127.0.0.1"], "eth0": ["10.0.0.5"]}
+RANK = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "h", "MASTER_PORT": "29500"}
+
+
+@pytest.mark.parametrize(
+    ("variables", "status", "evidence", "mend"),
+    [
+        ({}, "pass", "none set", ""),
+        (RANK, "pass", "RANK=0, WORLD_SIZE=2", ""),
+        (RANK | {"RANK": "2"}, "fail", "RANK=2 is not below WORLD_SIZE=2", "launcher"),
+        (RANK | {"MASTER_PORT": "80000"}, "fail", "MASTER_PORT=80000 is no port", "launcher"),
+        (RANK | {"WORLD_SIZE": "two"}, "fail", "WORLD_SIZE='two' is no number", "launcher"),
+        ({"RANK": "0"}, "fail", "RANK set, but not WORLD_SIZE, MASTER_ADDR, MASTER_PORT", "launcher"),
+    ],
+)
+def test_the_place_is_judged(variables, status, evidence, mend):
+    """Presence, range and contradictions of a launcher's variables."""
+    check = check_variables(variables, LO)[0]
+    assert (check.status, evidence in check.evidence, mend in check.mend) == (status, True, True), check
+
+
+@pytest.mark.parametrize(
+    ("variables", "status", "text"),
+    [
+        ({"NCCL_TIMEOUT": "1800"}, "warn", "init_process_group(timeout="),
+        ({"NCCL_BLOCKING_WAIT": "1"}, "warn", "use TORCH_NCCL_BLOCKING_WAIT"),
+        ({"NCCL_SOCKET_IFNAM": "eth0"}, "warn", "did you mean NCCL_SOCKET_IFNAME?"),
+        ({"GLOO_SOCKET_IFNAME": "eth"}, "fail", "names no interface"),
+        ({"GLOO_SOCKET_IFNAME": "eth0"}, "pass", "exactly"),
+        ({"NCCL_SOCKET_IFNAME": "eth"}, "pass", "every interface that begins so"),
+        ({"NCCL_SOCKET_IFNAME": "=eth"}, "fail", "names no interface"),
+        ({"NCCL_DEBUG_FILE": "/tmp/nccl.%r"}, "warn", "%h"),
+        ({"NCCL_P2P_DISABLE": "1"}, "warn", "host memory"),
+        ({"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}, "warn", "after debugging"),
+    ],
+)
+def test_variables_of_the_libraries(variables, status, text):
+    """Names that nobody reads, old names, interfaces that are not there, what was left in from debugging."""
+    found = [c for c in check_variables(variables, LO) if c.status == status and text in c.evidence + c.mend]
+    assert found, check_variables(variables, LO)
+
+
+def test_the_tables_agree():
+    """No name is both known and not; what belongs to others is left alone."""
+    assert not KNOWN & NEVER_EXISTED.keys()
+    assert all(judge_name(name)[0] == "renamed" for name in RENAMED)
+    assert judge_name("NCCLISH") is None
+    assert judge_name("NCCL_DEBUG") is None
+
+
+def test_this_machine_is_judged():
+    """Every check of the host has evidence, and what is not fine has a mend."""
+    checks = check_host()
+    assert {check.name for check in checks} >= {"shared memory (/dev/shm)", "open files", "own name"}
+    assert all(check.evidence and (check.status == "pass" or check.mend) for check in checks)
+
+
+def fact(**more):
+    return {
+        "host": "a", "boot": "1", "versions": {"torch": "2.13.0"}, "variables": {}, "time": 100.0, "local_rank": 0,
+        "device": "cpu", **more,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("second", "status", "text"),
+    [
+        (fact(), None, ""),
+        (fact(versions={"torch": "2.12.0"}), "fail", "torch: 2.13.0 on rank 0, 2.12.0 on rank 1"),
+        (fact(variables={"NCCL_DEBUG": "INFO"}), "fail", "NCCL_DEBUG: not set on rank 0, INFO on rank 1"),
+        (fact(time=95.0, host="b"), "warn", "the earliest is rank 1 on b"),
+    ],
+)
+def test_ranks_are_compared(second, status, text):
+    """Versions, variables and clocks that differ are told with their ranks."""
+    found = [check for check in judge_facts([fact(), second]) if check.status in {"fail", "warn"}]
+    assert [check.status for check in found] == ([status] if status else [])
+    assert all(text in check.evidence for check in found)
+
+
+def test_two_ranks_on_one_gpu():
+    """The same device of one machine twice is an error, of two machines it is not."""
+    first = fact(device="cuda:0")
+    twice = judge_facts([first, fact(device="cuda:0")])
+    assert any(c.status == "fail" and "cuda:0 by ranks 0, 1" in c.evidence for c in twice)
+    assert not any(c.status == "fail" for c in judge_facts([first, fact(device="cuda:0", boot="2")]))
+
+
+def test_a_healthy_group_passes_and_a_sick_one_is_named():
+    """Real gloo ranks: they meet and compute right; where they stop for want of an interface is told."""
+    checks = check_group(2, 200.0, dict(os.environ))
+    assert [check.status for check in checks] == ["pass"] * 3, checks
+    assert "16 MiB" in checks[-1].evidence
+    (check,) = check_group(2, 200.0, {**os.environ, "GLOO_SOCKET_IFNAME": "nowhere0"})
+    assert check.status == "fail"
+    assert "did not get past meeting the other ranks" in check.evidence
+    assert "GLOO_SOCKET_IFNAME" in check.mend
+
+
+def test_a_group_that_does_not_come_is_given_up():
+    """The deadline holds: who imports for longer is told so."""
+    (check,) = check_group(2, 0.05, dict(os.environ))
+    assert check.status == "fail"
+    assert "did not get past importing torch" in check.evidence
+
+
+def test_under_a_launcher_all_ranks_are_compared(tmp_path):
+    """One report for the job, from the main rank; a mistyped variable of the job stands in it."""
+    command = [sys.executable, "-m", "rankwise", "run", "--nproc", "2", "-m", "rankwise", "doctor", "--json"]
+    env = {**os.environ, "NCCL_TIMEOUT": "60", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=240)
+    checks = [Check(**found) for found in json.loads(done.stdout)]
+    named = {check.name: check for check in checks}
+    assert named["all ranks meet"].evidence == "2 ranks"
+    assert named["same versions"].status == "pass"
+    assert named["collectives"].status == "pass"
+    assert named["NCCL_TIMEOUT"].status == "warn"
+    assert named["read rate of the data"].status == "not run"
+    assert exit_code(checks) == 0
+    assert "1 warn" in render(checks)
