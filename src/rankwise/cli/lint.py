@@ -54,9 +54,9 @@ def lint_command(  # noqa: PLR0917  (typer's way: a parameter per option)
     settings = find_settings(start, select=_names(select), ignore=_names(ignore), confidence=confidence)
     settings.check_names(RULES)
     if fix or unsafe_fixes or diff:
-        _mend(paths, settings, unsafe=unsafe_fixes, write=not diff)
+        num_mended = _mend(paths, settings, unsafe=unsafe_fixes, write=not diff)
         if diff:
-            return
+            sys.exit(1 if num_mended else 0)
     report = lint_paths(paths, settings)
     if add_ignore or write_baseline is not None:
         _accept(report, write_baseline, add_ignore=add_ignore)
@@ -75,7 +75,7 @@ def _names(words: list[str] | None) -> tuple[str, ...] | None:
     return None if words is None else tuple(name.strip() for word in words for name in word.split(",") if name.strip())
 
 
-def _mend(paths: list[Path], settings: Settings, *, unsafe: bool, write: bool) -> None:
+def _mend(paths: list[Path], settings: Settings, *, unsafe: bool, write: bool) -> int:
     from rankwise.diagnose.lint.fixing import mend_paths
 
     num_mended = 0
@@ -84,6 +84,7 @@ def _mend(paths: list[Path], settings: Settings, *, unsafe: bool, write: bool) -
         if not write:
             print(text, end="")
     print(f"{num_mended} {'mended' if write else 'would be mended'}", file=sys.stderr)
+    return num_mended
 
 
 def _accept(report: Report, baseline: Path | None, *, add_ignore: bool) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from rankwise.diagnose.lint import RULES, Settings, find_settings, lint_paths
 from rankwise.diagnose.lint.baseline import read_baseline, without_known, write_baseline
+from rankwise.diagnose.lint.fixing import add_comments
 from rankwise.errors import ConfigError
 
 BAD = "import torch\nnet = torch.nn.DataParallel(torch.nn.Linear(1, 1))\n"
@@ -142,3 +143,33 @@ def test_calls_are_followed_into_files_that_are_given(tmp_path):
     main.write_text("from tools import total\ndef f(x, rank):\n    if rank == 0:\n        total(x)\n")
     assert codes(lint_paths([main])) == []
     assert codes(lint_paths([tmp_path])) == ["RW401"]
+
+
+def test_comments_are_added_only_where_they_can_stand(tmp_path):
+    """After a form feed the lines still count right; before a continuation there is no place for one."""
+    path = tmp_path / "m.py"
+    path.write_text(
+        "import torch\n\x0c\nnet = torch.nn.DataParallel(1)\nother = torch.nn.DataParallel(2) \\\n    or 1\n"
+    )
+    assert add_comments(lint_paths([path])) == 1
+    lines = path.read_text().split("\n")
+    assert lines[2] == "net = torch.nn.DataParallel(1)  # rankwise: ignore[RW210]"
+    assert lines[3] == "other = torch.nn.DataParallel(2) \\"
+    assert [found.line for found in lint_paths([path]).findings] == [4]
+
+
+def test_a_rule_that_fails_costs_one_file(tmp_path, monkeypatch):
+    """A bug of ours is said with its place, the exit code is 2, and the other files are checked."""
+
+    def broken(source, *_):
+        if source.path.endswith("a.py"):
+            raise KeyError("x")
+        return []
+
+    monkeypatch.setattr("rankwise.diagnose.lint.checker.check_source", broken)
+    for name in ("a.py", "b.py"):
+        (tmp_path / name).write_text(BAD)
+    report = lint_paths([tmp_path])
+    [failure] = report.failures
+    assert "a bug of it: KeyError: 'x' (test_checking.py:" in failure.message
+    assert (report.num_files, report.exitcode) == (2, 2)

@@ -84,7 +84,7 @@ def test_fixes_keep_the_rest_of_the_file(script):
     """--diff changes nothing; --fix changes only what it must, line ends and other characters stay."""
     script.write_bytes(FIXABLE.encode())
     code, shown = lint(script, "--diff")
-    assert code == 0
+    assert code == 1
     assert '+with torch.amp.autocast("cuda"):' in shown
     assert script.read_bytes() == FIXABLE.encode()
     assert lint(script, "--fix")[0] == 0

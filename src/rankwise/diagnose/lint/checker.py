@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -128,6 +129,11 @@ def lint_paths(paths: Sequence[Path | str], settings: Settings | None = None) ->
             continue
         except (ValueError, RecursionError) as error:
             report.failures.append(Failure(str(path), 1, f"does not parse: {type(error).__name__}: {error}"))
+            continue
+        except Exception as error:  # noqa: BLE001  (a bug of a rule costs one file, is said, and the exit code is 2)
+            at = traceback.extract_tb(error.__traceback__)[-1]
+            said = f"{type(error).__name__}: {error} ({Path(at.filename).name}:{at.lineno})"
+            report.failures.append(Failure(str(path), 1, f"the linter failed, which is a bug of it: {said}"))
             continue
         if uses_noqa(source):
             report.noqa_files.append(str(path))

@@ -46,8 +46,8 @@ def add_comments(report: Report) -> int:
     for path, source in report.sources.items():
         if source.fixable:
             found = [finding for finding in report.findings if finding.file == path]
-            number += len({finding.end_line for finding in found})
             text = add_ignores(source, found)
+            number += sum(old != new for old, new in zip(source.source.split("\n"), text.split("\n"), strict=True))
             _write(Path(path), SourceFile(path, text, source.launch, (), source.encoding))
     return number
 

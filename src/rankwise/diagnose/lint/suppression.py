@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import io
+import itertools
 import re
 import tokenize
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rankwise.diagnose.lint.inputs import SourceFile
 from rankwise.diagnose.lint.record import Edit, Finding, Fix, Rule, registered, rule
@@ -119,18 +121,25 @@ def _comments(source: SourceFile) -> Iterator[_Comment]:
 
 
 def _comment_spans(source: SourceFile) -> Iterator[tuple[int, int, str]]:
-    starts = [0]
-    for line in source.source.splitlines(keepends=True):
-        starts.append(starts[-1] + len(line))
+    lines = _lines(source.source)
+    starts = [0, *itertools.accumulate(len(line) for line in lines)]
     if source.launch is not None:
-        for number, line in enumerate(source.source.splitlines(), 1):
+        for number, line in enumerate(lines, 1):
             column = line.find("#")
             if column >= 0:
-                yield number, starts[number - 1] + column, line[column:]
+                yield number, starts[number - 1] + column, line[column:].rstrip("\r\n")
         return
-    for token in tokenize.generate_tokens(io.StringIO(source.source).readline):
-        if token.type == tokenize.COMMENT:
-            yield token.start[0], starts[token.start[0] - 1] + token.start[1], token.string
+    try:
+        for token in tokenize.generate_tokens(io.StringIO(source.source, newline="").readline):
+            if token.type == tokenize.COMMENT:
+                yield token.start[0], starts[token.start[0] - 1] + token.start[1], token.string
+    except tokenize.TokenError as error:  # what `ast` reads and `tokenize` does not
+        raise SyntaxError(str(error.args[0])) from None
+
+
+def _lines(text: str) -> list[str]:
+    """Return the lines as Python counts them, with their ends; a form feed ends none."""
+    return re.findall(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+$", text)
 
 
 def uses_noqa(source: SourceFile) -> bool:
@@ -139,17 +148,31 @@ def uses_noqa(source: SourceFile) -> bool:
 
 
 def add_ignores(source: SourceFile, findings: Iterable[Finding]) -> str:
-    """Return the text with a suppressing comment at the end of every line that has findings."""
+    """Return the text with a suppressing comment at the end of every line that has findings.
+
+    A line whose end is no place for a comment (inside a string, before a continuation) stays as it is.
+    """
     by_line: dict[int, set[str]] = {}
     for finding in findings:
         if finding.rule is not UNUSED:
             by_line.setdefault(finding.end_line, set()).add(finding.rule.code)
-    lines = source.source.splitlines(keepends=True)
+    lines = _lines(source.source)
     for number, codes in by_line.items():
         line = lines[number - 1]
         body = line.rstrip("\r\n")
         lines[number - 1] = f"{body}  # rankwise: ignore[{', '.join(sorted(codes))}]{line[len(body) :]}"
+        if not _is_comment(replace(source, source="".join(lines)), number):
+            lines[number - 1] = line
     return "".join(lines)
+
+
+def _is_comment(source: SourceFile, number: int) -> bool:
+    try:
+        if source.launch is None:
+            ast.parse(source.source)
+        return any(comment.line == number for comment in _comments(source))
+    except (SyntaxError, ValueError):
+        return False
 
 
 assert UNUSED in registered()
