@@ -1,6 +1,6 @@
 """What starting ranks costs, by who starts them: seconds from the command to the first collective, in paired rounds.
 
-    python bench/launch.py [--rounds 8] [--ranks 2 4] [--only NAME ...]
+    python bench/launch.py [--rounds 3] [--ranks 2 4] [--only NAME ...]
 
 Every way starts the same work on N gloo ranks: import torch, join a group, one all_reduce. Each round runs all ways, in
 changing order. Printed are median and quartiles of the seconds until the last rank has its result, of the CPU seconds
@@ -78,7 +78,8 @@ SCRIPTS = {
     "waits.py": "import os, time\nimport work\nwork.announced()\n"
     "open(f'pid-{os.environ[\"RANK\"]}', 'w').write(str(os.getpid()))\ntime.sleep(600)\n",
 }
-TORCHRUN, SPAWN = "torchrun --standalone", "mp.spawn"
+BARE = "one bare process"
+TORCHRUN, SPAWN, ACCELERATE = "torchrun --standalone", "mp.spawn", "accelerate launch --multi_gpu"
 
 
 def commands(size: int) -> dict[str, list[str]]:
@@ -90,28 +91,32 @@ def commands(size: int) -> dict[str, list[str]]:
         "rankwise.run(fn)": [python, "function.py", number],
         "rankwise.run(fn), caller has torch": [python, "function_torch.py", number],
         SPAWN: [python, "spawn.py", number],
-        "accelerate launch (starts one rank)": [
-            *[python, "-m", "accelerate.commands.launch", "--cpu", "--num_machines", "1", "--mixed_precision", "no"],
-            *["--dynamo_backend", "no", "--num_processes", number, "script.py"],
+        ACCELERATE: [  # with --cpu it starts one rank, whatever it is asked for; with --multi_gpu it needs no GPU
+            *[python, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_machines", "1", "--num_processes"],
+            *[number, "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0", "script.py"],
         ],
         "Fabric ddp": [python, "fabric.py", number],
         "submitit local": [python, "local.py", number],
-        "one bare process": [python, "script.py", "1"],
+        BARE: [python, "script.py", "1"],
     }
 
 
-NEEDS = {"accelerate launch (starts one rank)": "accelerate", "Fabric ddp": "lightning", "submitit local": "submitit"}
+NEEDS = {ACCELERATE: "accelerate", "Fabric ddp": "lightning", "submitit local": "submitit"}
 
 
-def measure(command: list[str], folder: Path) -> tuple[float, float]:
+def measure(command: list[str], folder: Path, num_ranks: int) -> tuple[float, float]:
     """Return (seconds to the first collective of the last rank, CPU seconds of the command and its children)."""
     for old in folder.glob("done-*"):
         old.unlink()
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{folder}:{os.environ.get('PYTHONPATH', '')}"}
+    # all come compiled, as they are when they are installed
+    ours = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    env = {**ours, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{folder}:{os.environ.get('PYTHONPATH', '')}"}
     before, start = cpu_seconds(), time.time()
     subprocess.run(command, cwd=folder, check=True, capture_output=True, env=env, timeout=300)
-    last = max(float(path.read_text()) for path in folder.glob("done-*"))
-    return last - start, cpu_seconds() - before
+    done = [float(path.read_text()) for path in folder.glob("done-*")]
+    if len(done) != num_ranks:
+        raise RuntimeError(f"{len(done)} ranks came to the first collective, not {num_ranks}: {' '.join(command)}")
+    return max(done) - start, cpu_seconds() - before
 
 
 def cpu_seconds() -> float:
@@ -158,15 +163,15 @@ def until(condition: Callable[[], bool], limit_s: float = 120.0) -> None:
         time.sleep(0.005)
 
 
-def compare(size: int, rounds: int, folder: Path, only: list[str]) -> None:
+def compare(size: int, rounds: int, folder: Path, only: list[str], *, warm: bool) -> None:
     """Run all ways in turn, and print what they cost."""
     ways = {name: command for name, command in commands(size).items() if not only or name in only}
     absent = [name for name in ways if name in NEEDS and importlib.util.find_spec(NEEDS[name]) is None]
     ways = {name: command for name, command in ways.items() if name not in absent}
     results: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
-    for number in range(rounds + 1):
+    for number in range(0 if warm else 1, rounds + 1):
         for way in list(ways) if number % 2 else list(reversed(ways)):
-            result = measure(ways[way], folder)
+            result = measure(ways[way], folder, 1 if way == BARE else size)
             if number:  # the first round warms the file cache
                 results[way].append(result)
     print(f"\n{size} gloo ranks, {rounds} rounds{'; not installed: ' * bool(absent)}{', '.join(absent)}")
@@ -181,7 +186,7 @@ def compare(size: int, rounds: int, folder: Path, only: list[str]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--only", nargs="+", default=[], help="names of ways, as printed")
     options = parser.parse_args()
@@ -191,7 +196,7 @@ def main() -> None:
         for script, text in {**SCRIPTS, "work.py": WORK}.items():
             (folder / script).write_text(text)
         for size in options.ranks:
-            compare(size, options.rounds, folder, options.only)
+            compare(size, options.rounds, folder, options.only, warm=size == options.ranks[0])
             deaths = [death(folder, size) for _ in range(min(3, options.rounds))]
             print(f"death to traceback, s: {spread([told for told, _ in deaths])}; to the end: ", end="")
             print(spread([ended for _, ended in deaths]))
