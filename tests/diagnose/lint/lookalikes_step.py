@@ -153,6 +153,11 @@ def save(net, path, model):
     if dist.get_rank() == 0:
         torch.save({"model": wrapped.module.state_dict()}, path)
         torch.save(model, path)
+
+def save_features(net, batch, path):
+    features = net(batch)
+    features = features.to("cpu")
+    torch.save(features.cpu(), path)
 """,
     "RW503": """
 import torch

@@ -44,6 +44,19 @@ def main(args, local_rank):
         torch.cuda.set_device(local_rank)
 """
 
+A_MODULE_ITSELF = """
+import torch
+
+class Trainer:
+    def __init__(self, net, device_ids):
+        self.net = net
+        self.model = torch.nn.DataParallel(net, device_ids)  # rankwise: ignore[RW210] one machine
+
+    def save(self, path):
+        torch.save(self.net.cpu(), path)
+        self.net.to("cuda")
+"""
+
 
 @pytest.mark.parametrize(
     ("text", "slug", "line"),
@@ -51,6 +64,7 @@ def main(args, local_rank):
         (RETURN_BEFORE_A_BARRIER, "rank-dependent-exit", 9),
         (RETURN_BEFORE_THE_WRAP, "rank-dependent-exit", 11),
         (DEVICE_AFTER_A_BARRIER, "set-device-after-collective", 9),
+        (A_MODULE_ITSELF, "save-whole-module", 10),
     ],
 )
 def test_a_mistake_that_was_missed_is_found_at_its_line(text: str, slug: str, line: int) -> None:

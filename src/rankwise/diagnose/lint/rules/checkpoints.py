@@ -87,7 +87,7 @@ def _hidden_test(module: Module, call: Call) -> bool:
 
 @rule(
     "RW502", "save-whole-module", "warning", "high",
-    message="torch.save of the wrapped model {name} pickles DDP and its classes: save its state_dict",
+    message="torch.save of the model {name} itself pickles its classes, and DDP where it is wrapped: save its state_dict",
     why="The file loads only where the same classes, a process group and the same code exist; torch.load refuses it by default "
     "since 2.6 (weights_only).",
     wrong=_HEAD + """
@@ -105,10 +105,19 @@ def save(net, path):
     ignore="never.",
 )  # fmt: skip
 def save_whole_module(module: Module) -> Iterator[Hit]:
-    """torch.save(model) of something that DDP returned, or what it holds."""
+    """torch.save(model) of what DDP returned or holds, or of another module of a file that uses several GPUs."""
     names = {wrap.text for wrap in wraps(module) if wrap.text}
+    if names or module.named("torch.nn.DataParallel"):
+        # a move whose value is dropped is one of a module: a tensor's gives a copy
+        names |= {
+            call.base
+            for call in module.methods("to", "cuda", "cpu")
+            if isinstance(call.place.stmt, ast.Expr) and call.place.stmt.value is call.node
+        }
     for call in module.named("torch.save"):
         saved = call.argument("obj", 0)
+        if isinstance(saved, ast.Call) and isinstance(saved.func, ast.Attribute) and saved.func.attr == "cpu":
+            saved = saved.func.value
         if isinstance(saved, ast.Name | ast.Attribute) and text_of(saved).removesuffix(".module") in names:
             yield Hit(saved, {"name": text_of(saved)})
 
