@@ -115,7 +115,9 @@ class Attempt:
 
     def _call_judge(self) -> Judge:
         """Load what is not needed for a start while the ranks load theirs; not later: it might be gone, or another."""
-        import rankwise.launch.outcome  # noqa: F401  (at the end)
+        import shutil  # noqa: F401  (for the folders, at the end)
+
+        import rankwise.launch.outcome  # noqa: F401  (for the last word)
         from rankwise.launch.local.judge import Judge
 
         return Judge(self._job, self._folder, self._ranks, self._console, begun_s=self._begun_s)
