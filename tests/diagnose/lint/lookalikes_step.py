@@ -123,6 +123,7 @@ def report(loss, epoch):
         print(epoch)
 """,
     "RW501": """
+import io
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -134,6 +135,8 @@ def main(args, net, path):
     dist.init_process_group("nccl")
     model = DDP(net)
     torch.save(model.module.state_dict(), f"optimizer-{args.rank}.pt")
+    buffer = io.BytesIO()
+    torch.save(model.module.state_dict(), buffer)
     is_best = True
     if not args.multiprocessing_distributed or args.rank % args.ngpus_per_node == 0:
         torch.save(model.module.state_dict(), path)

@@ -33,6 +33,22 @@ def _other_side_elsewhere(module: Module, call: Call) -> bool:
     return not callers and scope.name not in {"main", "train", "run", "worker", "main_worker", "fit"}
 
 
+def _is_own(module: Module, call: Call, target: ast.expr | None) -> bool:
+    """Whether a file is the process's own: in memory, or a temporary one."""
+    made = module.value(target, call.place.scope)
+    withs = [
+        item
+        for found in call.place.withs
+        for item in found.items
+        if target is not None and item.optional_vars is not None
+    ]
+    opened = [item.context_expr for item in withs if text_of(item.optional_vars) == text_of(target)]  # type: ignore[arg-type]
+    return any(
+        isinstance(found, ast.Call) and text_of(found.func).endswith(("BytesIO", "TemporaryFile"))
+        for found in (made, *opened)
+    )
+
+
 @rule(
     "RW501", "save-on-all-ranks", "warning", "medium",
     message="every rank writes this file: save on one rank only",
@@ -65,6 +81,8 @@ def save_on_all_ranks(module: Module) -> Iterator[Hit]:
             continue
         scope = next((found for found in place.scope.chain() if found.is_function), None)
         guarded = scope is not None and any(found.place.side == "main" for found in module.callers(scope))
+        if _is_own(module, call, target):
+            continue
         path = module.value(target, place.scope)
         own = any(_OF_ITS_OWN.search(name) for name in names_in(target) | names_in(path))
         # one whose test is hidden behind a flag: `if args.save`, `if verbose`, `if self.is_saver`
@@ -188,7 +206,7 @@ def load_without_map_location(module: Module) -> Iterator[Hit]:
         return
     for call in module.named("torch.load"):
         given = call.argument("map_location", 1)
-        if given is not None or call.is_open or call.place.side or len(call.node.args) > 1:
+        if given is not None or call.is_open or call.place.side or _is_own(module, call, call.argument("f", 0)):
             continue
         end = module.span(call.node)[1] - 1
         comma = "" if module.source[:end].rstrip().endswith((",", "(")) else ", "
