@@ -83,6 +83,21 @@ def test_a_cut_link_is_said_on_both_sides(nodes):
     assert {event["host"] for event in events} == {"anna", "cleo"}
 
 
+def test_a_node_that_was_cut_off_comes_back_when_the_link_is_mended(nodes):
+    """One to three nodes, three hosts: the cut off one trains nothing on its own, and joins the others again."""
+    for host in nodes.lab.names:
+        nodes.start(host, *ELASTIC)
+    events, _ = nodes.training(3)
+    nodes.lab.cut("bert")
+    nodes.training(2, beyond=events[0]["attempt"])
+    nodes.says("bert", "2 of the last round must be here, for the others may go on behind a link that is cut")
+    assert not [event for event in nodes.events() if event["size"] == 1], nodes.all_consoles()
+    nodes.lab.restore("bert")
+    nodes.training(3, beyond=events[0]["attempt"])
+    assert "the run is, or goes on, at the rendezvous of anna" in nodes.console("bert")
+    assert not [event for event in nodes.events() if event["size"] == 1], nodes.all_consoles()
+
+
 def test_a_failure_is_told_where_it_happened_and_at_the_rendezvous(nodes):
     """The traceback of the root cause, with host and global rank; one line on the third node; one exit code."""
     hosts, static = nodes.lab.names, ("--master-addr", "anna", "--master-port", "29500")

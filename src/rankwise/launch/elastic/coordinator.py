@@ -7,13 +7,14 @@ import json
 import secrets
 import socket
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
 from rankwise.launch.elastic.interfaces import is_loopback
 from rankwise.launch.elastic.likeness import difference
+from rankwise.launch.elastic.lookback import LookBack, Standing, standing_from
 from rankwise.launch.elastic.membership import (
     Action,
     Cause,
@@ -26,13 +27,11 @@ from rankwise.launch.elastic.membership import (
     done_from,
 )
 from rankwise.launch.elastic.peer import BEAT_S, SILENT_S, Peer, PeerGone
-from rankwise.launch.elastic.seal import Seal
+from rankwise.launch.elastic.seal import HELLO, NODE, Seal
 from rankwise.launch.local.loop import Loop
 
-__all__ = ["HELLO", "NODE", "REFUSED", "Coordinator"]
+__all__ = ["REFUSED", "Coordinator"]
 
-HELLO = b"rankwise-rendezvous-1 "  # and our nonce: a rendezvous speaks first
-NODE = b"rankwise-node-1 "  # and the node's
 REFUSED = b"refused-token"
 _MAX_STRANGERS = 64  # connections that have not shown the token; the oldest must go
 _STRANGER_S = 5.0
@@ -82,6 +81,8 @@ class Coordinator:
         self._next_key, self._run_id, self._home = 0, run_id, home
         self._refused: set[str] = set()  # addresses that were said to have another token
         self._begun_s = self._ticked_s = time.monotonic()
+        self._id, self._host, self._place, self._moved_to = secrets.token_hex(8), "", 0, ""
+        self._look_back: LookBack | None = None
         listener.setblocking(False)  # noqa: FBT003
         loop.watch(listener.fileno(), self._accept)
         loop.every(_TICK_S, self._tick)
@@ -91,11 +92,47 @@ class Coordinator:
         deadline = time.monotonic() + _LINGER_S
         while any(guest.is_member for guest in self._guests.values()) and time.monotonic() < deadline:
             self._loop.step(0.05)
+        if self._look_back is not None:
+            self._look_back.close()
         self._loop.forget_every(self._tick)
         self._loop.forget(self._listener.fileno())
         self._listener.close()
         for guest in list(self._guests.values()):
             self._drop(guest)
+
+    def look_back(self, hosts: Mapping[str, Sequence[str]], host: str, port: int) -> None:
+        """Look for a rendezvous on other hosts, where the run began, has gone on, or begins anew behind a cut link.
+
+        Args:
+            hosts: those of the list, in its order, with their addresses.
+            host: ours among them.
+            port: of all.
+        """
+        self._host, self._place = host, -list(hosts).index(host)
+        others = [addresses for name, addresses in hosts.items() if name != host]
+        self._look_back = LookBack(
+            others, port, self._token, self._loop, question=lambda: self._standing("probe"), found=self._compare
+        )
+
+    def _standing(self, kind: str) -> dict[str, Any]:
+        members = self._membership
+        at_work = len(members.round) if members.phase in {"running", "stopping"} else 0
+        own = Standing(at_work=at_work, number=members.number, place=self._place, host=self._host, id=self._id)
+        return {"kind": kind, "run": self._home["like"]["--rdzv-id"], **asdict(own)}
+
+    def _compare(self, other: Standing) -> None:
+        """Two rendezvous see each other: the one with less of the run goes over to the other, with all its nodes."""
+        own = standing_from(self._standing(""))
+        if other.id != self._id and other > own and not self._moved_to and self._membership.phase != "over":
+            self._moved_to = other.host
+            self._tell({"kind": "moved", "host": other.host})
+
+    def _answer(self, guest: _Guest, message: Mapping[str, Any]) -> None:
+        other = standing_from(message)
+        if message.get("run") == self._home["like"]["--rdzv-id"] and self._look_back is not None and not self._moved_to:
+            if self._membership.phase != "over":
+                self._send(guest, self._standing("standing"))
+            self._compare(other)
 
     def _accept(self) -> None:
         try:
@@ -147,6 +184,8 @@ class Coordinator:
         try:
             if kind == "join" and not guest.is_member:
                 self._join(guest, message, now)
+            elif kind == "probe" and not guest.is_member:
+                self._answer(guest, message)
             elif kind == "failing":
                 self._do(members.failing(guest.key, now))
             elif kind == "leaving":
@@ -162,6 +201,9 @@ class Coordinator:
         guest.name = str(message["name"])
         guest.is_home = message["id"] == self._home["id"]
         like = {str(name): str(value) for name, value in message["like"].items()}
+        if self._moved_to:
+            self._send(guest, {"kind": "moved", "host": self._moved_to})
+            return
         why = difference(self._home["name"], self._home["like"], guest.name, like)
         if why or self._membership.phase == "over":
             self._say(f"refused node {guest.name} ({guest.peer.addresses[1]}): {why or 'the run is over'}")
@@ -177,12 +219,14 @@ class Coordinator:
             wish=None if wish is None else int(wish),
             home=guest.is_home,
             port=int(message["port"]),
+            veteran=bool(message.get("quorum")),
         )
         members = self._membership
         members.number = max(members.number, int(message.get("round", 0)))
-        members.failures = max(members.failures, int(message.get("failures", 0)))
-        members.quorum = max(members.quorum, int(message.get("quorum", 0)))
-        self._run_id = str(message.get("run_id") or self._run_id)
+        if not members.round:  # else the run has never left this place: what those know who were cut off is old
+            members.failures = max(members.failures, int(message.get("failures", 0)))
+            members.quorum = max(members.quorum, int(message.get("quorum", 0)))
+            self._run_id = str(message.get("run_id") or self._run_id)
         self._send(guest, {"kind": "welcome"})
         self._do(members.join(member, now))
 
@@ -205,6 +249,8 @@ class Coordinator:
         self._do(self._membership.tick(now))
 
     def _do(self, actions: list[Action]) -> None:
+        if self._moved_to:
+            return  # it is decided elsewhere
         for action in actions:
             if isinstance(action, Start):
                 self._start(action)

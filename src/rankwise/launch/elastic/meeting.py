@@ -33,29 +33,37 @@ class Meeting:
         nodes: where it may be.
         loop: that serves signals, and a rendezvous of our own, meanwhile.
         say: to the console.
+
+    Attributes:
+        known: addresses of the hosts of the list, as they were last found; [] while a name is not known.
     """
 
     def __init__(self, nodes: Nodes, loop: Loop, say: Callable[[str], None]) -> None:
         self._nodes, self._loop, self._say = nodes, loop, say
         self._said: set[str] = set()
+        self.known: dict[str, list[str]] = {host: [] for host in nodes.rendezvous}
 
-    def find(self, *, without: Sequence[str] = (), patience_s: float) -> tuple[str, Peer | socket.socket]:
+    def find(
+        self, *, dead: Sequence[str] = (), again: bool = False, patience_s: float
+    ) -> tuple[str, Peer | socket.socket]:
         """Return a host and a connection to it, or a listening socket if this machine is to hold the rendezvous.
 
         Args:
-            without: hosts that have held it and are lost.
+            dead: hosts whose rendezvous is known to have ended: looked at, for they may be back, but not waited for.
+            again: the run has begun: hosts before ours have had their time to appear.
             patience_s: how long to try.
 
         Raises:
             LaunchError: no host of the list was reached in time, with what each said.
             StoppedWhileWaiting: a signal.
         """
-        hosts = [host for host in self._nodes.rendezvous if host not in without]
+        hosts = list(self._nodes.rendezvous)
         begun_s, troubles = time.monotonic(), dict[str, str]()
-        take_over_s = begun_s + (_TAKE_OVER_S / 3 if without else _TAKE_OVER_S)
+        take_over_s = begun_s + (_TAKE_OVER_S / 3 if again else _TAKE_OVER_S)
         while True:
             for number, host in enumerate(hosts):
-                found = self._try(hosts, number, take_over_s, troubles)
+                first = all(other in dead for other in hosts[:number])
+                found = self._try(hosts, number, begun_s if first else take_over_s, troubles)
                 if isinstance(found, socket.socket):
                     return host, found
                 if found is not None:
@@ -85,16 +93,16 @@ class Meeting:
         self, hosts: list[str], number: int, take_over_s: float, troubles: dict[str, str]
     ) -> socket.socket | tuple[str, Peer] | None:
         host = hosts[number]
-        addresses = resolve(host)
+        addresses = self._resolve(host)
         own = [address for address in addresses if is_own(address)]
         if not own:
             return self._connect(host, addresses, troubles)
         # one that came back after its loss joins the run that went on elsewhere
         for other in hosts[:number] + hosts[number + 1 :]:
-            found = self._connect(other, resolve(other), troubles)
+            found = self._connect(other, self._resolve(other), troubles)
             if found is not None:
                 return found
-        if number and time.monotonic() < take_over_s:
+        if time.monotonic() < take_over_s:
             return None
         listener = _listen(own[0], self._nodes.port)
         if listener is None:
@@ -107,6 +115,10 @@ class Meeting:
                 "let in by the token alone, and what the ranks exchange is not encrypted"
             )
         return listener
+
+    def _resolve(self, host: str) -> list[str]:
+        self.known[host] = resolve(host) or self.known[host]
+        return self.known[host]
 
     def _connect(self, host: str, addresses: list[str], troubles: dict[str, str]) -> tuple[str, Peer] | None:
         port = self._nodes.port

@@ -78,6 +78,7 @@ class Member:
         first_rank: the global rank of its first rank there.
         done: how its ranks ended in this round.
         joined_s: when it came.
+        veteran: it was in the last round of a rendezvous that fell silent: those decide who goes on.
     """
 
     key: int
@@ -91,6 +92,7 @@ class Member:
     first_rank: int = 0
     done: Done | None = None
     joined_s: float = 0.0
+    veteran: bool = False
 
     def __str__(self) -> str:
         return f"{self.name} ({self.address})"
@@ -159,7 +161,8 @@ class Membership:
         now_s: when it begins, monotonic.
         number: of the next round.
         failures: rounds that have failed.
-        quorum: more nodes than `rules.min_nodes` that the next round needs, after the network may have been cut.
+        quorum: nodes of the last round that the next one needs, after the network may have been cut. Where the number
+            of nodes is fixed, replacements count too: the other part needs as many.
     """
 
     rules: Rules
@@ -234,6 +237,9 @@ class Membership:
                 self._stop(in_peace=False)
             else:
                 self._say(f"node {member} has left: {why}")
+                here = [self.members[other] for other in self.round if other in self.members]
+                if self.phase == "gathering" and key in self.round and silent and self._is_minority(here):
+                    self._end_minority(here, f"node {member} was lost", member.first_rank)
         return self._settle(now)
 
     def _say(self, text: str) -> None:
@@ -291,15 +297,21 @@ class Membership:
         line = f"node {names} was lost"
         if not here:
             self._end(End(exitcode=1, line=line, rank=first))
-        elif self.rules.others_may_host and self._silent and 2 * len(here) < len(self.round):
-            line += f"; the {len(here)} nodes here may be a cut off minority of {len(self.round)}, which must not go on"
-            self._end(End(exitcode=1, line=line, rank=first))
+        elif self._silent and self._is_minority(here):
+            self._end_minority(here, line, first)
         elif self._signal is not None or not self._may_go_on(counts=self.rules.min_nodes == self.rules.max_nodes):
             self._end(End(exitcode=1, line=line, rank=first))
         else:
             if self.rules.min_nodes == self.rules.max_nodes:
                 self._say(f"restart {self.failures} of {self.rules.max_restarts} once another node has come")
             self._gather_again(now)
+
+    def _is_minority(self, here: list[Member]) -> bool:
+        return self.rules.others_may_host and 2 * len(here) < len(self.round)
+
+    def _end_minority(self, here: list[Member], line: str, rank: int) -> None:
+        line += f"; the {len(here)} nodes here may be a cut off minority of {len(self.round)}, which must not go on"
+        self._end(End(exitcode=1, line=line, rank=rank))
 
     def _judge_failure(self, here: list[Member], now: float) -> None:
         failed = [
@@ -329,16 +341,18 @@ class Membership:
     def _gather(self, now: float) -> None:
         here, rules = self._candidates(), self.rules
         least = max(rules.min_nodes, self.quorum)
+        counted = len(here) if rules.min_nodes == rules.max_nodes else sum(member.veteran for member in here)
+        enough = len(here) >= least and counted >= self.quorum
         call_s = _FIRST_CALL_S if self.number == 0 else _LAST_CALL_S
-        if len(here) >= rules.max_nodes or (len(here) >= least and now >= self._changed_s + call_s):
+        if enough and (len(here) >= rules.max_nodes or now >= self._changed_s + call_s):
             self._begin(here)
-        elif len(here) < least:
+        elif not enough:
             self._wait(here, least, now)
 
     def _candidates(self) -> list[Member]:
         """Those that the next round may have: who was in the last one first, each node rank once."""
         found, wishes = list[Member](), set[int]()
-        known = sorted(self.members.values(), key=lambda m: (m.seat is None, m.seat, not m.home, m.key))
+        known = sorted(self.members.values(), key=lambda m: (m.seat is None, m.seat, not m.home, not m.veteran, m.key))
         for member in known:
             if member.port is not None and member.wish not in wishes and len(found) < self.rules.max_nodes:
                 found.append(member)
@@ -361,12 +375,16 @@ class Membership:
     def _wait(self, here: list[Member], least: int, now: float) -> None:
         names = ", ".join(map(str, here)) or "none"
         lost = f"; lost: {', '.join(map(str, self.lost))}" if self.lost else ""
+        if self.quorum:
+            lost += (
+                f"; {self.quorum} of the last round must be here, for the others may go on behind a link that is cut"
+            )
         if now >= self._since_s + self.rules.join_timeout_s:
             limit = f"{self.rules.join_timeout_s:g} s (--join-timeout)"
             self._end(End(exitcode=1, line=f"{len(here)} of {least} nodes came in {limit}: {names}{lost}"))
         elif now >= self._reminded_s + (_FIRST_REMINDER_S if self._reminded_s == self._since_s else _REMIND_S):
             self._reminded_s = now
-            self._say(f"waiting for {least - len(here)} more of {least} nodes; here: {names}{lost}")
+            self._say(f"waiting for {max(1, least - len(here))} more of {least} nodes; here: {names}{lost}")
 
     def _end(self, end: End) -> None:
         self.phase = "over"

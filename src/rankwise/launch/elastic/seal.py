@@ -14,7 +14,10 @@ from typing import Any
 
 from rankwise.errors import ConfigError
 
-__all__ = ["TOKEN_VARIABLE", "Seal", "derived_secret", "read_token"]
+__all__ = ["HELLO", "NODE", "TOKEN_VARIABLE", "Seal", "derived_secret", "read_token"]
+
+HELLO = b"rankwise-rendezvous-1 "  # and its nonce: a rendezvous speaks first
+NODE = b"rankwise-node-1 "  # and the node's
 
 TOKEN_VARIABLE = "RANKWISE_TOKEN"  # noqa: S105  (its name)
 _LEAST_CHARACTERS = 16

@@ -32,6 +32,7 @@ from rankwise.launch.verdict import Failure, RankEnd
 __all__ = ["supervise_node"]
 
 _FIND_AGAIN_S = 60.0
+_CALM_S = 0.5  # before another try where something took the connection and let it go
 _TEXT_CHARACTERS = 1 << 15  # of a report that travels
 
 
@@ -86,7 +87,7 @@ class _Node:
         self._coordinator: Coordinator | None = None
         self._link: Link | None = None
         self._attempt: Attempt | None = None
-        self._without: list[str] = []  # hosts that have held the rendezvous and are lost
+        self._dead: list[str] = []  # hosts whose rendezvous has ended, as far as we know
         self._run_id = ""
         self._round = self._failures = self._last_size = self._quorum = self._num_attempts = 0
         self._interrupted: int | None = None
@@ -102,7 +103,10 @@ class _Node:
                 if outcome is not None:
                     return outcome
                 if link.welcome:
-                    patience_s = _FIND_AGAIN_S
+                    # who may be cut off waits for the link as long as for any node; the dead do not come back so soon
+                    patience_s = max(_FIND_AGAIN_S, self._nodes.join_timeout_s if link.silent else 0.0)
+                else:
+                    self._meeting.pause(_CALM_S)
         except StoppedWhileWaiting as stop:
             if self._link is not None:
                 self._link.send({"kind": "bye"})
@@ -130,7 +134,7 @@ class _Node:
         self._link.send(message)
 
     def _meet(self, patience_s: float) -> Link:
-        host, found = self._meeting.find(without=self._without, patience_s=patience_s)
+        host, found = self._meeting.find(dead=self._dead, again=self._round > 0, patience_s=patience_s)
         join = {
             "kind": "join",
             "id": secrets.token_hex(8),
@@ -168,6 +172,8 @@ class _Node:
         self._coordinator = Coordinator(
             listener, membership, self._token, self._loop, say=self._console.say, home=join, run_id=run_id
         )
+        if len(nodes.rendezvous) > 1:
+            self._coordinator.look_back(self._meeting.known, host, nodes.port)
         return Peer(socket.create_connection(address[:2]))
 
     def _follow(self, link: Link) -> Outcome | None:
@@ -180,6 +186,9 @@ class _Node:
                     self._take_part(link, message)
                 elif message["kind"] == "end":
                     return self._outcome(message)
+                elif message["kind"] == "moved":
+                    self._move(link, str(message["host"]))
+                    return None
             elif link.lost:
                 return self._after_loss(link)
             else:
@@ -189,8 +198,8 @@ class _Node:
         """Obey at once what cannot wait for the end of the ranks."""
         link = self._link
         assert link is not None
-        if link.lost and self._attempt is not None:
-            self._attempt.end_with_fellows(in_peace=False)
+        if self._attempt is not None and (link.lost or _moved(link)):
+            self._attempt.end_with_fellows(in_peace=False)  # what they would save now is another branch of the run
         kept = []
         while link.messages:
             message = link.messages.popleft()
@@ -218,7 +227,7 @@ class _Node:
         self._round, self._failures = int(start["round"]) + 1, int(start["failures"])
         self._last_size, self._run_id, self._quorum = int(start["num_nodes"]), str(start["run_id"]), 0
         done: dict[str, Any] = {"status": "stopped"}
-        if not link.lost and not any(message["kind"] == "stop" for message in link.messages):
+        if not link.lost and not _moved(link) and not any(message["kind"] == "stop" for message in link.messages):
             done = self._run_ranks(link, start)
         self._port.close()
         self._port = HeldPort(self._job.master_port)
@@ -301,8 +310,9 @@ class _Node:
             return None
         if self._interrupted is not None:
             return Outcome(interrupted=self._interrupted, num_attempts=self._num_attempts)
-        self._without = [link.host]
-        others = [host for host in self._nodes.rendezvous if host not in self._without]
+        # who is silent may have lived on: it is looked for too, and may let us in again
+        self._dead = [] if link.silent else [link.host]
+        others = [host for host in self._nodes.rendezvous if host != link.host]
         self._failures += not self._nodes.elastic and self._round > 0
         if not others or self._failures > self._job.max_restarts:
             why = "--rdzv names no other host" if not others else "no restart is left (--max-restarts)"
@@ -310,8 +320,23 @@ class _Node:
             return Outcome(failure=failure, num_attempts=self._num_attempts, text=f"{what}; {why}")
         # who is silent may go on without us: only the greater part of the nodes may go on without it
         self._quorum = self._last_size // 2 + 1 if link.silent else 0
-        self._console.say(f"{what}; looking for another one at {', '.join(others)}")
+        self._console.say(
+            f"{what}; looking for {'it, or ' * link.silent}another one{',' * link.silent} at {', '.join(others)}"
+        )
         return None
+
+    def _move(self, link: Link, host: str) -> None:
+        """The rendezvous has seen that another one has more of the run: all of its nodes go there."""
+        self._console.say(f"the run is, or goes on, at the rendezvous of {host}: this node leaves {link.host} for it")
+        self._dead = []
+        link.close()
+        if self._coordinator is not None:
+            self._coordinator.close()
+            self._coordinator = None
+
+
+def _moved(link: Link) -> bool:
+    return any(message["kind"] == "moved" for message in link.messages)
 
 
 def _status(ends: list[RankEnd]) -> str:
