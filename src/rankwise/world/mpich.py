@@ -6,9 +6,11 @@ from collections.abc import Mapping
 
 from rankwise.errors import WorldError
 from rankwise.world.place import Place
-from rankwise.world.variables import check_ranges, first_set, int_of, port_of
+from rankwise.world.variables import check_ranges, int_of, mpi_address, port_of
 
 __all__ = ["mpich_place"]
+
+_EXAMPLE = "mpiexec -genv MASTER_ADDR node01 -genv MASTER_PORT 20123 ..."
 
 
 def mpich_place(environ: Mapping[str, str]) -> Place | None:
@@ -40,19 +42,8 @@ def mpich_place(environ: Mapping[str, str]) -> Place | None:
         local_world_size=local_size,
         node_rank=0 if one_machine else None,
         num_nodes=1 if one_machine else None,
-        master_addr=_address(environ, one_machine=one_machine),
+        master_addr=mpi_address(environ, "mpiexec", _EXAMPLE, one_machine=one_machine),
         master_port=_port(environ),
-    )
-
-
-def _address(environ: Mapping[str, str], *, one_machine: bool) -> str:
-    if first_set(environ, "MASTER_ADDR"):
-        return environ["MASTER_ADDR"].strip()
-    if one_machine:
-        return "127.0.0.1"
-    raise WorldError(
-        "mpiexec does not say on which machine rank 0 is, and these ranks are on several: "
-        "pass its host name, for example `mpiexec -genv MASTER_ADDR node01 -genv MASTER_PORT 20123 ...`"
     )
 
 

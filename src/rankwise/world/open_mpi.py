@@ -5,12 +5,12 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping
 
-from rankwise.errors import WorldError
 from rankwise.world.place import Place
-from rankwise.world.variables import check_ranges, first_set, int_of, port_of
+from rankwise.world.variables import check_ranges, first_set, int_of, mpi_address, port_of
 
 __all__ = ["open_mpi_place"]
 
+_EXAMPLE = "mpirun -x MASTER_ADDR=node01 ..."
 _JOB_NAMES = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_ess_jobid")
 _FIRST_PORT, _NUM_PORTS = 10_000, 20_000  # below Linux's ephemeral ports, which begin at 32768
 
@@ -42,19 +42,8 @@ def open_mpi_place(environ: Mapping[str, str]) -> Place | None:
         local_world_size=local_size,
         node_rank=0 if one_machine else None,
         num_nodes=1 if one_machine else None,
-        master_addr=_address(environ, one_machine=one_machine),
+        master_addr=mpi_address(environ, "mpirun", _EXAMPLE, one_machine=one_machine),
         master_port=port_of(environ, "MASTER_PORT") or _port(environ),
-    )
-
-
-def _address(environ: Mapping[str, str], *, one_machine: bool) -> str:
-    if first_set(environ, "MASTER_ADDR"):
-        return environ["MASTER_ADDR"].strip()
-    if one_machine:
-        return "127.0.0.1"
-    raise WorldError(
-        "mpirun does not say on which machine rank 0 is, and these ranks are on several: "
-        "pass its host name, for example `mpirun -x MASTER_ADDR=node01 ...`"
     )
 
 

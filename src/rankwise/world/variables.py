@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from rankwise.errors import WorldError
 
-__all__ = ["check_ranges", "first_set", "int_of", "port_of"]
+__all__ = ["check_ranges", "first_set", "int_of", "mpi_address", "port_of"]
 
 
 def first_set(environ: Mapping[str, str], *names: str) -> str | None:
@@ -62,3 +62,25 @@ def check_ranges(pairs: Mapping[tuple[str, str], tuple[int | None, int | None]])
                 f"{index_name}={index} contradicts {count_name}={count}: the first must be below the second; "
                 "these variables come from one launcher: start all ranks with it, or unset them to run as one rank"
             )
+
+
+def mpi_address(environ: Mapping[str, str], launcher: str, example: str, *, one_machine: bool) -> str:
+    """Return where the ranks of an MPI launcher meet, which does not tell it.
+
+    Args:
+        environ: the variables.
+        launcher: its name, for the message.
+        example: how MASTER_ADDR is passed through it.
+        one_machine: all ranks are on this one.
+
+    Raises:
+        WorldError: the ranks are on several machines, and MASTER_ADDR is not set.
+    """
+    if first_set(environ, "MASTER_ADDR"):
+        return environ["MASTER_ADDR"].strip()
+    if one_machine:
+        return "127.0.0.1"
+    raise WorldError(
+        f"{launcher} does not say on which machine rank 0 is, and these ranks are on several: "
+        f"pass its host name, for example `{example}`"
+    )
