@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from rankwise.diagnose.lint.facts import environment_reads, environment_writes, has_framework, is_distributed, wraps
 from rankwise.diagnose.lint.launch_lines import LaunchFile, LaunchPlace
 from rankwise.diagnose.lint.module import Module
-from rankwise.diagnose.lint.nccl_names import RENAMED, is_nccl_name, meant
 from rankwise.diagnose.lint.record import Edit, Fix, Hit, rule
+from rankwise.diagnose.variables import RENAMED, judge_name
 
 _HEAD = "import os\nimport torch\nimport torch.distributed as dist\n"
 
@@ -60,10 +60,11 @@ def _variables_in_lines(file: LaunchFile) -> Iterator[Hit]:
 
 def _wrong_variable(name: str, value: str | None) -> Iterator[tuple[str, str | None]]:
     """Yield what is wrong with a variable and its value, and the new name where it only has that."""
+    judged = judge_name(name, surely=True)
     if name in RENAMED:
         yield f"{name} is called {RENAMED[name]} now", RENAMED[name]
-    elif not is_nccl_name(name) and meant(name):
-        yield f"nothing reads {name}: {meant(name)}", None
+    elif judged is not None:
+        yield f"nothing reads {name}: {judged[1]}", None
     if name == "NCCL_DEBUG_FILE" and value is not None and "%r" in value:
         yield "NCCL_DEBUG_FILE knows %h (host) and %p (process), not %r: all ranks write one file", None
 
