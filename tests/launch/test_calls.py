@@ -58,6 +58,37 @@ def test_a_rank_that_takes_too_long():
     assert "waits_for_ever" in caught.value.traceback
 
 
+def test_a_standstill_is_told(capfd):
+    """stall= says where the ranks are, and they go on to their end."""
+
+    def sleeps_on():
+        import time
+
+        time.sleep(4)
+        return sorted(os.sched_getaffinity(0))
+
+    cores = rankwise.run(sleeps_on, num_ranks=2, stall=1, binding="core")
+    told = capfd.readouterr().err
+    assert "no rank has advanced for" in told
+    assert "sleeps_on" in told
+    if len(os.sched_getaffinity(0)) >= 2:
+        assert not set(cores[0]) & set(cores[1])
+
+
+@pytest.mark.parametrize(
+    ("option", "wanted"),
+    [
+        ({"binding": "socket"}, "auto, numa, core or none"),
+        ({"ranks_per_gpu": 0}, "ranks_per_gpu must be at least 1"),
+        ({"stall": -1}, "stall_s must be at least 0"),
+    ],
+)
+def test_wrong_wishes_are_told(option, wanted):
+    """What the supervisor refuses is an error here."""
+    with pytest.raises(ConfigError, match=wanted):
+        rankwise.run(os.getpid, num_ranks=1, **option)
+
+
 def test_a_rank_that_leaves_without_a_value():
     """sys.exit(0) in the middle of a call is not taken for a value."""
     with pytest.raises(RankFailure, match="before it returned a value"):

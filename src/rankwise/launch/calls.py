@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from rankwise.errors import ConfigError, LaunchError
 from rankwise.launch.bound import is_loading_main
@@ -21,6 +21,10 @@ def run(
     num_ranks: int | str,
     max_restarts: int = 0,
     timeout: float | None = None,
+    hang_timeout: float | None = None,
+    stall: float | None = None,
+    binding: Literal["auto", "numa", "core", "none"] = "auto",
+    ranks_per_gpu: int | None = None,
     tee: str = "auto",
     env: Mapping[str, str] | None = None,
     **kwargs: Any,
@@ -39,6 +43,13 @@ def run(
         num_ranks: number of processes, >= 1; "auto": one per visible GPU, or 1 (said); "gpu" or "cpu" (usable cores).
         max_restarts: how often all ranks are started again after a failure.
         timeout: seconds for the whole of an attempt, after which the rank that holds it up is named; None: no limit.
+        hang_timeout: seconds without progress of any rank, after which all are stopped and the culprit is named; None:
+            1800 once a rank has called `rankwise.vitals.beat`; 0: never.
+        stall: seconds without progress, after which it is told where every rank is and who holds the others up, while
+            they go on; None: 180 once a rank has begun a collective or called `beat`; 0: never.
+        binding: cores that a rank may run on: those near its GPU or its share of a NUMA node ("numa"), own cores
+            ("core"), all ("none"), or what fits ("auto").
+        ranks_per_gpu: ranks that share a GPU; None: one.
         tee: what reaches stdout and stderr, as `rankwise run --tee`: "auto", "all", "main", "none".
         env: more variables for the ranks.
         **kwargs: picklable keyword arguments, the same for all ranks.
@@ -52,9 +63,15 @@ def run(
         LaunchError: the ranks could not be started, or a value could not be read back.
     """
     options = {
-        "num_ranks": count_ranks(num_ranks, "num_ranks") if isinstance(num_ranks, str) else num_ranks,
+        "num_ranks": count_ranks(num_ranks, "num_ranks", ranks_per_gpu=ranks_per_gpu)
+        if isinstance(num_ranks, str)
+        else num_ranks,
         "max_restarts": max_restarts,
         "timeout_s": timeout,
+        "hang_timeout_s": hang_timeout,
+        "stall_s": stall,
+        "binding": binding,
+        "ranks_per_gpu": ranks_per_gpu,
         "tee": tee,
         "env": dict(env or {}),
         "master_addr": "127.0.0.1",

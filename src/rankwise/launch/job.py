@@ -32,8 +32,8 @@ class Job:
         resume: handed to the ranks as RANKWISE_RESUME; None leaves it to the script.
         hang_timeout_s: stop when no rank has made progress for so many seconds. None: 30 minutes from the first
             `vitals.beat`, never without one. 0: never. Given: counted from the start, also without beats.
-        stall_s: say who is where, with stacks, when no rank has made progress for so many seconds, and go on; counted
-            from the start, also without beats. None: never.
+        stall_s: say who is where and holds the others up when no rank has made progress for so many seconds, and go on;
+            counted from the start, also without beats. None: 180 from the first beat or collective on. 0: never.
         timeout_s: stop when the whole attempt takes longer; None: never.
         shutdown_timeout_s: how long ranks may take to end when asked, before they are killed. None: 5 seconds after a
             failure, 30 when the stop came from outside (time to save).
