@@ -67,24 +67,26 @@ def test_continued_at_another_world_size(before, after, job):
 
 
 def test_asked_to_stop_under_torchrun_and_rankwise(job):
-    """SIGTERM to torchrun, SIGUSR1 to rankwise run, a killed rank restarted: no step is done twice, the same bits."""
+    """SIGTERM and SIGUSR1 to torchrun, SIGUSR1 to rankwise run, a killed rank: no step is done twice, the same bits."""
     run_dir = job.new_run()
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    torchrun += ["--signals-to-handle", "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"]  # else SIGUSR1 kills torchrun alone
     env = {**os.environ, "OMP_NUM_THREADS": "1", "RANKWISE_RUN_DIR": str(run_dir)}
     extra = ("--save-every", "1000")  # what is gone on from was saved because of a signal
     command = [*torchrun, str(job.script), *job.options, *extra]
-    env["RANKWISE_TEST_FAULT"] = "term:supervisor@6"
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=280, check=False)
-    assert done.returncode != 0
-    assert "SIGTERM: saving and ending after step" in done.stderr, done.stderr
-    status, output = job.launch(run_dir, 2, fault="usr1:supervisor@13#2", restarts=3, extra=extra)
+    for name, fault in (("SIGTERM", "term:supervisor@4"), ("SIGUSR1", "usr1:supervisor@10#2")):
+        env["RANKWISE_TEST_FAULT"] = fault
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=280, check=False)
+        assert done.returncode != 0
+        assert f"{name}: saving and ending after step" in done.stderr, done.stderr
+    status, output = job.launch(run_dir, 2, fault="usr1:supervisor@16#3", restarts=3, extra=extra)
     assert status == 75, output
     assert "the ranks have saved and ended as they were asked to: the same command goes on" in output
     record = json.loads((run_dir / "config.json").read_text())["environment"]
-    told = [record[number]["interrupted"] for number in ("1", "2")]
-    assert [each["reason"] for each in told] == ["SIGTERM", "SIGUSR1"]
-    job.finish(run_dir, 2, fault="kill:0@23#3", restarts=1, extra=extra)
-    assert job.restored_steps(run_dir)[:3] == [0, *(each["step"] for each in told)]
+    told = [record[number]["interrupted"] for number in ("1", "2", "3")]
+    assert [each["reason"] for each in told] == ["SIGTERM", "SIGUSR1", "SIGUSR1"]
+    job.finish(run_dir, 2, fault="kill:0@23#4", restarts=1, extra=extra)
+    assert job.restored_steps(run_dir)[:4] == [0, *(each["step"] for each in told)]
     assert_exactly_once(job, run_dir)
     assert_bit_equal(job, run_dir, 2)
 

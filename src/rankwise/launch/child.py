@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import faulthandler
 import os
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import cast, get_args
 
 from rankwise import vitals
+from rankwise._ending import let_gloo_finish
 from rankwise.errors import Interrupted
 from rankwise.launch.invoking import invoke
 from rankwise.launch.local.pact import die_with_parent, keep_guard
@@ -37,6 +39,7 @@ def main(argv: list[str]) -> None:
             stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # lines in time, one write each
     assert argv[2] in get_args(Kind)
     pid = os.getpid()
+    atexit.register(_end_well, pid)  # registered before the program's own exit handlers, so it runs after them
     try:
         invoke(Target(kind=cast("Kind", argv[2]), name=argv[3], args=tuple(argv[4:])), rank)
     except BaseException as error:
@@ -63,6 +66,11 @@ def _use_temporary_folder(folder: Path) -> None:
     if len(os.fspath(folder)) < _MAX_SOCKET_FOLDER:
         folder.mkdir(exist_ok=True)
         process.current_process()._config.setdefault("tempdir", os.fspath(folder))  # type: ignore[attr-defined]  # noqa: SLF001
+
+
+def _end_well(pid: int) -> None:
+    if os.getpid() == pid and "torch.distributed" in sys.modules:
+        let_gloo_finish()
 
 
 def _say_finished(report_fd: int) -> None:

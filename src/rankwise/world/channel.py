@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import atexit
 import ctypes
-import time
 import weakref
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, NoReturn
 
+from rankwise._ending import let_gloo_finish
 from rankwise.errors import WorldError
 
 __all__ = ["Channel", "close_all", "frame_device", "keep_for_ever"]
@@ -17,7 +17,6 @@ __all__ = ["Channel", "close_all", "frame_device", "keep_for_ever"]
 
 _open: weakref.WeakSet[Channel] = weakref.WeakSet()
 _left: list[weakref.ref[Any]] = []
-_EXIT_GRACE_S = 0.05
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -82,7 +81,7 @@ def _leave_in_peace() -> None:
     close_all()
     if any(group() is not None for group in _left):
         # something else, a DistributedDataParallel model perhaps, keeps a group: give its threads the interpreter
-        time.sleep(_EXIT_GRACE_S)
+        let_gloo_finish()
 
 
 def frame_device(group: Any) -> str:
