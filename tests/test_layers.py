@@ -89,7 +89,7 @@ def violations(path: Path, module: str) -> list[str]:
 
 FILES = sorted(SRC.rglob("*.py"))
 # Rooms of `diagnose` that stand beside each other; `lint` is also what an environment without torch and numpy can load.
-SUB_ROOMS = {"lint", "doctor", "watch", "profile", "report"}
+SUB_ROOMS = {"lint", "doctor", "watch", "profile", "report", "explain"}
 LINT_MAY_IMPORT = {"rankwise.diagnose.variables", "rankwise.errors", "rankwise._files", "rankwise._version"}
 
 

@@ -12,6 +12,7 @@ from rankwise.cli.checkpoint_app import checkpoint_commands
 from rankwise.cli.data_app import data_commands
 from rankwise.cli.doctor import doctor_command
 from rankwise.cli.env import env_command
+from rankwise.cli.explain import explain_command
 from rankwise.cli.kubeflow_words import announced_options
 from rankwise.cli.lint import lint_command, rule_command
 from rankwise.cli.rows_app import rows_commands
@@ -75,6 +76,11 @@ app.command(
 app.command("rule")(rule_command)
 app.command("env", epilog="Paste it into a report; it holds no secrets that it knows, but read it first.")(env_command)
 app.command("doctor", epilog="Exit codes: 0 nothing failed, 1 a check failed.")(doctor_command)
+app.command(
+    "explain",
+    no_args_is_help=True,
+    epilog="Exit codes: 0 explained, 1 nothing recognised, 2 a log could not be read.",
+)(explain_command)
 app.command("watch")(watch_command)
 app.command("jobs")(jobs_command)
 app.command("logs")(logs_command)

@@ -1,0 +1,231 @@
+"""Read logs, however large, and tell what is in them: the nearest to the root first."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+from rankwise.diagnose.explain.catalogue import MESSAGES
+from rankwise.diagnose.explain.message import HANG, Message
+from rankwise.errors import ConfigError
+
+__all__ = ["Finding", "explain_logs", "render"]
+
+_CHUNK_BYTES = 1 << 20
+_CONTEXT_BYTES = 1 << 14  # of the chunk before: where the traceback of a chunk's first line may stand
+_MAX_FRAMES = 16  # tracebacks are looked up for the first lines of a message only
+_MAX_PLACES = 5
+_CODES = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
+# What launchers put before a line: torchrun ([rank3]:, [default1]:), srun --label (3: ), mpirun ([1,3]<stdout>:).
+_PREFIX = re.compile(
+    r"^\s*(?:\[(?:rank|default)?(\d+)\]:?\s?|(\d+): |\[\d+,(\d+)\]<std(?:out|err)>:|\[rank (\d+)\] ?)", re.IGNORECASE
+)
+_RANK = re.compile(r"\[(?:[^\[\]]* )?rank:? ?(\d+)\]", re.IGNORECASE)
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+_LIBRARY = re.compile(r"site-packages|dist-packages|[/\\]lib[/\\]python\d|^<")
+
+
+@dataclass(slots=True, kw_only=True)
+class Finding:
+    """A message of the catalogue that was seen.
+
+    Attributes:
+        message: its record.
+        text: the first line, as it stands without the launcher's prefix.
+        count: lines with it.
+        ranks: that say it, as far as the lines tell.
+        places: ``file:line`` of the logs, the first few.
+        frames: ``file:line`` of the script nearest above, the first few.
+        order: number of the first line among all that were read.
+    """
+
+    message: Message
+    text: str
+    count: int = 0
+    ranks: set[int] = field(default_factory=set)
+    places: list[str] = field(default_factory=list)
+    frames: list[str] = field(default_factory=list)
+    order: tuple[int, int] = (0, 0)
+
+    def to_json(self) -> dict[str, object]:
+        """Return it as plain values."""
+        message = self.message
+        return {
+            "slug": message.slug,
+            "text": self.text,
+            "count": self.count,
+            "ranks": sorted(self.ranks),
+            "places": self.places,
+            "frames": self.frames,
+            "meaning": message.meaning,
+            "causes": list(message.causes),
+            "mends": list(message.mends),
+            "source": message.source,
+        }
+
+
+class _Matcher:
+    """Lines to messages; most of a log is passed over by searching for literal text."""
+
+    def __init__(self, messages: Iterable[Message]) -> None:
+        self._by_literal: dict[bytes, list[Message]] = {}
+        self._patterns: dict[str, re.Pattern[str]] = {}
+        for message in messages:
+            self._patterns[message.slug] = re.compile(message.pattern)
+            for literal in message.literals:
+                self._by_literal.setdefault(literal.encode(), []).append(message)
+
+    def candidates(self, chunk: bytes) -> dict[int, list[Message]]:
+        """Start of a line in the chunk to the messages that it may be."""
+        found: dict[int, list[Message]] = {}
+        for literal, messages in self._by_literal.items():
+            at = chunk.find(literal)
+            while at >= 0:
+                found.setdefault(chunk.rfind(b"\n", 0, at) + 1, []).extend(messages)
+                end = chunk.find(b"\n", at)
+                at = chunk.find(literal, end) if end >= 0 else -1
+        return found
+
+    def matching(self, line: str, candidates: Iterable[Message]) -> list[Message]:
+        """Those whose pattern is in the line; what is only a fallback, where nothing else is."""
+        matched = [message for message in dict.fromkeys(candidates) if self._patterns[message.slug].search(line)]
+        known = [message for message in matched if not message.fallback]
+        return known or matched
+
+
+def _without_prefix(line: str) -> tuple[str, int | None]:
+    """The line without what launchers put before it, and the rank that they name there."""
+    rank: int | None = None
+    while (prefix := _PREFIX.match(line)) is not None:
+        rank = int(next(group for group in prefix.groups() if group is not None))
+        line = line[prefix.end() :]
+    return line, rank
+
+
+def _chunks(stream: BinaryIO) -> Iterator[bytes]:
+    """Whole lines, about a mebibyte at a time; a longer line is cut."""
+    rest = b""
+    while block := stream.read(_CHUNK_BYTES):
+        chunk = rest + block
+        end = chunk.rfind(b"\n") + 1
+        if end == 0 and len(chunk) < 2 * _CHUNK_BYTES:
+            rest = chunk
+            continue
+        whole, rest = (chunk[:end], chunk[end:]) if end else (chunk, b"")
+        yield _CODES.sub(b"", whole) if b"\x1b[" in whole else whole
+    if rest:
+        yield _CODES.sub(b"", rest)
+
+
+def _read_log(stream: BinaryIO, name: str, log: int, findings: dict[str, Finding]) -> None:
+    """Read one log to its end and add what it says to the findings."""
+    matcher = _Matcher(MESSAGES)
+    num_lines, context = 0, b""
+    for chunk in _chunks(stream):
+        counted, number = 0, num_lines + 1
+        for start, candidates in sorted(matcher.candidates(chunk).items()):
+            number += chunk.count(b"\n", counted, start)
+            counted = start
+            end = chunk.find(b"\n", start)
+            raw = chunk[start : end if end >= 0 else len(chunk)].decode(errors="replace").rstrip("\r")
+            line, rank = _without_prefix(raw)
+            for message in matcher.matching(line, candidates):
+                finding = findings.setdefault(
+                    message.slug, Finding(message=message, text=line.strip()[:400], order=(log, number))
+                )
+                _add(finding, line, rank, f"{name}:{number}")
+                if finding.count <= _MAX_FRAMES:
+                    above = chunk[max(0, start - _CONTEXT_BYTES) : start]
+                    _add_frame(finding, context[len(above) :] + above, rank)
+        num_lines += chunk.count(b"\n")
+        context = chunk[-_CONTEXT_BYTES:].rjust(_CONTEXT_BYTES)
+
+
+def _add(finding: Finding, line: str, rank: int | None, place: str) -> None:
+    finding.count += 1
+    said = _RANK.search(line)
+    if rank is None and said is not None:
+        rank = int(said[1])
+    if rank is not None:
+        finding.ranks.add(rank)
+    if len(finding.places) < _MAX_PLACES:
+        finding.places.append(place)
+
+
+def _add_frame(finding: Finding, above: bytes, rank: int | None) -> None:
+    """The script's own line of the traceback that ends in the message: the last frame that is not in a library."""
+    if len(finding.frames) >= _MAX_PLACES:
+        return
+    nearest = ""
+    for raw in reversed(above.decode(errors="replace").splitlines()):
+        line, whose = _without_prefix(raw)
+        if whose != rank or not line.strip():
+            continue  # another rank's output between
+        if line.startswith("Traceback (most recent call last)"):
+            break
+        if not line.startswith(" "):
+            return  # not a traceback's line: the message ends none
+        frame = _FRAME.search(line)
+        if frame is not None and not nearest and not _LIBRARY.search(frame[1]):
+            nearest = f"{frame[1]}:{frame[2]}"
+    else:
+        return
+    if nearest and nearest not in finding.frames:
+        finding.frames.append(nearest)
+
+
+def explain_logs(logs: Iterable[Path | BinaryIO]) -> list[Finding]:
+    """Read the logs of one job.
+
+    Args:
+        logs: files or open streams of bytes, in any order.
+
+    Returns:
+        What they say, the nearest to the root first; of equals, the one that came first.
+
+    Raises:
+        ConfigError: a file cannot be read.
+    """
+    findings: dict[str, Finding] = {}
+    for number, log in enumerate(logs):
+        if not isinstance(log, Path):
+            _read_log(log, "-", number, findings)
+            continue
+        try:
+            with log.open("rb") as stream:
+                _read_log(stream, str(log), number, findings)
+        except OSError as error:
+            raise ConfigError(f"explain wants logs that can be read; {log}: {error.strerror or error}") from error
+    return sorted(findings.values(), key=lambda finding: (finding.message.rank_of_cause, finding.order))
+
+
+def render(findings: list[Finding]) -> str:
+    """Return the findings as text for a terminal."""
+    if not findings:
+        return (
+            "nothing recognised: none of the messages of `rankwise explain --list` is in these logs.\n"
+            "The job may hang without a word (rankwise watch), or the ranks' own output is in other files.\n"
+        )
+    parts = []
+    for number, finding in enumerate(findings, 1):
+        message = finding.message
+        seen = f"{finding.count} x" if finding.count > 1 else "once"
+        ranks = (
+            f", rank{'s' if len(finding.ranks) > 1 else ''} {', '.join(map(str, sorted(finding.ranks)))}"
+            if finding.ranks
+            else ""
+        )
+        lines = [f"{number}. {message.slug} ({seen}{ranks})", f"   {finding.text}"]
+        lines.append(f"   at {', '.join(finding.places)}{' ...' if finding.count > len(finding.places) else ''}")
+        if finding.frames:
+            lines.append(f"   from {', '.join(finding.frames)}")
+        lines += [f"   {message.meaning}", *(f"   cause: {cause}" for cause in message.causes)]
+        lines += [*(f"   mend: {mend}" for mend in message.mends), f"   as in {message.source}"]
+        parts.append("\n".join(lines))
+    first, last = findings[0].message, findings[-1].message
+    if len(findings) > 1 and first.rank_of_cause < HANG <= last.rank_of_cause:
+        parts.append(f"Begin with 1 ({first.slug}): what stands below it is likely its consequence.")
+    return "\n\n".join(parts) + "\n"
