@@ -146,7 +146,7 @@ MESSAGES = (
         literals=("ncclRemoteError",),
         meaning="The other end of a connection is gone, or the network broke. Mostly the first.",
         causes=("another rank ended: look for its traceback or a kill", "a link that failed"),
-        mends=("the rank that is missing in this log, first", "rankwise doctor between the two hosts"),
+        mends=("the rank that is missing in this log, first", "then the link between the two hosts"),
         source=_HUB + "tatsu-lab/stanford_alpaca/issues/207",
         sample="ncclRemoteError: A call failed possibly due to a network error or a remote process exiting "
         "prematurely.",

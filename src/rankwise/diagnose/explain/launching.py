@@ -45,7 +45,10 @@ MESSAGES = (
             "WORLD_SIZE is greater than the number of processes started",
             "a host cannot reach MASTER_ADDR:MASTER_PORT",
         ),
-        mends=("rankwise doctor on every host: who is missing, and which port is filtered",),
+        mends=(
+            "count the processes started per host",
+            "nc -vz MASTER_ADDR MASTER_PORT while rank 0 waits",
+        ),
         source=_HUB + "OpenRLHF/OpenRLHF/issues/1040",
         sample="torch.distributed.DistStoreError: Timed out after 1801 seconds waiting for clients. 1/3 clients "
         "joined.",
@@ -72,7 +75,7 @@ MESSAGES = (
             "--rdzv-endpoint names a host or an interface that others cannot reach",
             "a firewall",
         ),
-        mends=("rankwise doctor --help: ports between hosts, with own listeners", "an address all hosts can reach"),
+        mends=("nc -vz HOST PORT while the first agent waits", "an address all hosts can reach"),
         source=_HUB + "pytorch/pytorch/issues/64926",
         sample='"message": "RendezvousConnectionError: The connection to the C10d store has failed. See inner '
         'exception for details.",',
@@ -96,7 +99,7 @@ MESSAGES = (
         meaning="The host name of the rendezvous has no address of this family here. For IPv6 alone it is a warning: "
         "IPv4 is tried next.",
         causes=("MASTER_ADDR is a name that this host's DNS and /etc/hosts do not know", "a host without IPv6"),
-        mends=("an IP address as MASTER_ADDR", "getent hosts NAME, or rankwise doctor, on every host"),
+        mends=("an IP address as MASTER_ADDR", "getent hosts NAME on every host"),
         source=_HUB + "hpcaitech/ColossalAI/issues/2841",
         sample="[W socket.cpp:601] [c10d] The IPv6 network addresses of (i-7840df31, 37340) cannot be retrieved (gai "
         "error: -2 - Name or service not known).",
@@ -109,7 +112,7 @@ MESSAGES = (
         meaning="A rank cannot reach the store on MASTER_ADDR:MASTER_PORT. Single lines of it are normal while rank 0 "
         "still starts.",
         causes=("rank 0 has died or not started", "a wrong address or a filtered port", "a name without address"),
-        mends=("rankwise doctor: refused, filtered and unknown names are told apart", "read rank 0's log first"),
+        mends=("nc -vz MASTER_ADDR MASTER_PORT while rank 0 waits: refused, or no answer", "read rank 0's log first"),
         source=_HUB + "meta-pytorch/torchx/issues/540",
         sample="[E socket.cpp:610] [c10d] The client socket has failed to connect to any network address of "
         "(codeflare-ray-jiajie-csqcn-head-sjvwx, 50176).",

@@ -29,7 +29,10 @@ MESSAGES = (
         pattern=r"(Missing|Unexpected) key\(s\) in state_dict: \"module\.",
         literals=('key(s) in state_dict: "module.',),
         meaning="The names differ by `module.`: one of checkpoint and model is wrapped in DDP, the other is not.",
-        causes=("ddp_model.state_dict() was saved, and a plain model loads it, or the other way round",),
+        causes=(
+            "ddp_model.state_dict() was saved, and a plain model loads it, or the other way round",
+            "both missing and unexpected names begin with `module.`: another architecture, not the prefix",
+        ),
         mends=(
             "save model.module.state_dict()",
             "torch.nn.modules.utils.consume_prefix_in_state_dict_if_present(state, 'module.')",
