@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rankwise.errors import ConfigError, Interrupted, LaunchError
@@ -165,7 +165,11 @@ def run_on_nodes(
             attempt += 1
             console.say(f"starting all ranks again, restart {attempt} of {most}")
     if ending.again:
-        _again(allocation, console, requeue=requeue)
+        refused = _again(allocation, console, requeue=requeue)
+        if refused:
+            ending = replace(
+                ending, record=Record(node=0, host=os.uname().nodename, text=refused, exitcode=ending.exitcode)
+            )
     console.flush()
     return ending
 
@@ -194,16 +198,20 @@ def _deaf_shell(parent: int) -> str:
     )
 
 
-def _again(allocation: Allocation, console: Console, *, requeue: bool) -> None:
+def _again(allocation: Allocation, console: Console, *, requeue: bool) -> str:
+    """Put the job back into the queue if that is wanted; return why Slurm refuses it, "" if it does not."""
     saved = "the ranks have saved and ended as they were asked to"
     if not requeue:
         console.say(f"{saved}: the same command goes on (--requeue lets Slurm start it again)")
-        return
+        return ""
     console.say(f"{saved}: job {allocation.job_id} goes back into the queue")
     console.flush()
     done = slurm_command("scontrol", "requeue", allocation.job_id)
-    if done.returncode:
-        console.say(f"job {allocation.job_id} cannot be requeued: {done.stderr.strip()}; submit it again")
+    if not done.returncode:
+        return ""
+    refused = f"job {allocation.job_id} cannot be requeued: {done.stderr.strip()}; submit it again"
+    console.say(refused)
+    return refused
 
 
 class _Step:

@@ -7,6 +7,8 @@ import json
 import os
 import secrets
 import sys
+import time
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -14,10 +16,10 @@ from typing import Any
 
 from rankwise.errors import ConfigError, LaunchError, MissingExtraError
 from rankwise.launch.job import Job
-from rankwise.launch.slurm.allocation import Allocation, run_on_nodes
+from rankwise.launch.slurm.allocation import Allocation, Ending, run_on_nodes
 from rankwise.launch.slurm.handle import SlurmHandle
 from rankwise.launch.slurm.request import Request
-from rankwise.launch.slurm.start import state_folder, write_whole
+from rankwise.launch.slurm.start import Record, state_folder, write_whole
 
 __all__ = ["Submitted", "batch_script", "submit"]
 
@@ -50,18 +52,35 @@ class Submitted:
         if allocation is None:
             raise LaunchError("this was submitted to Slurm, and is no Slurm job with srun in it")
         job = self.job if self.job.logs is not None else replace(self.job, log_dir=folder / "logs")
+        # of a run before a requeue: who waits must not take it for the end of this one
+        (folder / "ending.json").unlink(missing_ok=True)
         ending = run_on_nodes(
             job, allocation, requeue=self.requeue, call=self.call, values=folder, srun_args=self.srun_args
         )
-        if ending.again and self.requeue:
+        if ending.again and self.requeue and ending.record is None:
             sys.exit(ending.exitcode)  # it is not over: nothing is left for who waits for the end
         if ending.exitcode == 0 and self.upon_finish is not None:
-            self.upon_finish()
+            ending = _finish(self.upon_finish)
         fields = {"exitcode": ending.exitcode, "interrupted": ending.interrupted, "again": ending.again}
         record = None if ending.record is None else asdict(ending.record)
         write_whole(folder / "ending.json", json.dumps({**fields, "record": record}).encode())
         if ending.exitcode:
             sys.exit(ending.exitcode)
+
+
+def _finish(upon_finish: Callable[[], Any]) -> Ending:
+    """Call the user's end of a launch; what it raises is the failure of the job."""
+    try:
+        upon_finish()
+    except BaseException as error:  # noqa: BLE001  (also sys.exit: who waits for the end is told in any case)
+        if isinstance(error, SystemExit) and error.code in {None, 0}:
+            return Ending()
+        detail = traceback.format_exc()
+        text = f"all ranks have ended well, then upon_finish raised {type(error).__name__}: {error}\n{detail}"
+        print(text, file=sys.stderr, flush=True)  # noqa: T201
+        record = Record(node=0, host=os.uname().nodename, text=text, exitcode=1, detail=detail, time_s=time.time())
+        return Ending(record=record)
+    return Ending()
 
 
 def submit(
