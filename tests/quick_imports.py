@@ -41,7 +41,9 @@ class Finder:
     def _execute(self, execute, module):
         with self._lock:
             if self._depth == 0:
-                self._enabled, self._freeze = gc.isenabled(), not has_model()
+                # nothing of the script's own can be a model yet; a list of all objects would break tuples that another
+                # thread is just making (SystemError in tupleobject.c)
+                self._enabled, self._freeze = gc.isenabled(), "torch.nn" not in sys.modules
                 gc.disable()
             self._depth += 1
         try:
@@ -54,12 +56,6 @@ class Finder:
                         gc.freeze()
                     if self._enabled:
                         gc.enable()
-
-
-def has_model():
-    """Whether the script has begun to make what is its own: a library that comes so late is collected, too."""
-    kind = getattr(sys.modules.get("torch.nn"), "Module", None)
-    return kind is not None and any(issubclass(type(made), kind) for made in gc.get_objects())
 
 
 if "PLAIN_IMPORTS" not in os.environ:

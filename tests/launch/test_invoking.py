@@ -56,7 +56,8 @@ def test_a_function_that_is_missing(project):
     assert done.returncode == 1
     assert done.stderr.count("Traceback") == 1
     assert "AttributeError: module 'project.helper' has no attribute 'nothing'" in done.stderr
-    assert "failed in the same way" in done.stderr
+    # the other one fails, too, unless it was stopped before
+    assert "failed in the same way" in done.stderr or "stopped by rankwise (SIGTERM)" in done.stderr
 
 
 def test_a_module_beside_the_launch_does_not_shadow(project):
