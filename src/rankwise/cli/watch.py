@@ -41,7 +41,7 @@ def watch_command(
         for found in running_jobs():
             print(f"{found.launcher}  {len(found.ranks)} ranks  quiet for {found.idle_s:.0f} s  {found.command[:100]}")
         return
-    evidence = _ask_nodes(slurm) if slurm is not None else look_at(job)[1]
+    evidence = _ask_nodes(slurm) if slurm is not None else look_at(job)
     verdict, text = report(evidence, f"quiet for {evidence.idle_s:.0f} s")
     print(json.dumps({"verdict": asdict(verdict), **json.loads(evidence.to_json())}) if as_json else text)
 

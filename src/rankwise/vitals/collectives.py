@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import json
 import sys
-import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -35,7 +34,6 @@ _CALLS: dict[str, dict[str, int]] = {
     "barrier": {},
 }
 _DEFAULTS: dict[str, object] = {"src": 0, "dst": 0}
-_lock = threading.Lock()
 _noted: deque[tuple[str, int, dict[str, str], str]] = deque(maxlen=_NOTED)
 
 
@@ -109,8 +107,7 @@ def last_calls() -> list[dict[str, Any]]:
     "arguments", "line"}``; `arguments` and `line` are empty where the call came from C++ (a backward pass).
     """
     recorded = _recorded()
-    with _lock:
-        noted = {(name, number): (given, where) for name, number, given, where in list(_noted)}
+    noted = {(name, number): (given, where) for name, number, given, where in list(_noted)}
     groups = []
     for ranks, group in _groups():
         name = str(group.group_name)
@@ -158,6 +155,5 @@ def _recorded() -> dict[str, list[dict[str, Any]]]:
 
 def _only_noted(name: str) -> list[dict[str, Any]]:
     """Return the calls of a group that only Python has seen, without shapes; whether they ended nobody knows."""
-    with _lock:
-        numbers = [number for group, number, _, _ in list(_noted) if group == name][-_KEPT:]
+    numbers = [number for group, number, _, _ in list(_noted) if group == name][-_KEPT:]
     return [{"number": n, "name": "collective", "sizes": [], "dtypes": [], "ended": None} for n in numbers]

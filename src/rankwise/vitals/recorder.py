@@ -130,9 +130,12 @@ class Recorder:
 
 
 def _map_page(path: Path) -> mmap.mmap:
-    with path.open("w+b") as file:
-        file.truncate(FILE_BYTES)
-        return mmap.mmap(file.fileno(), FILE_BYTES)
+    path.touch()
+    with path.open("r+b") as file:
+        file.truncate(FILE_BYTES)  # never shorter in between: a reader that has mapped it would die of SIGBUS
+        page = mmap.mmap(file.fileno(), FILE_BYTES)
+    page[:] = bytes(FILE_BYTES)
+    return page
 
 
 def _register_stacks(file: IO[bytes] | None) -> int:

@@ -309,7 +309,7 @@ MESSAGES = (
         causes=("a name copied from another machine", "an InfiniBand interface without an IP address"),
         mends=("ip -br addr, then GLOO_SOCKET_IFNAME=NAME or unset",),
         source=_HUB + "NVIDIA/Megatron-LM/issues/436",
-        sample="RuntimeError: [enforce fail at /root/pytorch/third_party/gloo/gloo/transport/tcp/device.cc:83] ifa != "
+        sample="RuntimeError: [enforce fail at third_party/gloo/gloo/transport/tcp/device.cc:83] ifa != "
         "nullptr. Unable to find address for: bond1",
         rank_of_cause=SETUP,
     ),

@@ -12,13 +12,14 @@ from rankwise import vitals
 from rankwise.diagnose.watch.evidence import Evidence, collect, idle_s
 from rankwise.diagnose.watch.registry import Entry
 from rankwise.errors import ConfigError
+from rankwise.launch.local.sessions import parent_process
 from rankwise.vitals import Vital
 
-__all__ = ["Job", "look_at", "running_jobs"]
+__all__ = ["RunningJob", "look_at", "running_jobs"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class RunningJob:
     """Ranks of this machine that one launcher has started.
 
     Attributes:
@@ -39,13 +40,13 @@ class Job:
         return min(map(idle_s, self.ranks))
 
 
-def running_jobs() -> list[Job]:
+def running_jobs() -> list[RunningJob]:
     """Return the jobs whose ranks show signs of life here: those of `rankwise run`, and watched ones."""
     groups: dict[int, list[Vital]] = {}
     for root in {Path("/dev/shm"), Path(tempfile.gettempdir())}:  # noqa: S108  (where vitals lie)
         for folder in sorted(root.glob("rankwise-*")):
             for vital in _own_vitals(folder):
-                groups.setdefault(_parent(vital.pid), []).append(vital)
+                groups.setdefault(parent_process(vital.pid), []).append(vital)
     return [_job(launcher, found) for launcher, found in sorted(groups.items())]
 
 
@@ -54,29 +55,22 @@ def _own_vitals(folder: Path) -> list[Vital]:
     try:
         if folder.is_symlink() or folder.stat().st_uid != os.geteuid():
             return []
-        return [vital for vital in vitals.read(folder) if _parent(vital.pid)]
+        return [vital for vital in vitals.read(folder) if parent_process(vital.pid)]
     except OSError:  # it goes away
         return []
 
 
-def _parent(pid: int) -> int:
-    """Return the parent of a process, 0 if there is no such process."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return 0
-    return int(text.rpartition(")")[2].split()[1])
-
-
-def _job(launcher: int, found: list[Vital]) -> Job:
+def _job(launcher: int, found: list[Vital]) -> RunningJob:
     first = min(found, key=lambda vital: vital.rank)
     command = Path(f"/proc/{first.pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
     variables = Path(f"/proc/{first.pid}/environ").read_bytes().split(b"\0")
     run_dir = next((v.partition(b"=")[2].decode() for v in variables if v.startswith(b"RANKWISE_RUN_DIR=")), "")
-    return Job(launcher=launcher, command=command, run_dir=run_dir, ranks=sorted(found, key=lambda vital: vital.rank))
+    return RunningJob(
+        launcher=launcher, command=command, run_dir=run_dir, ranks=sorted(found, key=lambda vital: vital.rank)
+    )
 
 
-def look_at(target: str) -> tuple[Job, Evidence]:
+def look_at(target: str) -> Evidence:
     """Ask every rank of a running job of this machine for its stacks and its last collectives.
 
     Args:
@@ -99,10 +93,10 @@ def look_at(target: str) -> tuple[Job, Evidence]:
     entries = [
         Entry(rank=vital.rank, pid=vital.pid, host="", name=vital.host, folder=str(vital.folder)) for vital in job.ranks
     ]
-    return job, collect(entries)
+    return collect(entries)
 
 
-def _is_meant(job: Job, target: str) -> bool:
+def _is_meant(job: RunningJob, target: str) -> bool:
     if not target:
         return True
     if target.isdigit():

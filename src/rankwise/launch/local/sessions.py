@@ -9,7 +9,7 @@ import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-__all__ = ["end_session", "end_sessions", "process_state"]
+__all__ = ["end_session", "end_sessions", "parent_process", "process_state"]
 
 _PROC = Path("/proc")
 # they remove the semaphores and the shared memory of those that were killed, and then end
@@ -52,6 +52,12 @@ def process_state(pid: int) -> str:
     """Return the state letter of a process ("R", "S", "T" for stopped, ...), "" if it cannot be known."""
     fields = _stat(_PROC / str(pid))
     return fields[0] if fields else ""
+
+
+def parent_process(pid: int) -> int:
+    """Return the parent of a process, 0 if it cannot be known."""
+    fields = _stat(_PROC / str(pid))
+    return int(fields[1]) if fields else 0
 
 
 def _members(leaders: Collection[int]) -> Iterator[int]:
