@@ -2,12 +2,12 @@
 
 import contextlib
 import ipaddress
-import random
 import secrets
 import socket
 import stat
-import struct
 from pathlib import Path
+
+from rankwise.testing.strangers import listening, throw_garbage
 
 TRAINS = """
     import os, pathlib, time
@@ -29,56 +29,6 @@ TRAINS = """
             tell("step-" + rank, steps)
         print("trained well", world.all_reduce(steps) == 2 * steps, flush=True)
 """
-
-
-def listening(pids):
-    """Return {(address, port)} on which these processes listen, out of /proc."""
-    inodes = set()
-    for pid in pids:
-        with contextlib.suppress(OSError):
-            for fd in Path(f"/proc/{pid}/fd").iterdir():
-                with contextlib.suppress(OSError):
-                    found = str(fd.readlink())
-                    if found.startswith("socket:["):
-                        inodes.add(found[8:-1])
-    found = set()
-    for table in ("tcp", "tcp6", "udp", "udp6"):
-        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
-            fields = line.split()
-            waits = fields[3] == "0A" if table.startswith("tcp") else fields[2].endswith(":0000")
-            if waits and fields[9] in inodes:
-                digits, _, port = fields[1].partition(":")
-                words = struct.unpack(f">{len(digits) // 8}I", bytes.fromhex(digits))
-                found.add((str(ipaddress.ip_address(struct.pack(f"={len(words)}I", *words))), int(port, 16)))
-    return found
-
-
-def throw_garbage(address, port, held, seed):
-    """Say what nobody expects, in several ways; some connections stay open and say nothing, or very little."""
-    rng = random.Random(seed)
-    sayings = [
-        b"",
-        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
-        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
-        b"\xff" * 64,
-        b"\x00" * 4096,
-        struct.pack("<Q", 1 << 62) * 8,
-        b"\x00"
-        + struct.pack("<I", 0x3C85F7CE)
-        + b"\x01"
-        + struct.pack("<Q", 1 << 60),  # a store's greeting, then a length
-        b'["set", "rankwise/knocks", "1000000000"]\n[[[[[[',
-        *(rng.randbytes(1 << power) for power in (0, 3, 10, 17)),
-    ]
-    for saying in sayings:
-        with contextlib.suppress(OSError), socket.create_connection((address, port), timeout=10) as stranger:
-            stranger.settimeout(2)
-            stranger.sendall(saying)
-            if rng.random() < 0.5:  # gone without a farewell
-                stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    for _ in range(20):
-        with contextlib.suppress(OSError):
-            held.append(socket.create_connection((address, port), timeout=10))
 
 
 def test_strangers_do_not_disturb_a_run(launcher, marked, wait_until):

@@ -12,7 +12,7 @@ from typing import Any
 from rankwise.errors import WorldError
 from rankwise.world.channel import Channel, close_all, frame_device
 from rankwise.world.place import Place, loopback_address
-from rankwise.world.small_store import store_trouble
+from rankwise.world.small_store import listening_address, store_trouble
 
 __all__ = ["leave", "local_store", "open_group", "open_store", "prefixed"]
 
@@ -40,8 +40,9 @@ def prefixed(store: Any, prefix: str) -> Any:
 def open_store(place: Place, timeout: timedelta) -> Any:
     """Return the TCP store of the ranks; rank 0 serves it unless the launcher's agent does.
 
-    If all ranks are on this machine, by the address that they have, nobody else is served. Where the launcher names a
-    file instead (RANKWISE_STORE_FILE), they meet through that.
+    It listens on the address by which the ranks know rank 0, if that is an address and not a name: if all of them are
+    on this machine, nobody else is served. Where the launcher names a file instead (RANKWISE_STORE_FILE), they meet
+    through that.
 
     Raises:
         WorldError: the port is taken, the server could not be reached in time, or the file cannot be used.
@@ -52,7 +53,7 @@ def open_store(place: Place, timeout: timedelta) -> Any:
     if file:
         return _file_store(file, place, timeout)
     serves = place.rank == 0 and not place.agent_store
-    alone = loopback_address(place.master_addr)
+    own = listening_address(place.master_addr) if serves else ""
     try:
         return dist.TCPStore(  # type: ignore[attr-defined]
             place.master_addr,
@@ -60,7 +61,7 @@ def open_store(place: Place, timeout: timedelta) -> Any:
             is_master=serves,
             timeout=timeout,
             wait_for_workers=False,
-            master_listen_fd=_bound_socket(alone, place.master_port) if serves and alone else None,
+            master_listen_fd=_bound_socket(own, place.master_port) if own else None,
         )
     except Exception as error:
         raise WorldError(f"{store_trouble(place, timeout)} ({error})") from error

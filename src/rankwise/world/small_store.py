@@ -7,6 +7,7 @@ line of JSON, and so is its answer.
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import json
 import socket
 import socketserver
@@ -18,7 +19,7 @@ from typing import Any
 from rankwise.errors import WorldError
 from rankwise.world.place import Place, loopback_address
 
-__all__ = ["Shelf", "SmallStore", "StoreServer", "open_small_store", "store_trouble"]
+__all__ = ["Shelf", "SmallStore", "StoreServer", "listening_address", "open_small_store", "store_trouble"]
 
 _RETRY_S = 0.05
 
@@ -102,7 +103,7 @@ class StoreServer(socketserver.ThreadingTCPServer):
     """Serves a shelf to the ranks from a background thread.
 
     Args:
-        host: on which address; the machine itself is served alone if it is one of its own names for itself.
+        host: on which address, see `listening_address`; a name is served on all.
         port: on which port; 0 takes a free one.
 
     Raises:
@@ -115,8 +116,8 @@ class StoreServer(socketserver.ThreadingTCPServer):
 
     def __init__(self, host: str, port: int) -> None:
         self.shelf = Shelf()
-        where, both = loopback_address(host), socket.has_dualstack_ipv6()
-        self.address_family = socket.AF_INET6 if where == "::1" or (both and not where) else socket.AF_INET
+        where, both = listening_address(host), socket.has_dualstack_ipv6()
+        self.address_family = socket.AF_INET6 if ":" in where or (both and not where) else socket.AF_INET
         super().__init__((where, port), _Answering)
         threading.Thread(target=self.serve_forever, args=(0.05,), name="rankwise-store", daemon=True).start()
 
@@ -226,3 +227,17 @@ def store_trouble(place: Place, timeout: timedelta) -> str:
         f"rank {place.rank} could not reach the store at {where} within {timeout.total_seconds():g} s: check that "
         "rank 0 runs there, that the name resolves from this machine and that the port is not filtered"
     )
+
+
+def listening_address(host: str) -> str:
+    """Return the one address on which what serves the ranks listens, "" for all that this machine has.
+
+    A name may mean another address to the other machines than it does here: it is listened for on all.
+    """
+    with contextlib.suppress(ValueError, OSError):
+        address = ipaddress.ip_address(host)
+        family = socket.AF_INET6 if address.version == 6 else socket.AF_INET
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind((host, 0))  # else it leads here by a way that changes addresses
+        return host
+    return loopback_address(host)

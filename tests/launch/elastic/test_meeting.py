@@ -1,12 +1,27 @@
 """How nodes find each other, and what they say when they cannot, or must not."""
 
+import importlib.metadata
 import re
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import rankwise
+
 TWO = ("--nproc", "1", "--nnodes", "2")
+# what another installation shows of itself: there is one on this machine, so that modules are altered as Python begins
+OTHERS = {
+    "rankwise": (
+        "import rankwise._version as found; found.__version__ = '99.1'",
+        "rankwise is {mine} on anna and 99.1 on bert",
+    ),
+    "python": (
+        "import platform; platform.python_version_tuple = lambda: ('3', '99', '0')",
+        "python is {mine} on anna and 3.99 on bert",
+    ),
+    "torch": (None, "torch is {mine} on anna and 99.2 on bert"),
+}
 NOISE = """
 import os, socket, time
 held = [socket.create_connection(("10.77.0.1", 29400), 5) for _ in range(100)]
@@ -56,6 +71,30 @@ def test_what_does_not_fit_is_said_by_name(nodes):
     secret = nodes.events()[0]["secret"]
     assert secret not in nodes.all_consoles()
     assert "a token that" not in nodes.all_consoles()
+
+
+def test_other_versions_are_refused_by_name(nodes):
+    """rankwise, Python and torch of the newcomer are not those of the run: said on both sides, and the run goes on."""
+    mine = {"rankwise": rankwise.__version__, "python": "{}.{}".format(*sys.version_info)}
+    mine["torch"] = importlib.metadata.version("torch").partition("+")[0]
+    nodes.start("anna", *TWO, "--rdzv", "anna")
+    nodes.says("anna", "the rendezvous is here")
+    for name, (change, _) in OTHERS.items():
+        folder = nodes.folder / f"other-{name}"
+        if change is None:  # what is installed is read from here: the real thing
+            (folder / "torch-99.2.dist-info").mkdir(parents=True)
+            (folder / "torch-99.2.dist-info" / "METADATA").write_text("Name: torch\nVersion: 99.2+cpu\n")
+        else:
+            folder.mkdir()
+            (folder / "sitecustomize.py").write_text(change)
+        nodes.start("bert", *TWO, "--rdzv", "anna", env={"PYTHONPATH": str(folder)}, name=name)
+    for name, (_, said) in OTHERS.items():
+        text = said.format(mine=mine[name])
+        assert nodes.ends(name) == 2, nodes.all_consoles()
+        nodes.says(name, f"the rendezvous at anna (10.77.0.1) does not let this node in: {text}\n")
+        nodes.says("anna", f"refused node bert (10.77.0.2): {text}\n")
+    nodes.start("bert", *TWO, "--rdzv", "anna")
+    nodes.training(2)
 
 
 def test_the_token_is_seen_nowhere_and_a_lost_rendezvous_is_named(nodes):
