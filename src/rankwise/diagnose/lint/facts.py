@@ -8,12 +8,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rankwise.diagnose.lint.guards import Side
-from rankwise.diagnose.lint.module import Binding, Call, Module, Place, Scope, position
+from rankwise.diagnose.lint.module import Binding, Branch, Call, Module, Place, Scope, position
 from rankwise.diagnose.lint.names import last, text_of
 
 __all__ = [
     "DDP",
+    "DEVICE_MOVES",
     "LOADER",
+    "RANKS",
     "SAMPLER",
     "Wrap",
     "collective_after",
@@ -22,6 +24,7 @@ __all__ = [
     "effective_side",
     "environment_reads",
     "environment_writes",
+    "guard_of",
     "has_framework",
     "is_const",
     "is_distributed",
@@ -36,6 +39,8 @@ __all__ = [
 DDP = "torch.nn.parallel.DistributedDataParallel"
 SAMPLER = "torch.utils.data.distributed.DistributedSampler"
 LOADER = "torch.utils.data.DataLoader"
+DEVICE_MOVES = frozenset({"to", "cuda", "cpu"})
+RANKS = {"main": "the main rank", "other": "ranks other than the main one"}
 _WRAPPERS = (DDP, "apex.parallel.DistributedDataParallel")
 _COLLECTIVES = frozenset(
     "all_reduce all_gather all_gather_object all_gather_into_tensor all_gather_coalesced all_reduce_coalesced barrier "
@@ -63,6 +68,17 @@ class Wrap:
     def place(self) -> Place:
         """Where it stands."""
         return self.call.place
+
+    @property
+    def moves_before(self) -> list[Call]:
+        """The calls before it that put the model, as a whole, on a device."""
+        return [
+            call
+            for call in self.place.scope.calls
+            if call.method in DEVICE_MOVES
+            and call.base in self.names
+            and position(call.node) <= position(self.call.node)
+        ]
 
     @property
     def names(self) -> set[str]:
@@ -172,6 +188,11 @@ def collective_after(module: Module, place: Place) -> bool:
         call.place.scope is place.scope and call.place.side is None and position(call.node) > position(place.stmt)
         for call in listed
     )
+
+
+def guard_of(place: Place) -> Branch | None:
+    """Return the innermost test of the rank around a place."""
+    return next((branch for branch in reversed(place.branches) if branch.side), None)
 
 
 def effective_side(module: Module, place: Place, depth: int = 3) -> Side | None:

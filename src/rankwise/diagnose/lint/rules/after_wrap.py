@@ -1,0 +1,284 @@
+"""RW201, RW203, RW205 to RW207: what is done to a model after DDP has wrapped it."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from rankwise.diagnose.lint.facts import DEVICE_MOVES, Wrap, has_framework, is_const, training_loops, wraps
+from rankwise.diagnose.lint.module import Call, Module, Place, position
+from rankwise.diagnose.lint.names import last, text_of
+from rankwise.diagnose.lint.record import Edit, Fix, Hit, rule
+
+_HEAD = "import torch\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n"
+_DTYPE_MOVES = {"half", "double", "bfloat16", "float"}
+_MOVES = DEVICE_MOVES | _DTYPE_MOVES
+_DTYPES = re.compile(r"torch\.(float|half|double|bfloat|int)|\bdtype\b")
+_NOT_TRAINING = re.compile(r"eval|valid|test|infer|predict|sample|generate|visuali|export", re.IGNORECASE)
+
+
+def _behind(wrap: Wrap) -> Iterator[Call]:
+    """Yield the calls behind a wrap in its function that a branch of the same `if` does not exclude."""
+    for call in wrap.place.scope.calls:
+        behind = position(call.node) > position(wrap.call.node)
+        if behind and not _excluded(call.place, wrap.place) and not _rebound(wrap, call):
+            yield call
+
+
+def _excluded(one: Place, other: Place) -> bool:
+    """Whether two places lie in different branches of one `if`."""
+    sides = {branch.node: branch.taken for branch in other.branches}
+    return any(sides.get(branch.node, branch.taken) is not branch.taken for branch in one.branches)
+
+
+def _rebound(wrap: Wrap, call: Call) -> bool:
+    """Whether the name means another model by then."""
+    for binding in wrap.place.scope.bindings.get(wrap.text, ()):
+        at = position(binding.place.stmt)
+        if position(wrap.place.stmt) < at < position(call.place.stmt):
+            inside = binding.value is not None and wrap.text in {
+                text_of(part) for part in ast.walk(binding.value) if isinstance(part, ast.expr)
+            }
+            if not inside:
+                return True
+    return False
+
+
+def _is_dtype_move(module: Module, call: Call) -> bool:
+    if call.method in _DTYPE_MOVES:
+        return call.method != "float"
+    return call.method == "to" and any(_DTYPES.search(module.text(part)) for part in call.node.args)
+
+
+@rule(
+    "RW201", "move-after-wrap", "error", "high",
+    message="{name} is moved after DDP has wrapped it: gradients silently stop being added up",
+    why="DDP registers its hooks on the parameters that it sees. Moving or casting the model afterwards makes new gradient "
+    "accumulators without hooks: every rank then trains a model of its own.",
+    wrong=_HEAD + """
+def prepare(net, device):
+    model = DDP(net)
+    model = model.to(device)
+    return model
+""",
+    right=_HEAD + """
+def prepare(net, device):
+    net = net.to(device)
+    model = DDP(net)
+    return model
+""",
+    ignore="the model is on that device already, so that nothing moves.",
+    fix="safe",
+)  # fmt: skip
+def move_after_wrap(module: Module) -> Iterator[Hit]:
+    """Model = DDP(model) ... model.to(device)."""
+    for wrap in wraps(module):
+        ids = wrap.call.keyword("device_ids")
+        placed = bool(wrap.moves_before) or (ids is not None and not is_const(ids.value, None))
+        placed = placed or module.text(wrap.call.node).count(".to(") + module.text(wrap.call.node).count(".cuda(") > 0
+        for call in _behind(wrap):
+            if call.method not in _MOVES or call.base not in wrap.names or call.method == "float" or not wrap.text:
+                continue
+            if (
+                call.method == "to"
+                and not call.node.args
+                and not any(word.arg in {"device", "dtype"} for word in call.node.keywords)
+            ):
+                continue  # memory_format alone
+            # a second move to the device on which it is changes nothing; `cpu` and saving helpers come at the end
+            if not _is_dtype_move(module, call) and (placed or call.method == "cpu" or _names_cpu(call)):
+                continue
+            if call.place.loops or _NOT_TRAINING.search(call.place.scope.name):
+                continue
+            yield Hit(call.node, {"name": call.base}, _swap(module, wrap, call))
+            break
+
+
+def _names_cpu(call: Call) -> bool:
+    return any(
+        isinstance(part, ast.Constant) and part.value == "cpu" for node in call.node.args for part in ast.walk(node)
+    )
+
+
+def _swap(module: Module, wrap: Wrap, call: Call) -> Fix | None:
+    """Return the exchange of the wrap's line with the line right behind it that moves or converts the model."""
+    here, there = wrap.place, call.place
+    if here.block is not there.block or there.index != here.index + 1 or not wrap.inner or "." in wrap.inner:
+        return None
+    stmt = there.stmt
+    value = stmt.value if isinstance(stmt, ast.Assign | ast.Expr) else None
+    if value is not call.node or (
+        isinstance(stmt, ast.Assign) and [text_of(target) for target in stmt.targets] != [wrap.text]
+    ):
+        return None
+    if not isinstance(here.stmt, ast.Assign) or here.stmt.value is not wrap.call.node:
+        return None
+    start = module.span(here.stmt)[0]
+    end = module.span(stmt)[1]
+    new = re.sub(rf"(?<![\w.]){re.escape(wrap.text)}(?!\w)", wrap.inner, module.text(stmt))
+    if isinstance(stmt, ast.Expr):
+        new = f"{wrap.inner} = {new}"
+    between = module.source[module.span(here.stmt)[1] : module.span(stmt)[0]]
+    if between.strip():
+        return None  # a comment stands there
+    return Fix("do it before the wrap", (Edit(start, end, new + between + module.text(here.stmt)),))
+
+
+@rule(
+    "RW203", "syncbn-after-wrap", "error", "high",
+    message="convert_sync_batchnorm after the wrap: convert the model, then wrap it",
+    why="DDP has registered the parameters of the layers that the conversion replaces; the new ones are not synchronised.",
+    wrong=_HEAD + """
+def prepare(net):
+    model = DDP(net)
+    model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    return model
+""",
+    right=_HEAD + """
+def prepare(net):
+    net = torch.nn.SyncBatchNorm.convert_sync_batchnorm(net)
+    model = DDP(net)
+    return model
+""",
+    ignore="never.",
+    fix="safe",
+)  # fmt: skip
+def syncbn_after_wrap(module: Module) -> Iterator[Hit]:
+    """The argument is a wrapped model."""
+    for wrap in wraps(module):
+        for call in _behind(wrap):
+            argument = call.argument("module", 0)
+            if (
+                call.method == "convert_sync_batchnorm"
+                and argument is not None
+                and text_of(argument) in {wrap.text, f"{wrap.text}.module"} - {""}
+            ):
+                yield Hit(call.node, {}, _swap(module, wrap, call))
+
+
+@rule(
+    "RW205", "params-after-wrap", "error", "medium",
+    message="{name} gets parameters after DDP has wrapped it: they are not synchronised",
+    why="DDP takes the list of parameters when it is built. Layers that are added or replaced later train on each rank alone.",
+    wrong=_HEAD + """
+def prepare(net):
+    model = DDP(net)
+    model.module.head = torch.nn.Linear(8, 2)
+    return model
+""",
+    right=_HEAD + """
+def prepare(net):
+    net.head = torch.nn.Linear(8, 2)
+    return DDP(net)
+""",
+    ignore="the new layer is never trained.",
+)  # fmt: skip
+def params_after_wrap(module: Module) -> Iterator[Hit]:
+    """model.module.head = nn.Linear(...), add_module, register_parameter."""
+    for wrap in wraps(module):
+        if not wrap.text:
+            continue
+        names = {wrap.text, f"{wrap.text}.module"} | ({wrap.inner} if wrap.inner != "self" else set())
+        for text, found in wrap.place.scope.bindings.items():
+            base = text.rpartition(".")[0]
+            if base not in names or text in names:
+                continue
+            for binding in found:
+                value = binding.value
+                made = module.name_of(value.func) if isinstance(value, ast.Call) else ""
+                layer = made.startswith("torch.nn.") and last(made)[:1].isupper() and not last(made).endswith("Loss")
+                behind = position(binding.place.stmt) > position(wrap.place.stmt) and not _excluded(
+                    binding.place, wrap.place
+                )
+                if layer and behind and made != wrap.call.name:
+                    yield Hit(binding.place.stmt, {"name": wrap.text})
+        for call in _behind(wrap):
+            if call.method in {"add_module", "register_parameter"} and call.base in names:
+                yield Hit(call.node, {"name": wrap.text})
+
+
+@rule(
+    "RW206", "module-forward", "error", "medium",
+    message="the forward pass goes through {name}.module: backward does not add up its gradients",
+    why="DDP prepares the reduction of gradients in its own forward. A pass through .module skips it, and each rank steps by "
+    "its own gradient.",
+    wrong=_HEAD + """
+def train(net, loader, optimizer):
+    model = DDP(net)
+    for x in loader:
+        model.module(x).sum().backward()
+        optimizer.step()
+""",
+    right=_HEAD + """
+def train(net, loader, optimizer):
+    model = DDP(net)
+    for x in loader:
+        model(x).sum().backward()
+        optimizer.step()
+""",
+    ignore="the gradients are reduced by hand.",
+)  # fmt: skip
+def module_forward(module: Module) -> Iterator[Hit]:
+    """model.module(x) or model.module.forward(x) in a training loop."""
+    names = {wrap.text for wrap in wraps(module) if wrap.text}
+    loops = training_loops(module)
+    if has_framework(module) or module.has_call("all_reduce", "average_gradients"):
+        return
+    for call in module.calls:
+        base = re.fullmatch(r"(.+)\.module(\.forward)?", call.text)
+        if base is None or base[1] not in names or not call.place.loops or call.place.loops[-1] not in loops:
+            continue
+        quiet = any(
+            "no_grad" in ast.unparse(item.context_expr) or "inference" in ast.unparse(item.context_expr)
+            for item_with in call.place.withs
+            for item in item_with.items
+        )
+        evaluated = any(
+            found.method == "eval" and found.place.scope is call.place.scope for found in module.methods("eval")
+        )
+        if not quiet and not evaluated and not call.place.branches and not _NOT_TRAINING.search(call.place.scope.name):
+            yield Hit(call.node, {"name": base[1]})
+
+
+@rule(
+    "RW207", "requires-grad-after-wrap", "warning", "medium",
+    message="requires_grad of {name} changes after the wrap: DDP keeps waiting for these gradients, or never reduces them",
+    why="DDP takes the parameters that require gradients when it is built. Freezing later makes it wait for gradients that do not "
+    "come; thawing later leaves them unsynchronised.",
+    wrong=_HEAD + """
+def prepare(net):
+    model = DDP(net)
+    for parameter in model.module.encoder.parameters():
+        parameter.requires_grad = False
+    return model
+""",
+    right=_HEAD + """
+def prepare(net):
+    for parameter in net.encoder.parameters():
+        parameter.requires_grad = False
+    return DDP(net)
+""",
+    ignore="find_unused_parameters=True is given and what was frozen stays so.",
+)  # fmt: skip
+def requires_grad_after_wrap(module: Module) -> Iterator[Hit]:
+    """For p in model.parameters(): p.requires_grad = False, outside the training loop."""
+    for wrap in wraps(module):
+        if not wrap.text:
+            continue
+        for binding in (found for listed in wrap.place.scope.bindings.values() for found in listed):
+            loops = binding.place.loops
+            if not binding.text.endswith(".requires_grad") or len(loops) != 1 or not isinstance(loops[0], ast.For):
+                continue
+            used = {text_of(part) for part in ast.walk(loops[0].iter) if isinstance(part, ast.Name | ast.Attribute)}
+            behind = position(loops[0]) > position(wrap.place.stmt) and not _excluded(binding.place, wrap.place)
+            if used & {wrap.text, f"{wrap.text}.module"} and behind:
+                yield Hit(binding.place.stmt, {"name": wrap.text})
+        for call in _behind(wrap):
+            if (
+                call.method == "requires_grad_"
+                and not call.place.loops
+                and call.base.startswith((f"{wrap.text}.", wrap.text))
+                and call.node.args
+            ):
+                yield Hit(call.node, {"name": wrap.text})

@@ -1,0 +1,163 @@
+"""RW402, RW403: tests of the rank: who leaves by them, and whether they are asked at all."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from rankwise.diagnose.lint.facts import RANKS, collective_after, collectives, guard_of, training_loops
+from rankwise.diagnose.lint.module import Module, Scope, position
+from rankwise.diagnose.lint.names import last, text_of
+from rankwise.diagnose.lint.record import Edit, Fix, Hit, rule
+
+
+@rule(
+    "RW402",
+    "rank-dependent-exit",
+    "error",
+    "medium",
+    message="{what} leaves the {of} on {ranks} only; the others wait for it in the next collective",
+    why="Each backward pass of DDP is a collective. A rank that leaves the loop by itself leaves the others waiting. Decide on "
+    "one rank, broadcast the decision, leave together.",
+    wrong="""
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+def train(model, loader, optimizer, stopper):
+    model = DDP(model)
+    for x in loader:
+        loss = model(x).sum()
+        loss.backward()
+        optimizer.step()
+        if dist.get_rank() == 0 and stopper.should_stop(loss):
+            break
+""",
+    right="""
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+def train(model, loader, optimizer, stopper):
+    model = DDP(model)
+    for x in loader:
+        loss = model(x).sum()
+        loss.backward()
+        optimizer.step()
+        stop = torch.tensor(stopper.should_stop(loss))
+        dist.broadcast(stop, src=0)
+        if stop:
+            break
+""",
+    ignore="the other ranks leave at the same step by another way.",
+)
+def rank_dependent_exit(module: Module) -> Iterator[Hit]:
+    """Break or return under a test of the rank, inside a loop that trains or before a collective further on."""
+    loops = training_loops(module) | {
+        call.place.loops[-1] for call in collectives(module) if call.place.loops and call.place.side is None
+    }
+    backwards = list(module.methods("backward"))
+    for exit_ in module.exits:
+        place = exit_.place
+        if not isinstance(exit_.node, ast.Break | ast.Return) or (branch := guard_of(place)) is None:
+            continue
+        # what follows a plain `if rank == 0: return` runs on one side only: RW401 looks at that
+        if not place.loops and place.branches[-1] is not branch and collective_after(module, place):
+            yield Hit(exit_.node, {"what": "return", "of": "function", "ranks": RANKS[branch.side or "main"]})
+            continue
+        left = place.loops[-1:] if isinstance(exit_.node, ast.Break) else place.loops
+        inside = [loop for loop in left if _within(branch.node, loop)]
+        if loops & set(inside) or any(loop in call.place.loops for loop in inside for call in backwards):
+            word = type(exit_.node).__name__.lower()
+            yield Hit(exit_.node, {"what": word, "of": "training loop", "ranks": RANKS[branch.side or "main"]})
+
+
+def _within(inner: ast.stmt, outer: ast.stmt) -> bool:
+    assert outer.end_lineno is not None
+    return position(outer) < position(inner) and inner.lineno <= outer.end_lineno
+
+
+_PREDICATES = {
+    "torch.distributed.is_initialized",
+    "torch.distributed.is_available",
+    "torch.distributed.is_torchelastic_launched",
+    "torch.distributed.is_nccl_available",
+    "torch.cuda.is_available",
+    "torch.cuda.is_bf16_supported",
+}
+
+
+@rule(
+    "RW403",
+    "uncalled-rank-guard",
+    "error",
+    "high",
+    message="{name} is a function and is not called here: the test is always true",
+    why="A function object is true on every rank, so all of them run what was meant for one.",
+    wrong="""
+import torch
+import torch.distributed as dist
+
+def is_main_process():
+    return dist.get_rank() == 0
+
+def save(model, path):
+    if is_main_process:
+        torch.save(model.state_dict(), path)
+""",
+    right="""
+import torch
+import torch.distributed as dist
+
+def is_main_process():
+    return dist.get_rank() == 0
+
+def save(model, path):
+    if is_main_process():
+        torch.save(model.state_dict(), path)
+""",
+    ignore="never.",
+    fix="safe",
+)
+def uncalled_rankguard_of(module: Module) -> Iterator[Hit]:
+    """A function that answers yes or no, used as the answer itself."""
+    for branch in module.branches:
+        for part in _operands(branch.test):
+            text = text_of(part)
+            name = module.imports.resolve(text) or ""
+            function = _function(module, text)
+            tested = re.search(r"^(is|on|am)_|main|master|rank|chief", last(text))
+            if name in _PREDICATES or (function is not None and tested) or _called_elsewhere(module, text, name):
+                end = module.span(part)[1]
+                yield Hit(part, {"name": text}, Fix(f"call {text}()", (Edit(end, end, "()"),)))
+
+
+def _operands(test: ast.expr) -> Iterator[ast.expr]:
+    """Yield the names of a test, behind `not`, `and` and `or`."""
+    if isinstance(test, ast.Name | ast.Attribute):
+        yield test
+    elif isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        yield from _operands(test.operand)
+    elif isinstance(test, ast.BoolOp):
+        for value in test.values:
+            yield from _operands(value)
+
+
+def _function(module: Module, text: str) -> Scope | None:
+    """Return the function at the top of the file that a name means and nothing else is bound to."""
+    scope = module.top.functions.get(text)
+    if (
+        scope is None
+        or not scope.is_function
+        or any(text in found.bindings or text in found.params for found in module.scopes)
+    ):
+        return None
+    return scope
+
+
+def _called_elsewhere(module: Module, text: str, name: str) -> bool:
+    """Whether an imported test of the rank is called in other places of the file."""
+    tested = re.search(r"^is_.*(main|master|rank|chief)", last(text))
+    return bool(
+        tested and name and not name.startswith("?") and any(call.text == text for call in module.methods(last(text)))
+    )
