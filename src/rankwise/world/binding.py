@@ -24,7 +24,7 @@ from rankwise.world.ray_worker import ray_device
 from rankwise.world.threads import choose_threads, cpu_mask, usable_cores
 from rankwise.world.value import World
 
-__all__ = ["bind"]
+__all__ = ["bind", "kept_store"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +165,7 @@ def _join(place: Place, wishes: _Wishes) -> World:
         company = Company(sharers=place.local_world_size or 1)
         store = group.local_store() if wishes.always_group else None
     else:
-        whole = _kept_store(place, wishes.timeout)
+        whole = kept_store(place, wishes.timeout)
         company = _meet(whole, place, wishes, device, trouble)
         store = group.prefixed(whole, company.prefix)
     mask = cpu_mask()
@@ -220,7 +220,7 @@ def _take_over(theirs: World, wishes: _Wishes) -> World:
 _kept: dict[tuple[Any, ...], Any] = {}
 
 
-def _kept_store(place: Place, timeout: timedelta) -> Any:
+def kept_store(place: Place, timeout: timedelta) -> Any:
     """Return the store of the ranks, opened once in a process and kept to its end.
 
     A rank that binds again may be there before rank 0 is, whose store must be up already: one that ended with the first

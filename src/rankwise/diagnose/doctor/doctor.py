@@ -33,7 +33,7 @@ def examine(*, ranks: int = 2, deadline_s: float = 60.0, data: str | None = None
     if _launched(os.environ):
         from rankwise.diagnose.doctor.job import check_job
 
-        found, is_main = check_job(deadline_s)
+        found, is_main = check_job(deadline_s, checks)
         checks += found
     else:
         why = "nobody has launched several ranks"

@@ -1,44 +1,134 @@
-"""The ranks of a launched job: do they agree with each other, do they see each other, how fast are they together?"""
+"""The ranks of a launched job: do they meet and agree, do their hosts reach each other, how fast are they together?"""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import json
 import os
 import socket
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from rankwise.diagnose.doctor.check import Check, failed, not_run, passed, warned
+from rankwise.diagnose.doctor.check import Check, failed, not_run, passed
 from rankwise.diagnose.doctor.collectives import check_patterns, sweep
 from rankwise.diagnose.doctor.group import describe_sweep
+from rankwise.diagnose.doctor.network import (
+    Hosts,
+    check_rendezvous,
+    first_ranks,
+    judge_clocks,
+    judge_pairs,
+    listen,
+    look_at_others,
+)
 from rankwise.diagnose.environment import collect_environment
 from rankwise.diagnose.variables import PREFIXES
 from rankwise.errors import WorldError
-from rankwise.world import World, bind
+from rankwise.world import bind
+from rankwise.world.binding import kept_store
+from rankwise.world.place import Place, find_place, loopback_address
 
-__all__ = ["check_job", "judge_facts"]
+__all__ = ["check_job", "judge_devices", "judge_facts"]
 
 _VERSIONS = ("python", "rankwise", "torch", "numpy", "zarr")
-_SKEW_S = 1.0
+_GROUP = ("collectives", "bandwidth of all_reduce")
+_LEAST_S = 30.0  # for the group, however long ranks have waited for each other before
 
 
-def check_job(timeout_s: float) -> tuple[list[Check], bool]:
-    """Join the launched ranks, compare them, check collectives; return the checks and whether this is the main rank.
+def check_job(timeout_s: float, local: Sequence[Check] = ()) -> tuple[list[Check], bool]:
+    """Join the launched ranks, compare them, check collectives; return the checks and whether this rank shows them.
+
+    The main rank shows what all have said. A rank that did not come so far shows what stopped it.
 
     Args:
         timeout_s: how long ranks wait for each other; who is missing then is named.
+        local: what this rank has found by itself: what is not fine there is told of every host.
     """
     try:
-        with bind(timeout=timeout_s) as world:
-            facts = world.all_gather_object(_facts(world))
+        place = find_place(os.environ)
+    except WorldError as error:
+        return [failed("ranks", "all ranks meet", str(error), "let a launcher set the variables")], True
+    deadline = time.monotonic() + timeout_s
+    met = _rendezvous(place, deadline)
+    if met.status == "fail":
+        return [met], True
+    try:
+        store = kept_store(place, timedelta(seconds=max(1.0, deadline - time.monotonic())))
+        cards, checks = _compare(Hosts(store, place, deadline), place, local)
+    except (WorldError, RuntimeError, OSError) as error:  # torch's stores raise RuntimeError
+        return [_no_store(place, error)], True
+    checks = [met, *checks]
+    if not cards or any(check.status == "fail" and check.section == "network" for check in checks):
+        checks += [not_run("group", name, "the ranks do not all reach each other") for name in _GROUP]
+    else:
+        checks += _collectives(deadline, timeout_s, place)
+    return checks, place.rank == 0
+
+
+def _rendezvous(place: Place, deadline: float) -> Check:
+    if "RANKWISE_STORE_FILE" in os.environ:
+        return passed("network", "rendezvous", "through a file of this machine")
+    return check_rendezvous(place, deadline)
+
+
+def _no_store(place: Place, error: Exception) -> Check:
+    """What answers is no store; or it is one, and has ended."""
+    where = f"{place.master_addr}:{place.master_port}"
+    told = str(error).splitlines()[0][:300]
+    if place.rank == 0 and not place.agent_store:
+        mend = "end what has the port, or choose another (MASTER_PORT)"
+        return failed("network", "rendezvous", f"rank 0 cannot serve {where}: {told}", mend)
+    mend = "is it another service, or did rank 0 end? Choose another port (MASTER_PORT), look at rank 0's own report"
+    who = f"rank {place.rank} on {socket.gethostname()}"
+    return failed("network", "rendezvous", f"{who}: what answers at {where} is no store of this job: {told}", mend)
+
+
+def _compare(hosts: Hosts, place: Place, local: Sequence[Check]) -> tuple[list[dict[str, Any]], list[Check]]:
+    """Exchange what ranks know and how hosts reach each other; return the cards ([]: some are missing) and checks."""
+    listeners, doors = listen(os.environ, on_one_machine=bool(loopback_address(place.master_addr)))
+    with contextlib.ExitStack() as stack:
+        for listener in listeners:
+            stack.enter_context(listener)
+        mine = _facts(place) | {"doors": doors, "checks": [asdict(c) for c in local if c.status in {"warn", "fail"}]}
+        said = {rank: json.loads(text) for rank, text in hosts.exchange("card", json.dumps(mine)).items()}
+        missing = sorted(set(range(place.world_size)) - said.keys())
+        if missing:
+            told = f"{len(said)} of {place.world_size} came; missing: rank {', '.join(map(str, missing))}"
+            mend = "look at their own reports; if there is none they were not started, or their machine is cut off"
+            return [], [failed("ranks", "all ranks meet", told, mend)]
+        cards = [said[rank] for rank in range(place.world_size)]
+        seen = hosts.exchange("seen", json.dumps(look_at_others(cards, place.rank)))
+        hosts.exchange("done", "")  # nobody stops to listen before all have looked
+    looks = {rank: json.loads(text) for rank, text in seen.items()}
+    checks = [passed("ranks", "all ranks meet", f"{place.world_size} ranks"), *judge_pairs(cards, looks)]
+    return cards, [*checks, judge_clocks(cards, looks), *judge_facts(cards), *_elsewhere(cards)]
+
+
+def _elsewhere(cards: Sequence[Mapping[str, Any]]) -> list[Check]:
+    """What is not fine on the other hosts, said by the first rank of each."""
+    found = []
+    for rank in first_ranks(cards)[1:]:
+        for fields in cards[rank]["checks"]:
+            check = Check(**fields)
+            found.append(replace(check, name=f"{check.name} on {cards[rank]['host']}"))
+    return found
+
+
+def _collectives(deadline: float, timeout_s: float, place: Place) -> list[Check]:
+    try:
+        with bind(timeout=max(min(timeout_s, _LEAST_S), deadline - time.monotonic())) as world:
             wrong = world.all_gather_object(check_patterns(world.device))
+            used = world.all_gather_object({"boot": _boot(), "device": str(world.device)})
             rows = sweep(world.device)
     except WorldError as error:
-        evidence = str(error)
-        mend = "start all ranks; from another machine, look at MASTER_ADDR, MASTER_PORT and firewalls"
-        return [failed("ranks", "all ranks meet", evidence, mend)], os.environ.get("RANK", "0") == "0"
-    checks = [passed("ranks", "all ranks meet", f"{world.world_size} ranks"), *judge_facts(facts)]
+        mend = "look at the network section and at the other ranks' reports"
+        return [failed("group", "group of all ranks", f"rank {place.rank}: {error}", mend)]
+    checks = [judge_devices(used)]
     bad = [(rank, name, text) for rank, found in enumerate(wrong) for name, text in found.items() if text]
     if bad:
         told = "; ".join(f"rank {rank}: {name} {text}" for rank, name, text in bad)
@@ -46,42 +136,51 @@ def check_job(timeout_s: float) -> tuple[list[Check], bool]:
     else:
         checks.append(passed("group", "collectives", f"right on {world.world_size} ranks, {world.device}"))
         checks.append(passed("group", "bandwidth of all_reduce", describe_sweep(rows)))
-    return checks, world.is_main
+    return checks
 
 
-def _facts(world: World) -> dict[str, Any]:
+def _facts(place: Place) -> dict[str, Any]:
     found = collect_environment()
     variables = {
         key: value for key, value in found["variables"].items() if key.startswith((*PREFIXES, "TORCH_", "CUDA_"))
     }
     for varying in ("CUDA_VISIBLE_DEVICES", "NCCL_HOSTID", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"):
         variables.pop(varying, None)
+    net = ""
+    with contextlib.suppress(OSError):
+        net = str(Path("/proc/self/ns/net").readlink())
     return {
         "host": socket.gethostname(),
-        "boot": Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
-        "versions": {name: found["versions"].get(name, "none") for name in _VERSIONS},
+        "boot": _boot(),
+        "net": net,
+        "wish": os.environ.get("GLOO_SOCKET_IFNAME", "its name has no address of its own"),
+        "versions": {name: found["versions"].get(name, "none") for name in _VERSIONS} | {"code": _code()},
         "variables": variables,
-        "time": time.time(),
-        "local_rank": world.local_rank,
-        "device": str(world.device),
+        "local_rank": place.local_rank,
     }
 
 
+def _boot() -> str:
+    with contextlib.suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return socket.gethostname()
+
+
+def _code() -> str:
+    """Digest rankwise's own files: two installations of one version may differ where it is developed."""
+    root = Path(__file__).parents[2]
+    digest = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
 def judge_facts(facts: Sequence[Mapping[str, Any]]) -> list[Check]:
-    """Compare what all ranks have told of themselves: versions, variables, clocks, devices."""
-    checks = [_same("versions", [fact["versions"] for fact in facts], "install the same environment on all machines")]
-    checks.append(_same("variables", [fact["variables"] for fact in facts], "set them for all ranks alike"))
-    skew = max(fact["time"] for fact in facts) - min(fact["time"] for fact in facts)
-    if skew > _SKEW_S:
-        late = min(range(len(facts)), key=lambda rank: facts[rank]["time"])
-        evidence = f"{skew:.1f} s between ranks, the earliest is rank {late} on {facts[late]['host']}"
-        checks.append(
-            warned("ranks", "clocks", evidence, "synchronise them (chrony, ntpd): logs and leases compare times")
-        )
-    else:
-        checks.append(passed("ranks", "clocks", f"within {skew:.2f} s (as seen by one exchange)"))
-    checks.append(_devices(facts))
-    return checks
+    """Compare what all ranks have told of themselves: versions with rankwise's code, and variables."""
+    return [
+        _same("versions", [fact["versions"] for fact in facts], "install the same environment on all machines"),
+        _same("variables", [fact["variables"] for fact in facts], "set them for all ranks alike"),
+    ]
 
 
 def _same(name: str, values: Sequence[Mapping[str, str]], mend: str) -> Check:
@@ -101,7 +200,8 @@ def _same(name: str, values: Sequence[Mapping[str, str]], mend: str) -> Check:
     return passed("ranks", f"same {name}", told)
 
 
-def _devices(facts: Sequence[Mapping[str, Any]]) -> Check:
+def judge_devices(facts: Sequence[Mapping[str, Any]]) -> Check:
+    """Say whether two ranks use one GPU; a fact has the `boot` of the machine and the `device`."""
     if not any(fact["device"].startswith("cuda") for fact in facts):
         return not_run("devices", "one GPU for each rank", "no rank uses a GPU")
     seen: dict[tuple[str, str], list[int]] = {}

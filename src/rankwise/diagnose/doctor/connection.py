@@ -1,0 +1,169 @@
+"""Is something reached at an address and a port, and if not, why: the name, a refusal, a filter, another service."""
+
+from __future__ import annotations
+
+import errno
+import secrets
+import socket
+import socketserver
+import threading
+import time
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Literal, Self
+
+__all__ = ["MENDS", "Listener", "Reached", "reach", "read_banner", "talk"]
+
+Kind = Literal["answers", "name", "refused", "filtered", "no route", "another"]
+MENDS = {
+    "name": "add the name to DNS or /etc/hosts of this machine, or give an address instead",
+    "refused": "start what should listen there, or mend address and port; some firewalls refuse, too",
+    "filtered": "open the port in firewalls and security groups: torch's ranks talk on ports of the system's choice",
+    "no route": "no network leads there from this machine: take an interface that both machines have "
+    "(GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME)",
+    "another": "choose another port, or end the service that has it",
+}
+_NO_ROUTE = {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EACCES, errno.EPERM, errno.EADDRNOTAVAIL, errno.EINVAL}
+_MOST_BYTES = 200
+_WORD = b"rankwise doctor "
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reached:
+    """How a connection went.
+
+    Attributes:
+        kind: "answers", or what stood in the way; "another": something that is not ours answers.
+        text: what was seen, in words.
+        offset_s: clock there minus clock here, seconds; only for "answers" of a `Listener`.
+        error_s: by how much `offset_s` may be wrong, half of the time the answer took.
+    """
+
+    kind: Kind
+    text: str
+    offset_s: float = 0.0
+    error_s: float = 0.0
+
+
+def reach(host: str, port: int, timeout_s: float) -> Reached:
+    """Connect once, and say what came of it; nothing is sent."""
+    made = _connect(host, port, timeout_s)
+    if isinstance(made, Reached):
+        return made
+    made.close()
+    return Reached(kind="answers", text=f"{host}:{port} takes connections")
+
+
+def _connect(host: str, port: int, timeout_s: float) -> socket.socket | Reached:
+    where = f"{host}:{port}"
+    try:
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        return Reached(kind="name", text=f"{host} cannot be resolved here ({error.strerror or error})")
+    tried: Reached | None = None
+    for family, kind, protocol, _, address in addresses:
+        found = socket.socket(family, kind, protocol)
+        found.settimeout(timeout_s / len(addresses))
+        try:
+            found.connect(address)
+        except OSError as error:
+            found.close()
+            tried = tried or _why_not(error, where, str(address[0]), timeout_s)
+            continue
+        if found.getsockname() != found.getpeername():  # else nobody listened, and the system gave us that very port
+            return found
+        found.close()
+        tried = Reached(kind="refused", text=f"{where} refuses: nothing listens there")
+    return tried or Reached(kind="name", text=f"{host} has no address")
+
+
+def _why_not(error: OSError, where: str, address: str, timeout_s: float) -> Reached:
+    seen = where if where.startswith(address) else f"{where} ({address})"
+    if isinstance(error, TimeoutError) or error.errno == errno.ETIMEDOUT:
+        return Reached(kind="filtered", text=f"{seen} did not answer in {timeout_s:g} s: filtered, or no such machine")
+    if isinstance(error, ConnectionRefusedError | ConnectionResetError):
+        return Reached(kind="refused", text=f"{seen} refuses: the machine is there, nothing listens")
+    if error.errno in _NO_ROUTE:
+        return Reached(kind="no route", text=f"{seen}: {error.strerror}")
+    return Reached(kind="no route", text=f"{seen}: {error}")
+
+
+def read_banner(host: str, port: int, timeout_s: float = 1.0) -> str:
+    """Return what a service says by itself, as ssh, mail and data bases do; a store of torch says nothing."""
+    made = _connect(host, port, timeout_s)
+    if isinstance(made, Reached):
+        return ""
+    with made:
+        made.settimeout(timeout_s)
+        try:
+            return made.recv(_MOST_BYTES).decode(errors="replace").strip()
+        except OSError:
+            return ""
+
+
+class _Answer(socketserver.StreamRequestHandler):
+    timeout = 10.0
+
+    def handle(self) -> None:
+        asked = self.rfile.readline(_MOST_BYTES)
+        if asked == _WORD + self.server.token.encode() + b"\n":  # type: ignore[attr-defined]
+            self.wfile.write(asked.rstrip() + f" {time.time():.6f}\n".encode())
+
+
+class _Server(socketserver.ThreadingTCPServer):
+    daemon_threads, block_on_close, request_queue_size = True, False, 128
+    token = ""
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Whoever connects and leaves without a word is nobody's error."""
+
+
+class Listener:
+    """Listens on one address of this machine, and tells who knows the token what time it is; a context manager.
+
+    Args:
+        address: one of this machine's.
+
+    Raises:
+        OSError: it is none.
+    """
+
+    def __init__(self, address: str) -> None:
+        kind = type("_Server6", (_Server,), {"address_family": socket.AF_INET6}) if ":" in address else _Server
+        self._server = kind((address, 0), _Answer)
+        self._server.token = secrets.token_hex(8)
+        self.address, self.port, self.token = address, int(self._server.server_address[1]), self._server.token
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+def talk(address: str, port: int, token: str, timeout_s: float) -> Reached:
+    """Connect to a `Listener`, and compare clocks: its time is taken to be that of the middle of the exchange."""
+    made = _connect(address, port, timeout_s)
+    if isinstance(made, Reached):
+        return made
+    word = _WORD + token.encode()
+    with made, made.makefile("rb") as answers:
+        made.settimeout(timeout_s)
+        asked = time.time()
+        try:
+            made.sendall(word + b"\n")
+            said = answers.readline(_MOST_BYTES)
+        except OSError as error:
+            said = f"nothing ({error})".encode()
+        took = time.time() - asked
+    if not said.startswith(word + b" "):
+        text = f"another service answers at {address}:{port}: {said.decode(errors='replace').strip() or 'it closed'}"
+        return Reached(kind="another", text=text)
+    offset = float(said.rpartition(b" ")[2]) - (asked + took / 2)
+    return Reached(kind="answers", text=f"{took * 1e3:.1f} ms", offset_s=offset, error_s=took / 2)

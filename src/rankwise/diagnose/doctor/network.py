@@ -1,0 +1,210 @@
+"""The hosts of a job: does each reach the rendezvous, does each reach each other one, do their clocks agree?
+
+Ranks tell each other what they see through the store of the rendezvous alone, which needs a way to rank 0's host and
+no other: gloo and NCCL, which need a way between every two of them, come after.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rankwise.diagnose.doctor.check import Check, failed, not_run, passed, warned
+from rankwise.diagnose.doctor.connection import MENDS, Listener, Reached, reach, read_banner, talk
+from rankwise.diagnose.hardware import network
+from rankwise.world.place import Place, loopback_address
+
+__all__ = ["Hosts", "check_rendezvous", "data_addresses", "judge_clocks", "judge_pairs"]
+
+_TRY_S = 5.0  # one connection
+_SKEW_S = 1.0
+_SHOWN = 8
+
+
+def check_rendezvous(place: Place, deadline: float) -> Check:
+    """Wait until something takes connections where the ranks meet; rank 0, which serves there, only resolves it.
+
+    Args:
+        place: this rank's.
+        deadline: of `time.monotonic`; a refusal is final only then, rank 0 may come late.
+    """
+    name, host, port = "rendezvous", place.master_addr, place.master_port
+    serves = place.rank == 0 and not place.agent_store
+    while True:
+        left = deadline - time.monotonic()
+        found = _resolved(host) if serves else reach(host, port, max(0.5, min(_TRY_S, left)))
+        if found.kind == "answers" or time.monotonic() > deadline:
+            break
+        time.sleep(0.2)
+    who = f"rank {place.rank} on {socket.gethostname()}"
+    if found.kind != "answers":
+        mend = f"{MENDS[found.kind]} (MASTER_ADDR={host}, MASTER_PORT={port})"
+        return failed("network", name, f"{who}: {found.text}", mend)
+    if serves:
+        return passed("network", name, f"{host} resolves on rank 0, which serves port {port}")
+    if banner := read_banner(host, port):
+        text = f"{who}: another service answers at {host}:{port}, it says {banner!r}"
+        return failed("network", name, text, f"{MENDS['another']} (MASTER_PORT)")
+    return passed("network", name, f"{who}: {found.text}")
+
+
+def _resolved(host: str) -> Reached:
+    try:
+        socket.getaddrinfo(host, None)
+    except OSError as error:
+        return Reached(kind="name", text=f"{host} cannot be resolved here ({error.strerror or error})")
+    return Reached(kind="answers", text="resolves")
+
+
+def data_addresses(environ: Mapping[str, str], *, on_one_machine: bool = False) -> dict[str, str]:
+    """Return the addresses on which ranks of this host will listen for each other, by who listens.
+
+    Gloo takes the interface named, else the address of the host's own name, else loopback; NCCL is only looked at
+    where its interface is named: it has an order of its own otherwise.
+    """
+    interfaces: Mapping[str, list[str]] = network()["interfaces"]
+    if named := environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]:
+        found = {f"gloo on {named}": (interfaces.get(named) or [""])[0]}
+    elif on_one_machine:
+        found = {"gloo on loopback": "127.0.0.1"}
+    else:
+        own = ""
+        with contextlib.suppress(OSError):
+            own = str(socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)[0][4][0])
+        found = {"gloo by the host's name": own or "127.0.0.1"}
+    wish = environ.get("NCCL_SOCKET_IFNAME", "")
+    if wish and not wish.startswith("^"):
+        exact, wanted = wish.startswith("="), wish.removeprefix("=").split(",")
+        for name, addresses in interfaces.items():
+            if addresses and any(name == w if exact else name.startswith(w) for w in wanted):
+                found[f"NCCL on {name}"] = addresses[0]
+                break
+    return {who: address for who, address in found.items() if address}
+
+
+class Hosts:
+    """What all ranks have said, through the store.
+
+    Args:
+        store: of torch, or one like it: `set`, `get`, `check`.
+        place: this rank's.
+        deadline: of `time.monotonic`, until which ranks wait for each other.
+    """
+
+    def __init__(self, store: Any, place: Place, deadline: float) -> None:
+        self._store, self._place, self._deadline = store, place, deadline
+        self._prefix = f"rankwise/doctor/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+
+    def exchange(self, what: str, text: str) -> dict[int, str]:
+        """Say something, and return what the ranks said, by rank; those that did not in time are not in it."""
+        size = self._place.world_size
+        keys = [f"{self._prefix}/{what}/{rank}" for rank in range(size)]
+        self._store.set(keys[self._place.rank], text)
+        while not self._store.check(keys) and time.monotonic() < self._deadline:
+            time.sleep(0.05)
+        return {rank: self._store.get(key).decode() for rank, key in enumerate(keys) if self._store.check([key])}
+
+
+def listen(environ: Mapping[str, str], *, on_one_machine: bool) -> tuple[list[Listener], list[dict[str, Any]]]:
+    """Begin to listen where data would come in; return the listeners, and what the other hosts must know of them."""
+    listeners, told = [], []
+    for who, address in data_addresses(environ, on_one_machine=on_one_machine).items():
+        with contextlib.suppress(OSError):  # what others cannot reach then is told by them
+            made = Listener(address)
+            listeners.append(made)
+            told.append({"who": who, "address": address, "port": made.port, "token": made.token})
+    return listeners, told
+
+
+def look_at_others(cards: Sequence[Mapping[str, Any]], rank: int) -> list[dict[str, Any]]:
+    """Return how the host of a rank reaches the others, for the first rank of it; nothing for its other ranks."""
+    leaders = first_ranks(cards)
+    if rank not in leaders:
+        return []
+    found = []
+    for other in leaders:
+        card = cards[other]
+        if other == rank:
+            continue
+        for door in card["doors"]:
+            address = str(door["address"])
+            if loopback_address(address):
+                text = f"{card['host']} listens on {address}, which no other machine reaches ({door['who']})"
+                found.append({"to": other, "kind": "loopback", "text": text})
+                continue
+            seen = talk(address, int(door["port"]), str(door["token"]), _TRY_S)
+            found.append(
+                {"to": other, "kind": seen.kind, "text": f"{seen.text} ({door['who']})", "offset_s": seen.offset_s,
+                 "error_s": seen.error_s}
+            )  # fmt: skip
+        if not card["doors"]:
+            text = f"{card['host']} has no address to listen on: {card['wish']}"
+            found.append({"to": other, "kind": "loopback", "text": text})
+        name = _resolved(str(card["host"]))
+        if name.kind != "answers":
+            found.append({"to": other, "kind": "name", "text": name.text})
+    return found
+
+
+def first_ranks(cards: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Return the first rank of each host: another name, another start of the kernel or another network is another."""
+    seen: dict[tuple[str, ...], int] = {}
+    for rank, card in enumerate(cards):
+        seen.setdefault((str(card["host"]), str(card["boot"]), str(card.get("net", ""))), rank)
+    return sorted(seen.values())
+
+
+def judge_pairs(cards: Sequence[Mapping[str, Any]], seen: Mapping[int, Sequence[Mapping[str, Any]]]) -> list[Check]:
+    """Say which hosts do not reach which, and why; names are a warning, as ranks go by addresses.
+
+    Args:
+        cards: of all ranks.
+        seen: by rank, what `look_at_others` returned there.
+    """
+    leaders = first_ranks(cards)
+    name = "every pair of hosts"
+    if len(leaders) < 2:
+        return [not_run("network", name, "all ranks are on one machine")]
+    bad = [(rank, look) for rank in leaders for look in seen.get(rank, ()) if look["kind"] not in {"answers", "name"}]
+    lost = [(rank, look) for rank in leaders for look in seen.get(rank, ()) if look["kind"] == "name"]
+    checks = []
+    for rank, look in bad[:_SHOWN]:
+        pair = f"{cards[rank]['host']} to {cards[look['to']]['host']}"
+        mend = MENDS.get(look["kind"]) or (
+            f"on {cards[look['to']]['host']}, set GLOO_SOCKET_IFNAME to the interface that the others reach, or let "
+            "its name resolve to that address"
+        )
+        checks.append(failed("network", pair, f"{look['kind']}: {look['text']}", mend))
+    if len(bad) > _SHOWN:
+        checks.append(failed("network", name, f"{len(bad) - _SHOWN} more pairs do not reach each other", "as above"))
+    if not bad:
+        count = len(leaders) * (len(leaders) - 1)
+        ways = sorted({door["who"] for rank in leaders for door in cards[rank]["doors"]})
+        checks.append(passed("network", name, f"{count} ways between {len(leaders)} hosts are open, {', '.join(ways)}"))
+    if lost:
+        told = "; ".join(f"{cards[rank]['host']}: {look['text']}" for rank, look in lost[:_SHOWN])
+        checks.append(warned("network", "names of the hosts", told, MENDS["name"]))
+    return checks
+
+
+def judge_clocks(cards: Sequence[Mapping[str, Any]], seen: Mapping[int, Sequence[Mapping[str, Any]]]) -> Check:
+    """Say how far the clocks of hosts are apart, by the exchanges of every pair."""
+    pairs = [
+        (abs(look["offset_s"]) - look["error_s"], look, rank)
+        for rank, looks in seen.items()
+        for look in looks
+        if look["kind"] == "answers"
+    ]
+    if not pairs:
+        return not_run("network", "clocks", "no two hosts have talked")
+    surely, look, rank = max(pairs, key=lambda pair: pair[0])
+    pair = f"{cards[look['to']]['host']} is {look['offset_s']:+.3f} s from {cards[rank]['host']}"
+    told = f"{pair}, within {look['error_s']:.3f} s"
+    if surely > _SKEW_S:
+        mend = "synchronise them (chrony, ntpd): logs, leases and time-outs compare times"
+        return warned("network", "clocks", told, mend)
+    return passed("network", "clocks", f"at most {told}")
