@@ -9,8 +9,9 @@ import pytest
 
 from rankwise.launch.elastic import lookback
 from rankwise.launch.elastic.coordinator import Coordinator
+from rankwise.launch.elastic.decisions import Rules
 from rankwise.launch.elastic.link import Link
-from rankwise.launch.elastic.membership import Membership, Rules
+from rankwise.launch.elastic.membership import Membership
 from rankwise.launch.elastic.peer import Peer
 from rankwise.launch.elastic.seal import HELLO
 from rankwise.launch.local.loop import Loop

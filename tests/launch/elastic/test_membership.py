@@ -5,7 +5,8 @@ import dataclasses
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankwise.launch.elastic.membership import Cause, Done, End, Member, Membership, Rules, Say, Start, Stop
+from rankwise.launch.elastic.decisions import Cause, Done, End, Member, Rules, Say, Start, Stop
+from rankwise.launch.elastic.membership import Membership
 
 
 class Run:

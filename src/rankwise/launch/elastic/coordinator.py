@@ -12,20 +12,12 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
+from rankwise.launch.elastic.decisions import Action, Cause, End, Member, Say, Start, Stop, done_from
+from rankwise.launch.elastic.inquiry import Blame, Inquiry, Standstill, view_from
 from rankwise.launch.elastic.interfaces import is_loopback
 from rankwise.launch.elastic.likeness import difference
 from rankwise.launch.elastic.lookback import LookBack, Standing, standing_from
-from rankwise.launch.elastic.membership import (
-    Action,
-    Cause,
-    End,
-    Member,
-    Membership,
-    Say,
-    Start,
-    Stop,
-    done_from,
-)
+from rankwise.launch.elastic.membership import Membership
 from rankwise.launch.elastic.peer import BEAT_S, SILENT_S, Peer, PeerGone
 from rankwise.launch.elastic.seal import HELLO, NODE, Seal
 from rankwise.launch.local.loop import Loop
@@ -83,6 +75,8 @@ class Coordinator:
         self._begun_s = self._ticked_s = time.monotonic()
         self._id, self._host, self._place, self._moved_to = secrets.token_hex(8), "", 0, ""
         self._look_back: LookBack | None = None
+        self._inquiry: Inquiry | None = None
+        self._num_inquiries = 0
         listener.setblocking(False)  # noqa: FBT003
         loop.watch(listener.fileno(), self._accept)
         loop.every(_TICK_S, self._tick)
@@ -192,10 +186,63 @@ class Coordinator:
                 self._do(members.leaving(guest.key, int(message["signal"]), now))
             elif kind == "done":
                 self._do(members.done(guest.key, done_from(message, now), int(message["port"]), now))
+            elif kind == "still":
+                self._inquire(guest, message, now)
+            elif kind == "seen":
+                self._hear_view(guest, message, now)
             elif kind == "bye":
                 self._lose(guest, "it was asked to end", silent=False)
         except (KeyError, TypeError, ValueError) as error:
             self._lose(guest, f"it sent what cannot be understood ({type(error).__name__}: {error})", silent=False)
+
+    def _inquire(self, guest: _Guest, message: Mapping[str, Any], now: float) -> None:
+        """The ranks of a node stand still: ask all that are at work, unless they are asked already."""
+        view, members = view_from(message), self._membership
+        if members.phase != "running" or int(message["round"]) != members.number - 1:
+            return
+        if self._inquiry is not None and (self._inquiry.final or not message["final"]):
+            self._inquiry.views[guest.key] = view
+        elif guest.key in members.at_work():
+            self._num_inquiries += 1
+            self._inquiry = Inquiry(
+                key=guest.key,
+                round=members.number - 1,
+                final=bool(message["final"]),
+                limit_s=float(message["limit_s"]),
+                reason=str(message["reason"]),
+                begun_s=now,
+                views={guest.key: view},
+            )
+            for key in members.at_work():
+                if key != guest.key:
+                    self._send(self._guests[key], {"kind": "look", "inquiry": self._num_inquiries})
+        self._conclude(now)
+
+    def _hear_view(self, guest: _Guest, message: Mapping[str, Any], now: float) -> None:
+        if self._inquiry is not None and message["inquiry"] == self._num_inquiries:
+            self._inquiry.views[guest.key] = view_from(message)
+            self._conclude(now)
+
+    def _conclude(self, now: float) -> None:
+        """Tell what the views of the nodes come to, once all are there."""
+        inquiry, members = self._inquiry, self._membership
+        if inquiry is None:
+            return
+        if members.phase != "running" or members.number - 1 != inquiry.round:
+            self._inquiry = None
+            return
+        found = inquiry.conclude(members.at_work(), now)
+        if found is None:
+            return
+        self._inquiry = None
+        if isinstance(found, Standstill):
+            for guest in self._guests.values():
+                if guest.is_member:
+                    whole = guest.is_home or guest.key == found.key
+                    self._send(guest, {"kind": "standstill", "text": found.text if whole else found.line})
+        elif found.key in self._guests and (inquiry.final or isinstance(found, Blame)):
+            failure = found.failure if isinstance(found, Blame) else None
+            self._send(self._guests[found.key], {"kind": "hung", "failure": failure})
 
     def _join(self, guest: _Guest, message: Mapping[str, Any], now: float) -> None:
         guest.name = str(message["name"])
@@ -247,6 +294,7 @@ class Coordinator:
                 with contextlib.suppress(PeerGone):
                     guest.peer.flush()
         self._do(self._membership.tick(now))
+        self._conclude(now)
 
     def _do(self, actions: list[Action]) -> None:
         if self._moved_to:

@@ -11,11 +11,12 @@ from typing import Any
 
 from rankwise.errors import LaunchError
 from rankwise.launch.elastic.coordinator import Coordinator
+from rankwise.launch.elastic.decisions import Rules
 from rankwise.launch.elastic.interfaces import interface_of, is_loopback
 from rankwise.launch.elastic.likeness import describe_node
 from rankwise.launch.elastic.link import Link
 from rankwise.launch.elastic.meeting import Meeting, StoppedWhileWaiting
-from rankwise.launch.elastic.membership import Membership, Rules
+from rankwise.launch.elastic.membership import Membership
 from rankwise.launch.elastic.nodes import Nodes
 from rankwise.launch.elastic.peer import Peer
 from rankwise.launch.elastic.seal import derived_secret, read_token
@@ -34,6 +35,7 @@ __all__ = ["supervise_node"]
 _FIND_AGAIN_S = 60.0
 _CALM_S = 0.5  # before another try where something took the connection and let it go
 _TEXT_CHARACTERS = 1 << 15  # of a report that travels
+_OF_STANDSTILLS = {"look", "standstill", "hung"}
 
 
 def supervise_node(
@@ -129,6 +131,10 @@ class _Node:
         self._interrupted = number
         self._send({"kind": "leaving", "signal": number})
 
+    def ask(self, question: Mapping[str, Any]) -> None:
+        """The ranks here stand still: the rendezvous asks all nodes who holds them up."""
+        self._send({"kind": "still", "round": self._round - 1, **question})
+
     def _send(self, message: Mapping[str, Any]) -> None:
         assert self._link is not None
         self._link.send(message)
@@ -207,11 +213,25 @@ class _Node:
                 self._console.say(str(message["text"]))
             elif message["kind"] == "cause":
                 self._tell_cause(message)
+            elif message["kind"] in _OF_STANDSTILLS:
+                self._hear_of_standstill(message)
             elif message["kind"] == "stop" and self._attempt is not None:
                 self._attempt.end_with_fellows(in_peace=bool(message["in_peace"]))
             else:
                 kept.append(message)  # a stop too, that belongs to a start before it
         link.messages.extend(kept)
+
+    def _hear_of_standstill(self, message: Mapping[str, Any]) -> None:
+        attempt = self._attempt
+        if message["kind"] == "look":
+            view = attempt.view() if attempt is not None else {"quiet_s": None, "missing": [], "ranks": []}
+            self._send({"kind": "seen", "inquiry": message["inquiry"], **view})
+        elif message["kind"] == "standstill":
+            tell(self._console, str(message["text"]))
+            if attempt is not None:
+                attempt.note_standstill()
+        elif attempt is not None:
+            attempt.blame(_failure_of(message["failure"]))
 
     def _tell_cause(self, message: Mapping[str, Any]) -> None:
         self.told.add(str(message["line"]))
@@ -333,6 +353,22 @@ class _Node:
         if self._coordinator is not None:
             self._coordinator.close()
             self._coordinator = None
+
+
+def _failure_of(told: Mapping[str, Any] | None) -> Failure | None:
+    """Return the failure of a rank that holds up those of all nodes."""
+    if told is None:
+        return None
+    return Failure(
+        rank=int(told["rank"]),
+        headline=str(told["headline"]),
+        detail=str(told["detail"]),
+        witness=int(told["rank"]),
+        status=None,
+        exitcode=1,
+        places={int(rank): str(where) for rank, where in told["places"].items()},
+        waits=bool(told["waits"]),
+    )
 
 
 def _moved(link: Link) -> bool:

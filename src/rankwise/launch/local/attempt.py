@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any
 
 from rankwise import vitals
 from rankwise.errors import Interrupted, LaunchError
@@ -23,26 +23,16 @@ from rankwise.launch.local.sessions import end_sessions
 from rankwise.launch.local.wiring import Wires, make_mergers, wire
 
 if TYPE_CHECKING:
-    from rankwise.launch.local.judge import Judge
+    from rankwise.launch.local.judge import Fellows, Judge
     from rankwise.launch.verdict import Failure, RankEnd
 
-__all__ = ["Attempt", "Fellows"]
+__all__ = ["Attempt"]
 
 CHECK_INTERVAL_S = 1.0  # how often to look whether the ranks still move
 HELD_S = 0.05  # how soon to look again whether a slow console has room
 DRAIN_S = 0.5  # how long output may still come after the last rank has ended
 SHUTDOWN_AFTER_FAILURE_S = 5.0
 SHUTDOWN_FROM_OUTSIDE_S = 30.0
-
-
-class Fellows(Protocol):
-    """The other nodes of an attempt, which must hear of an end as soon as it begins."""
-
-    def failing(self) -> None:
-        """The ranks here are ended because one of them has failed."""
-
-    def leaving(self, number: int) -> None:
-        """The ranks here are asked to save and end, by a signal from outside."""
 
 
 class Attempt:
@@ -106,6 +96,9 @@ class Attempt:
                 self._reap()
                 self._take_signals()
                 self._act(judge)
+            while self._stop_s is None and judge.awaits_fellows(time.monotonic()):
+                self._loop.step(CHECK_INTERVAL_S)  # our ranks have ended, the one that they waited for has not
+                self._take_signals()
             verdict = judge.decide()
         finally:
             self._clean_up()
@@ -120,7 +113,7 @@ class Attempt:
         import rankwise.launch.outcome  # noqa: F401  (for the last word)
         from rankwise.launch.local.judge import Judge
 
-        return Judge(self._job, self._folder, self._ranks, self._console, begun_s=self._begun_s)
+        return Judge(self._job, self._folder, self._ranks, self._console, begun_s=self._begun_s, fellows=self._fellows)
 
     def _all_of_it(self, port: HeldPort | None) -> Part:
         assert port is not None
@@ -190,6 +183,8 @@ class Attempt:
         if self._stop_s is not None:
             return None if self._kill_s is None else max(0.0, self._kill_s - now) + 0.001
         settled = self._judge.settled_s() if self._judge is not None else None
+        if self._judge is not None and self._judge.is_asking:
+            return CHECK_INTERVAL_S  # the other nodes, and their answer wakes us
         return max(0.0, (self._next_check_s if settled is None else settled) - now) + 0.001
 
     def _read_report(self, process: RankProcess) -> None:
@@ -282,6 +277,23 @@ class Attempt:
         elif self._stop_s is None:
             self._stop(signal.SIGTERM, self._grace_s())
 
+    def view(self) -> dict[str, Any]:
+        """Return what is seen of the ranks here that run, see `Judge.view`."""
+        none: dict[str, Any] = {"quiet_s": None, "missing": [], "ranks": []}
+        return none if self._judge is None or self._stop_s is not None else self._judge.view()
+
+    def note_standstill(self) -> None:
+        """A standstill of all nodes was told."""
+        if self._judge is not None:
+            self._judge.note_told()
+
+    def blame(self, failure: Failure | None) -> None:
+        """End the ranks because one of them holds up those of all nodes; None: nobody can be named."""
+        if self._judge is not None and self._stop_s is None:
+            self._judge.note_blamed(failure)
+            if failure is not None:
+                self._stop_the_others()
+
     def _stop(self, number: int, patience: float) -> None:
         now = time.monotonic()
         if self._stop_s is None:
@@ -314,7 +326,7 @@ class Attempt:
             return
         settled = judge.settled_s()
         if settled is not None:
-            if now >= settled:
+            if now >= settled and not judge.awaits_fellows(now):
                 judge.blame_the_quiet()
                 self._stop_the_others()
         elif now >= self._next_check_s:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from rankwise import vitals
-from rankwise.launch.culprit import find_culprit
-from rankwise.launch.standstill import describe_places, is_frozen, is_stopped, rank_states, read_stacks
+from rankwise.launch.sighting import choose, describe_sightings, look
 from rankwise.launch.verdict import Failure
-from rankwise.vitals import Vital
-from rankwise.vitals.stacks import place, tidy, waits
+from rankwise.vitals.stacks import tidy
 
-__all__ = ["DEFAULT_STALL_S", "DEFAULT_TIMEOUT_S", "HangWatch", "StallWatch", "blame"]
+__all__ = ["DEFAULT_STALL_S", "DEFAULT_TIMEOUT_S", "HangWatch", "StallWatch", "blame", "tell_standstill"]
 
 DEFAULT_STALL_S = 180.0  # from the first beat or collective on
 DEFAULT_TIMEOUT_S = 1800.0  # from the first beat on; what gloo waits for a peer by default
@@ -38,21 +35,33 @@ class HangWatch:
 
     def reason(self, alive: Collection[int]) -> str | None:
         """Say why the ranks that are alive count as hung, None if they do not."""
-        if self._timeout_s == 0 or not alive:
-            return None
-        found = [vital for vital in vitals.read(self._folder) if vital.rank in alive]
-        limit = self._timeout_s
-        if limit is None:
-            if not any(vital.num_beats for vital in found):
-                return None
-            limit = DEFAULT_TIMEOUT_S
-        now = time.monotonic()
-        if now - max([self._since_s, *(max(v.progress_s, v.advance_s) for v in found)]) > limit:
+        return self.standstill(alive) or self.silence(alive)
+
+    def standstill(self, alive: Collection[int]) -> str | None:
+        """Say that no rank has made progress for too long, None if one has."""
+        found, limit = self._found(alive)
+        moved = max([self._since_s, *(max(vital.progress_s, vital.advance_s) for vital in found)])
+        if limit and time.monotonic() - moved > limit:
             return f"no rank has made progress for {limit:g} s (--hang-timeout)"
-        silent = [v.rank for v in found if now - max(self._since_s, v.heartbeat_s) > limit]
-        if silent:
-            return f"rank {silent[0]} has shown no sign of life for {limit:g} s (--hang-timeout)"
         return None
+
+    def silence(self, alive: Collection[int]) -> str | None:
+        """Name a rank whose threads have not run for too long, None if there is none."""
+        found, limit = self._found(alive)
+        now = time.monotonic()
+        silent = [vital.rank for vital in found if limit and now - max(self._since_s, vital.heartbeat_s) > limit]
+        return f"rank {silent[0]} has shown no sign of life for {limit:g} s (--hang-timeout)" if silent else None
+
+    def limit_s(self, alive: Collection[int]) -> float:
+        """Return how long is too long, 0 for never."""
+        return self._found(alive)[1]
+
+    def _found(self, alive: Collection[int]) -> tuple[list[vitals.Vital], float]:
+        if self._timeout_s == 0 or not alive:
+            return [], 0.0
+        found = [vital for vital in vitals.read(self._folder) if vital.rank in alive]
+        default = DEFAULT_TIMEOUT_S if any(vital.num_beats for vital in found) else 0.0
+        return found, default if self._timeout_s is None else self._timeout_s
 
 
 class StallWatch:
@@ -71,34 +80,51 @@ class StallWatch:
 
     def reset(self) -> None:
         """Count from now, for example after all ranks were suspended."""
-        self._since_s = time.monotonic()
-        self._told_of_s: float | None = None  # the progress before the standstill that was told
+        self._since_s = self._moved_s = time.monotonic()
+        self._looked_s = self._since_s  # the last progress when we last looked
+        self._is_told = False
         self._again_s = self._stall_s  # how long it must have lasted to be told
 
-    def news(self, alive: Collection[int]) -> str:
-        """Return what to tell now: a standstill, once and again when it has lasted twice as long, and its end."""
+    def look(self, alive: Collection[int]) -> tuple[float | None, str]:
+        """Return for how long nobody has advanced if that is to be told now, and the word of a standstill's end.
+
+        It is to be told once, and again when it has lasted twice as long.
+        """
         if self._stall_s == 0 or not alive:
-            return ""
-        found = [vital for vital in vitals.read(self._folder) if vital.rank in alive]
-        moved = [moved_s for vital in found if (moved_s := vital.moved_s) is not None]
-        if not moved and not self._from_start:
-            return ""
-        moved_s = max([self._since_s, *moved])
-        quiet_s = time.monotonic() - moved_s
-        if self._told_of_s is not None and moved_s > self._told_of_s:
-            text = f"the ranks advance again, after {moved_s - self._told_of_s:.0f} s"
-            self._told_of_s, self._again_s = None, self._stall_s
-            return text
+            return None, ""
+        quiet_s = self.quiet_s(alive)
+        if quiet_s is None:
+            return None, ""
+        if self._moved_s > self._looked_s:
+            text = f"the ranks advance again, after {self._moved_s - self._looked_s:.0f} s" if self._is_told else ""
+            self._looked_s, self._is_told, self._again_s = self._moved_s, False, self._stall_s
+            return None, text
         if quiet_s < self._again_s:
-            return ""
-        self._told_of_s, self._again_s = moved_s, 2 * self._again_s
-        found, stacks = _observe(self._folder, alive)
-        headline = f"no rank has advanced for {quiet_s:.0f} s (--stall), the run goes on"
-        if found:
-            culprit, why = _culprit(found, stacks)
-            headline += f"; look at rank {culprit.rank}{': ' + why if why else ''}"
-        places = {vital.rank: _where(vital, stacks[vital.rank]) for vital in found}
-        return describe_places(headline, places, stacks, sorted(set(alive) - places.keys()))
+            return None, ""
+        self._again_s *= 2
+        return quiet_s, ""
+
+    def quiet_s(self, alive: Collection[int]) -> float | None:
+        """Return the seconds since one of the ranks has advanced; None if none has and nobody asked to count then."""
+        moved = [v.moved_s for v in vitals.read(self._folder) if v.rank in alive and v.moved_s is not None]
+        if not moved and not self._from_start:
+            return None
+        self._moved_s = max([self._since_s, *moved])
+        return time.monotonic() - self._moved_s
+
+    def note_told(self) -> None:
+        """A standstill was told: its end is to be told too."""
+        self._is_told = True
+
+
+def tell_standstill(quiet_s: float, folder: Path, alive: Collection[int]) -> str:
+    """Return what to tell of a standstill of this machine's ranks: who seems to cause it, and where each of them is."""
+    found = look(folder, alive)
+    headline = f"no rank has advanced for {quiet_s:.0f} s (--stall), the run goes on"
+    if found:
+        culprit, why = choose(found)
+        headline += f"; look at rank {culprit.rank}{': ' + why if why else ''}"
+    return describe_sightings(headline, found, sorted(set(alive) - {seen.rank for seen in found}))
 
 
 def blame(folder: Path, alive: Collection[int], reason: str, gone: Mapping[int, float] | None = None) -> Failure:
@@ -114,93 +140,29 @@ def blame(folder: Path, alive: Collection[int], reason: str, gone: Mapping[int, 
         reason: why they count as hung.
         gone: ranks that have ended with exit 0, and when.
     """
-    found, stacks = _observe(folder, alive)
-    missing = set(alive) - {vital.rank for vital in found}
-    places = {v.rank: _where(v, stacks[v.rank]) for v in found}
+    found = look(folder, alive)
+    missing = set(alive) - {seen.rank for seen in found}
+    places = {seen.rank: seen.where for seen in found}
     if missing:
         headline = f"hangs: {reason}; it never began"
         return Failure(rank=min(missing), headline=headline, detail="", status=None, exitcode=1, places=places)
-    culprit, why = _culprit(found, stacks)
-    headline = f"hangs ({places[culprit.rank]}): {'; '.join(filter(None, (reason, why)))}"
+    culprit, why = choose(found)
+    headline = f"hangs ({culprit.where}): {'; '.join(filter(None, (reason, why)))}"
     rank = culprit.rank
-    if gone and not any(is_frozen(v) for v in found) and all(waits(stacks[v.rank]) for v in found):
+    if gone and not any(seen.frozen for seen in found) and all(seen.waits for seen in found):
         rank = min(gone, key=gone.__getitem__)
         headline = (
             f"had finished (exit 0) while rank {culprit.rank} still waits for it in a collective "
-            f"({places[culprit.rank]}): {reason}; the ranks do not call the same collectives, here is rank "
+            f"({culprit.where}): {reason}; the ranks do not call the same collectives, here is rank "
             f"{culprit.rank}"
         )
     return Failure(
         rank=rank,
         headline=headline,
-        detail=tidy(stacks[culprit.rank]),
+        detail=tidy(culprit.stacks),
         witness=culprit.rank,
         status=None,
         exitcode=1,
         places=places,
-        waits=waits(stacks[culprit.rank]) > 0,
+        waits=culprit.waits > 0,
     )
-
-
-def _where(vital: Vital, stacks: str) -> str:
-    return ", at ".join(filter(None, (vital.place, place(stacks))))
-
-
-def _observe(folder: Path, alive: Collection[int]) -> tuple[list[Vital], dict[int, str]]:
-    """Return what the ranks say of themselves, and the stacks of those that can answer."""
-    found = [vital for vital in vitals.read(folder) if vital.rank in alive]
-    return found, read_stacks(found)
-
-
-def _culprit(found: Sequence[Vital], stacks: Mapping[int, str]) -> tuple[Vital, str]:
-    """Return the rank that holds the others up: by the collectives that torch has recorded, else by stacks alone."""
-    states = rank_states(found, stacks)
-    if any(group["calls"] for state in states for group in state.groups):
-        verdict = find_culprit(states)
-        if verdict.kind in {"missing", "mismatch", "crossed"}:
-            return next(vital for vital in found if vital.rank == verdict.ranks[0]), verdict.text
-    return _choose(found, stacks)
-
-
-def _choose(found: Sequence[Vital], stacks: Mapping[int, str]) -> tuple[Vital, str]:
-    """Return the rank that holds the others up, and how one knows; a lone one needs no reason."""
-    frozen = [vital for vital in found if is_frozen(vital)]
-    if frozen:
-        stopped = is_stopped(frozen[0])
-        return frozen[0], "its process is stopped (SIGSTOP)" if stopped else "its heartbeat has ceased"
-    if len(found) == 1:
-        return found[0], ""
-    places = {vital.rank: place(stacks[vital.rank]) for vital in found}
-    here = Counter(places.values())
-
-    def suspect(vital: Vital) -> tuple[tuple[int, int], int, float]:
-        return _progress(vital), here[places[vital.rank]], vital.progress_s
-
-    waiting = {vital.rank: waits(stacks[vital.rank]) for vital in found}
-    busy = [vital for vital in found if waiting[vital.rank] == min(waiting.values())]
-    if len(busy) < len(found):
-        return min(busy, key=suspect), "the others wait for it in a collective"
-    behind, furthest = min(found, key=suspect), max(found, key=_progress)
-    if _progress(behind) != _progress(furthest):
-        return behind, f"it is behind the others (furthest: {furthest.place})"
-    most, num_most = here.most_common(1)[0]
-    if len(here) > 1 and num_most > len(found) / 2:
-        odd = [vital for vital in found if places[vital.rank] != most]
-        return min(odd, key=suspect), f"it stands elsewhere than the others ({num_most} of {len(found)} are at {most})"
-    return _quietest(
-        found, "all ranks are at the same place" if len(here) == 1 else "the ranks are at different places"
-    )
-
-
-def _quietest(found: Sequence[Vital], where: str) -> tuple[Vital, str]:
-    phases = [vital.phase for vital in found]
-    lone = [vital for vital in found if phases.count(vital.phase) == 1]
-    first = min(lone or found, key=lambda vital: vital.progress_s)
-    if lone:
-        return first, "its phase differs from the others'"
-    return first, f"{where}; it was the first to fall silent"
-
-
-def _progress(vital: Vital) -> tuple[int, int]:
-    none = -1
-    return (none if vital.epoch is None else vital.epoch, none if vital.step is None else vital.step)

@@ -1,0 +1,192 @@
+"""What is seen of a rank from outside while nobody advances, and who of several ranks holds the others up."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from rankwise import vitals
+from rankwise.launch.culprit import RankState, find_culprit
+from rankwise.launch.standstill import describe_places, is_frozen, is_stopped, rank_states, read_stacks
+from rankwise.vitals import Vital
+from rankwise.vitals.stacks import place, waits
+
+__all__ = ["Sighting", "choose", "describe_sightings", "look", "shortened", "sighting_from", "sighting_of"]
+
+_MESSAGE_CHARACTERS = 150_000
+_STATES = {"running", "stopped", "silent"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sighting:
+    """What is seen of one rank; it travels between machines, and has no clock of either.
+
+    Attributes:
+        rank: global rank.
+        state: as `RankState.state`.
+        frozen: why its threads do not run, "" if they do.
+        said: where it says it is: epoch, step, phase.
+        epoch: as last said; None if never.
+        step: as last said; None if never.
+        phase: as last said; "" if never.
+        quiet_s: seconds since it last said that it advances.
+        stacks: of its threads, "" if they cannot be had.
+        groups: as `RankState.groups`.
+    """
+
+    rank: int
+    state: str = "running"
+    frozen: str = ""
+    said: str = ""
+    epoch: int | None = None
+    step: int | None = None
+    phase: str = ""
+    quiet_s: float = 0.0
+    stacks: str = ""
+    groups: Sequence[Mapping[str, Any]] = field(default=())
+
+    @property
+    def where(self) -> str:
+        """What it says, and where its own code stands."""
+        return ", at ".join(filter(None, (self.said, place(self.stacks))))
+
+    @property
+    def waits(self) -> int:
+        """How surely it waits in a collective, see `rankwise.vitals.stacks.waits`."""
+        return waits(self.stacks)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as JSON has it."""
+        return asdict(self)
+
+
+def sighting_from(found: Mapping[str, Any]) -> Sighting:
+    """Read what `to_dict` gave; it comes from another machine.
+
+    Raises:
+        KeyError: a part is missing.
+        TypeError: a part is of another kind.
+        ValueError: a part is of another kind.
+    """
+    numbers = {name: None if found[name] is None else int(found[name]) for name in ("epoch", "step")}
+    texts = {name: str(found[name]) for name in ("state", "frozen", "said", "phase", "stacks")}
+    if texts["state"] not in _STATES:
+        raise ValueError(f"a rank is {' or '.join(sorted(_STATES))}, not {texts['state']!r}")
+    groups = [dict(group) for group in found["groups"]]
+    return Sighting(rank=int(found["rank"]), quiet_s=float(found["quiet_s"]), groups=groups, **numbers, **texts)  # type: ignore[arg-type]
+
+
+def sighting_of(vital: Vital, stacks: str, state: RankState | None = None) -> Sighting:
+    """Return what a rank's vitals and stacks say, and what it last called if that is known."""
+    frozen = ""
+    if is_frozen(vital):
+        frozen = "its process is stopped (SIGSTOP)" if is_stopped(vital) else "its heartbeat has ceased"
+    return Sighting(
+        rank=vital.rank,
+        state=state.state if state is not None else "running",
+        frozen=frozen,
+        said=vital.place,
+        epoch=vital.epoch,
+        step=vital.step,
+        phase=vital.phase,
+        quiet_s=time.monotonic() - vital.progress_s,
+        stacks=stacks,
+        groups=state.groups if state is not None else (),
+    )
+
+
+def look(folder: Path, alive: Collection[int]) -> list[Sighting]:
+    """Return what the ranks of this machine say and show; those that have not begun are left out.
+
+    Args:
+        folder: vitals of the attempt.
+        alive: ranks to look at.
+    """
+    found = [vital for vital in vitals.read(folder) if vital.rank in alive]
+    stacks = read_stacks(found)
+    states = rank_states(found, stacks)
+    return [sighting_of(vital, stacks[vital.rank], state) for vital, state in zip(found, states, strict=True)]
+
+
+def shortened(found: Sequence[Sighting]) -> list[Sighting]:
+    """Return what goes into a message between machines: of many ranks, or deep stacks, not everything does."""
+    most = _MESSAGE_CHARACTERS // max(1, len(found))
+    return [
+        replace(
+            seen,
+            stacks=seen.stacks[: most // 2],
+            groups=seen.groups if len(json.dumps(seen.groups)) < most // 2 else (),
+        )
+        for seen in found
+    ]
+
+
+def describe_sightings(headline: str, found: Sequence[Sighting], missing: Sequence[int] = ()) -> str:
+    """Return the headline, then where each rank is, equal stacks once, and who has not begun."""
+    places, stacks = {seen.rank: seen.where for seen in found}, {seen.rank: seen.stacks for seen in found}
+    return describe_places(headline, places, stacks, missing)
+
+
+def choose(found: Sequence[Sighting]) -> tuple[Sighting, str]:
+    """Return the rank that holds the others up, and how one knows; a lone one needs no reason.
+
+    By the collectives that torch has recorded, else by stacks alone.
+    """
+    if any(group.get("calls") for seen in found for group in seen.groups):
+        verdict = find_culprit([_state(seen) for seen in found])
+        if verdict.kind in {"missing", "mismatch", "crossed"}:
+            return next(seen for seen in found if seen.rank == verdict.ranks[0]), verdict.text
+    frozen = [seen for seen in found if seen.frozen]
+    if frozen:
+        return frozen[0], frozen[0].frozen
+    if len(found) == 1:
+        return found[0], ""
+    return _choose_by_stacks(found)
+
+
+def _state(seen: Sighting) -> RankState:
+    return RankState(
+        rank=seen.rank, state=seen.state, place=place(seen.stacks), groups=seen.groups, waits=seen.waits > 0
+    )
+
+
+def _choose_by_stacks(found: Sequence[Sighting]) -> tuple[Sighting, str]:
+    places = {seen.rank: place(seen.stacks) for seen in found}
+    here = Counter(places.values())
+
+    def suspect(seen: Sighting) -> tuple[tuple[int, int], int, float]:
+        return _progress(seen), here[places[seen.rank]], -seen.quiet_s
+
+    waiting = {seen.rank: seen.waits for seen in found}
+    busy = [seen for seen in found if waiting[seen.rank] == min(waiting.values())]
+    if len(busy) < len(found):
+        return min(busy, key=suspect), "the others wait for it in a collective"
+    behind, furthest = min(found, key=suspect), max(found, key=_progress)
+    if _progress(behind) != _progress(furthest):
+        return behind, f"it is behind the others (furthest: {furthest.said})"
+    most, num_most = here.most_common(1)[0]
+    if len(here) > 1 and num_most > len(found) / 2:
+        odd = [seen for seen in found if places[seen.rank] != most]
+        return min(odd, key=suspect), f"it stands elsewhere than the others ({num_most} of {len(found)} are at {most})"
+    return _quietest(
+        found, "all ranks are at the same place" if len(here) == 1 else "the ranks are at different places"
+    )
+
+
+def _quietest(found: Sequence[Sighting], where: str) -> tuple[Sighting, str]:
+    phases = [seen.phase for seen in found]
+    lone = [seen for seen in found if phases.count(seen.phase) == 1]
+    first = max(lone or found, key=lambda seen: seen.quiet_s)
+    if lone:
+        return first, "its phase differs from the others'"
+    return first, f"{where}; it was the first to fall silent"
+
+
+def _progress(seen: Sighting) -> tuple[int, int]:
+    none = -1
+    return (none if seen.epoch is None else seen.epoch, none if seen.step is None else seen.step)
