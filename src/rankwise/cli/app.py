@@ -15,6 +15,7 @@ from rankwise.cli.env import env_command
 from rankwise.cli.explain import explain_command
 from rankwise.cli.kubeflow_words import announced_options
 from rankwise.cli.lint import lint_command, rule_command
+from rankwise.cli.profile import profile_command
 from rankwise.cli.rows_app import rows_commands
 from rankwise.cli.run import run_command
 from rankwise.cli.slurm_jobs import cancel_command, jobs_command, logs_command
@@ -82,6 +83,12 @@ app.command(
     epilog="Exit codes: 0 explained, 1 nothing recognised, 2 a log could not be read.",
 )(explain_command)
 app.command("watch")(watch_command)
+app.command(
+    "profile",
+    context_settings={"allow_interspersed_args": False},
+    no_args_is_help=True,
+    epilog="Exit codes: 0 a profile was made, 2 a trace cannot be read, others: the script failed.",
+)(profile_command)
 app.command("jobs")(jobs_command)
 app.command("logs")(logs_command)
 app.command("cancel")(cancel_command)

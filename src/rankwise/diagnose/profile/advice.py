@@ -1,0 +1,165 @@
+"""Which cause costs what, and what to change: each finding carries the numbers that it rests on."""
+
+from __future__ import annotations
+
+import statistics
+from typing import TYPE_CHECKING
+
+from rankwise.diagnose.profile.parts import PARTS
+
+if TYPE_CHECKING:
+    from rankwise.diagnose.profile.profile import Finding, Profile
+
+__all__ = ["advise"]
+
+# Shares of the step from which on a part is worth a line. What every step must do (forward, backward) has none.
+_LEAST = {"data": 0.05, "h2d": 0.05, "transfer": 0.10, "wait": 0.10, "optimizer": 0.15, "other": 0.15}
+_SHORT_US = 10.0  # a kernel that is shorter than its launch takes
+_IDLE = 0.15
+_WORDS = {
+    "data": "waiting for data",
+    "h2d": "copying to the device",
+    "optimizer": "the optimizer",
+    "other": "other work",
+}
+
+
+def advise(profile: Profile) -> list[Finding]:
+    """Return what costs time, dearest first; what was measured to cost nothing is not there."""
+    found = [
+        finding
+        for finding in (
+            _straggler(profile),
+            _jitter(profile),
+            *(_part(profile, name) for name in ("data", "h2d", "optimizer", "other")),
+            _transfer(profile),
+            _launches(profile),
+            _unused(profile),
+        )
+        if finding is not None
+    ]
+    return sorted(found, key=lambda finding: -(finding.cost_ms or 0.0))
+
+
+def _finding(
+    profile: Profile, cause: str, share: float | None, text: str, change: str, *, rank: int | None = None
+) -> Finding:
+    from rankwise.diagnose.profile.profile import Finding
+
+    cost_ms = None if share is None else share * profile.step_ms
+    return Finding(cause=cause, rank=rank, cost_ms=cost_ms, share=share, text=text, change=change)
+
+
+def _straggler(profile: Profile) -> Finding | None:
+    """Find a rank that the others wait for, and in which part of the step it loses its time."""
+    late = profile.straggler
+    if late is None:
+        return None
+    others = [rank for rank in profile.steps if rank != late.rank]
+    share = statistics.fmean(profile.share(rank)["wait"] for rank in others)
+    own = profile.mean_ms(late.rank)
+    middle = {part: statistics.median(profile.mean_ms(rank)[part] for rank in others) for part in PARTS}
+    own_parts = [part for part in PARTS if part not in {"wait", "transfer"}]
+    where = max(own_parts, key=lambda part: own[part] - middle[part])
+    text = (
+        f"rank {late.rank} is the last to be ready in {late.last_share:.0%} of the steps, {late.lag_ns / 1e6:.1f} ms "
+        f"after the others (score {late.score:.2f}), which wait for it {share:.0%} of their time. "
+        f"It loses it in {where}: "
+        f"{own[where]:.1f} ms against {middle[where]:.1f} ms"
+    )
+    change = {
+        "data": f"look at what rank {late.rank} reads and from where; num_workers= and prefetch hide it",
+        "h2d": f"look at the bus and the pinned memory of rank {late.rank}",
+        "forward": f"compare the batch of rank {late.rank} (size, lengths) with the others', and its cores or GPU "
+        "(clocks, other processes)",
+        "backward": f"compare the cores or the GPU of rank {late.rank} with the others': clocks, other processes",
+    }.get(where, f"look at what the script does on rank {late.rank} only, such as logging or saving")
+    return _finding(profile, "straggler", share, text, change, rank=late.rank)
+
+
+def _jitter(profile: Profile) -> Finding | None:
+    share = profile.share()["wait"]
+    if profile.straggler is not None or share < _LEAST["wait"]:
+        return None
+    text = f"the ranks wait for each other {share:.0%} of their time, and it is not always the same one that is late"
+    change = "batches of equal cost (sort by length, bucket), fewer processes beside the ranks, or accumulation"
+    return _finding(profile, "jitter", share, text, change)
+
+
+def _part(profile: Profile, name: str) -> Finding | None:
+    """Find a part that takes too much of the step, on all ranks or on one."""
+    shares = {rank: profile.share(rank)[name] for rank in profile.steps}
+    share = statistics.fmean(shares.values())
+    if share < _LEAST[name]:
+        return None
+    worst = max(shares, key=lambda rank: shares[rank])
+    rest = [value for rank, value in shares.items() if rank != worst]
+    alone = bool(rest) and max(rest) < min(_LEAST[name], shares[worst] / 2)
+    if alone and profile.straggler is not None and profile.straggler.rank == worst:
+        return None  # told there
+    who = f"rank {worst} spends {shares[worst]:.0%}" if alone else f"the ranks spend {share:.0%}"
+    text = f"{who} of the step in {_WORDS[name]} ({share * profile.step_ms:.1f} ms of {profile.step_ms:.1f} ms)"
+    return _finding(profile, name, share, text, _change(profile, name), rank=worst if alone else None)
+
+
+def _change(profile: Profile, name: str) -> str:
+    workers = profile.settings.get("num_workers")
+    if name == "data":
+        if workers == 0:
+            return "the DataLoader reads in the training process (num_workers=0): give it workers that read ahead"
+        if workers:
+            return f"more than num_workers={workers}, a larger prefetch_factor, or cheaper reading and transforms"
+        return "read ahead (num_workers=, prefetch), or make reading and transforms cheaper"
+    return {
+        "h2d": "pinned memory (pin_memory=True) with non_blocking=True; copy the next batch while this one is computed",
+        "optimizer": "an optimizer with fused=True (or foreach=True); sharded over the ranks with strategy='zero1'",
+        "other": "look for .item(), printing, logging and saving between the steps; do them every n-th step",
+    }[name]
+
+
+def _transfer(profile: Profile) -> Finding | None:
+    share = profile.share()["transfer"]
+    if share < _LEAST["transfer"]:
+        return None
+    steps = [step for mine in profile.steps.values() for step in mine]
+    whole = sum(step.comm for step in steps)
+    shown = sum(step.parts["transfer"] + step.parts["wait"] for step in steps)
+    hidden = 1 - shown / whole if whole else 0.0
+    per_step = len(profile.matching.groups) / max(1, len(profile.numbers))
+    text = (
+        f"communication that nothing hides takes {share:.0%} of the step; {per_step:.0f} collectives a step are under "
+        f"way {whole / len(steps) / 1e6:.1f} ms, {hidden:.0%} of it behind compute"
+    )
+    change = (
+        "accumulate (micro-batches under no_sync, or Order(micro_batch=)), compress (bf16 or fp16 hook), or find the "
+        "bucket size: rankwise profile --sweep bucket_mb=1,5,25,100"
+    )
+    return _finding(profile, "communication", share, text, change)
+
+
+def _launches(profile: Profile) -> Finding | None:
+    """Find a GPU that waits for the host between kernels that are shorter than a launch."""
+    if not profile.on_gpu or profile.kernel_us is None or profile.kernel_us >= _SHORT_US:
+        return None
+    steps = [step for mine in profile.steps.values() for step in mine]
+    share = sum(step.idle for step in steps) / sum(step.wall for step in steps)
+    if share < _IDLE:
+        return None
+    count = statistics.fmean(step.num_kernels for step in steps)
+    text = (
+        f"the GPU has nothing to do in {share:.0%} of the step, between {count:.0f} kernels a step of "
+        f"{profile.kernel_us:.1f} us (median): the host cannot ask for them fast enough"
+    )
+    change = "torch.compile (mode='reduce-overhead'), larger micro-batches, a fused optimizer"
+    return _finding(profile, "small kernels", share, text, change)
+
+
+def _unused(profile: Profile) -> Finding | None:
+    if not profile.settings.get("find_unused") or profile.settings.get("static_graph"):
+        return None
+    text = "DDP looks for unused parameters in every step (find_unused_parameters=True); a trace does not show its cost"
+    change = (
+        "leave it out, or static_graph=True where the unused ones never change; measure it: "
+        "rankwise profile --sweep find_unused=0,1"
+    )
+    return _finding(profile, "find_unused", None, text, change)

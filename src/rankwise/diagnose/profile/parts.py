@@ -1,0 +1,207 @@
+"""The parts of a step on one rank: every nanosecond of its wall time belongs to exactly one of them."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+
+from rankwise.diagnose.profile.intervals import Spans, clip, intersect, length, subtract, unite
+from rankwise.diagnose.profile.trace import Collective, Trace
+
+__all__ = ["PARTS", "Phases", "StepParts", "find_phases", "is_gradient", "split_steps"]
+
+PARTS = ("data", "h2d", "forward", "backward", "wait", "transfer", "optimizer", "other")
+_GRADIENTS = {"all_reduce", "reduce_scatter", "allreduce", "_reduce_scatter_base", "reduce_scatter_tensor"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phases:
+    """What the host of a rank was doing; disjoint spans, what lies in none of them is other.
+
+    Attributes:
+        data: waiting for the next batch.
+        h2d: in `to` and `copy_` that copied to a GPU.
+        forward: from having the batch, or from the forward of DDP, to the backward: the loss is part of it.
+        backward: in the backward, and in its wait for the last bucket.
+        optimizer: in the step of an optimizer.
+        compute: in an operator.
+    """
+
+    data: Spans
+    h2d: Spans
+    forward: Spans
+    backward: Spans
+    optimizer: Spans
+    compute: Spans
+
+    def at(self, moment: int) -> str:
+        """Return the part that the host was in."""
+        for name in ("data", "optimizer", "h2d", "backward", "forward"):
+            spans = getattr(self, name)
+            place = bisect_right(spans, moment, key=lambda span: span[0]) - 1
+            if place >= 0 and moment < spans[place][1]:
+                return name
+        return "other"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepParts:
+    """One step of one rank.
+
+    Attributes:
+        number: of the step.
+        wall: its wall time, nanoseconds.
+        parts: nanoseconds of each of `PARTS`; their sum is `wall`.
+        ready: nanoseconds from its start to the first gradient bucket, waiting for others left out; None without one.
+        comm: nanoseconds in which a collective was under way, hidden behind compute or not.
+        idle: nanoseconds in which the GPU had nothing to do between asking for data and the end; 0 on a CPU.
+        num_kernels: compute kernels that began in it.
+    """
+
+    number: int
+    wall: int
+    parts: dict[str, int]
+    ready: int | None
+    comm: int
+    idle: int
+    num_kernels: int
+
+
+def find_phases(trace: Trace) -> Phases:
+    """Find out what the host was doing when, of a trace with our annotations or of any other one."""
+    data = unite(trace.annotations["data"])
+    optimizer = subtract(unite(trace.annotations["optimizer"]), data)
+    threads = {trace.main, *(thread for thread, _, _ in trace.autograd)}
+    backward = subtract(_backwards(trace), unite([*data, *optimizer]))
+    forward = _forwards(trace, backward, unite([*data, *optimizer]))
+    h2d: Spans = []
+    if trace.uploads:
+        asked = sorted(copy.launched for copy in trace.uploads)
+        copies = [(a, b) for thread, a, b in trace.copies if thread == trace.main and _holds(asked, a, b)]
+        h2d = subtract(unite(copies), data)
+    return Phases(
+        data=data,
+        h2d=h2d,
+        forward=subtract(forward, h2d),
+        backward=subtract(backward, h2d),
+        optimizer=optimizer,
+        compute=unite((a, b) for thread, a, b in trace.ops if thread in threads),
+    )
+
+
+def _holds(moments: list[int], start: int, end: int) -> bool:
+    place = bisect_right(moments, start - 1)
+    return place < len(moments) and moments[place] < end
+
+
+def _backwards(trace: Trace) -> Spans:
+    """Return the backwards: as annotated, else from the first node to the last one or the last bucket it waits for."""
+    if trace.annotations["backward"]:
+        return unite(trace.annotations["backward"])
+    nodes = unite((a, b) for _, a, b in trace.autograd)
+    # what begins something else ends a backward; recorded operators inside nodes belong to them
+    breaks = sorted(
+        start
+        for start in [
+            *(a for kind in ("data", "optimizer", "forward") for a, _ in trace.annotations[kind]),
+            *(a for thread, a in trace.recorded if thread == trace.main and not clip(nodes, a, a + 1)),
+            *(a for _, a, _ in trace.steps),
+        ]
+    )
+    found: Spans = []
+    for start, end in nodes:
+        if found and not _holds(breaks, found[-1][1], start):
+            found[-1] = (found[-1][0], end)
+        else:
+            found.append((start, end))
+    if trace.on_gpu:
+        return found
+    longer = []
+    for start, end in found:
+        after = bisect_right(breaks, end)
+        limit = breaks[after] if after < len(breaks) else end
+        ends = [c.end for c in trace.collectives if start <= c.start < end]
+        longer.append((start, max(end, min(limit, max(ends, default=end)))))
+    return unite(longer)
+
+
+def _forwards(trace: Trace, backward: Spans, taken: Spans) -> Spans:
+    """Return the time before each backward in which its forward ran."""
+    wrapped = sorted(a for a, _ in trace.annotations["forward"])
+    data_ends = [end for _, end in taken]
+    edges = sorted(start for _, start, _ in trace.steps)
+    found = []
+    before = edges[0]
+    for start, end in backward:
+        # a step that begins between them ends what was before
+        begun = edges[max(0, bisect_right(edges, start) - 1)]
+        first = max(before, begun)
+        place = bisect_right(wrapped, first - 1)
+        if place < len(wrapped) and wrapped[place] < start:
+            found.append((wrapped[place], start))
+        else:
+            last = bisect_right(data_ends, start) - 1
+            found.append((max(first, data_ends[last]) if last >= 0 else first, start))
+        before = end
+    return subtract(unite(found), unite([*taken, *backward]))
+
+
+def split_steps(trace: Trace, phases: Phases) -> list[StepParts]:
+    """Divide every step. What is counted first: waiting for data, communication that nothing hides, what the host did.
+
+    On a GPU the time of a kernel belongs to the part in which the host asked for it, and where the GPU has nothing to
+    do, to what the host is doing.
+    """
+    computing = unite((k.start, k.end) for k in trace.kernels) if trace.on_gpu else phases.compute
+    comm = unite((c.start, c.end) for c in trace.collectives)
+    moved = unite((c.start + c.wait, c.end) for c in trace.collectives)
+    exposed = subtract(comm, computing if trace.on_gpu else unite([*computing, *phases.data]))
+    layers: list[tuple[str, Spans]] = [("transfer", intersect(exposed, moved)), ("wait", subtract(exposed, moved))]
+    if trace.on_gpu:
+        launched: dict[str, Spans] = {}
+        for kernel in trace.kernels:
+            launched.setdefault(phases.at(kernel.launched), []).append((kernel.start, kernel.end))
+        layers += [(name, unite(launched.get(name, []))) for name in ("optimizer", "backward", "forward", "h2d")]
+        layers += [("data", unite(launched.get("data", []))), ("other", unite(launched.get("other", [])))]
+        layers.append(("h2d", unite((copy.start, copy.end) for copy in trace.uploads)))
+    layers += [(name, getattr(phases, name)) for name in ("data", "optimizer", "h2d", "backward", "forward")]
+    kernel_starts = sorted(k.start for k in trace.kernels)
+    busy = unite([*computing, *comm, *((copy.start, copy.end) for copy in trace.uploads)])
+    found = []
+    for number, start, end in trace.steps:
+        left: Spans = [(start, end)]
+        parts = dict.fromkeys(PARTS, 0)
+        for name, spans in layers:
+            mine = clip(spans, start, end)
+            parts[name] += length(intersect(left, mine))
+            left = subtract(left, mine)
+        parts["other"] += length(left)
+        idle = end - start - length(clip(busy, start, end)) - length(subtract(clip(phases.data, start, end), busy))
+        found.append(
+            StepParts(
+                number=number,
+                wall=end - start,
+                parts=parts,
+                ready=_ready(trace, phases, start, end),
+                comm=length(clip(comm, start, end)),
+                idle=idle if trace.on_gpu else 0,
+                num_kernels=bisect_right(kernel_starts, end - 1) - bisect_right(kernel_starts, start - 1),
+            )
+        )
+    return found
+
+
+def _ready(trace: Trace, phases: Phases, start: int, end: int) -> int | None:
+    """Return when the first bucket of gradients was ready, as if nobody had been waited for before."""
+    waited: Spans = []
+    for found in trace.collectives:
+        if start <= found.start < end:
+            if is_gradient(found) and phases.at(found.launched) == "backward":
+                return found.start - start - length(clip(unite(waited), start, found.start))
+            waited.append((found.start, found.start + found.wait))
+    return None
+
+
+def is_gradient(found: Collective) -> bool:
+    """Whether a collective may be that of gradients, by its operation."""
+    return found.name in _GRADIENTS

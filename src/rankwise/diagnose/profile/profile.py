@@ -1,0 +1,206 @@
+"""What a profile says, from the traces of all ranks; the form of `profile.json` stands in docs/run_directory.md."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rankwise._files import write_whole
+from rankwise.diagnose.profile.parts import PARTS, StepParts, find_phases, is_gradient, split_steps
+from rankwise.diagnose.profile.ranks import Matching, Straggler, find_straggler, match_collectives, scores
+from rankwise.diagnose.profile.trace import Trace, find_traces, read_trace
+from rankwise.errors import DataError
+
+__all__ = ["Finding", "Profile", "profile_traces"]
+
+SETTINGS = ("bucket_mb", "static_graph", "find_unused", "bucket_view", "num_workers", "prefetch")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """Something that costs time.
+
+    Attributes:
+        cause: short name, such as "straggler" or "data".
+        rank: whose, None for all.
+        cost_ms: of each step, None where it is not known.
+        share: of the step's wall time, None where it is not known.
+        text: what was seen, with its numbers.
+        change: what to do.
+    """
+
+    cause: str
+    rank: int | None
+    cost_ms: float | None
+    share: float | None
+    text: str
+    change: str
+
+
+@dataclass(slots=True, kw_only=True)
+class Profile:
+    """Where the time of the steps went, by rank.
+
+    Attributes:
+        steps: what each step of each rank consists of.
+        hosts: name of the machine of each rank.
+        on_gpu: whether there were kernels.
+        matching: the collectives of the ranks.
+        straggler: the rank that the others wait for, if there is one.
+        settings: of DDP and the loader, as far as they are known.
+        findings: what costs time, dearest first.
+        command: words of the command line; None for traces that were there.
+        sweep: what a sweep has found, in the form of `profile.json`; None without one.
+        first_step: number of the script's step that the profiler calls 0.
+        kernel_us: median duration of a compute kernel; None without a GPU.
+    """
+
+    steps: dict[int, list[StepParts]]
+    hosts: dict[int, str]
+    on_gpu: bool
+    matching: Matching
+    straggler: Straggler | None
+    settings: Mapping[str, Any]
+    findings: list[Finding] = field(default_factory=list)
+    command: Sequence[str] | None = None
+    sweep: dict[str, Any] | None = None
+    first_step: int = 0
+    kernel_us: float | None = None
+
+    @property
+    def numbers(self) -> list[int]:
+        """Numbers of the steps that all ranks have."""
+        return sorted(set.intersection(*({step.number for step in mine} for mine in self.steps.values())))
+
+    @property
+    def step_ms(self) -> float:
+        """Median over the steps of the mean over the ranks."""
+        walls = {rank: {step.number: step.wall for step in mine} for rank, mine in self.steps.items()}
+        return statistics.median(statistics.fmean(w[n] for w in walls.values()) for n in self.numbers) / 1e6
+
+    def mean_ms(self, rank: int) -> dict[str, float]:
+        """Return the mean milliseconds of each part on a rank."""
+        return {part: statistics.fmean(step.parts[part] for step in self.steps[rank]) / 1e6 for part in PARTS}
+
+    def share(self, rank: int | None = None) -> dict[str, float]:
+        """Return the share of each part in the wall time of a rank, or of all ranks; the sum is 1."""
+        chosen = self.steps.values() if rank is None else [self.steps[rank]]
+        whole = sum(step.wall for mine in chosen for step in mine)
+        return {part: sum(step.parts[part] for mine in chosen for step in mine) / whole for part in PARTS}
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the content of `profile.json`."""
+        per_step = [group for group in self.matching.groups if 0 in group or len(group) > 1]
+        sized = [found.nbytes for group in per_step for found in [next(iter(group.values()))] if is_gradient(found)]
+        num_steps = max(1, len(self.numbers))
+        nbytes = self.settings.get("gradient_bytes")
+        if nbytes is None and sized and None not in sized:
+            nbytes = round(sum(size or 0 for size in sized) / num_steps)
+        return {
+            "version": 1,
+            "kind": "profile",
+            "made": datetime.now(UTC).isoformat(timespec="seconds"),
+            "command": None if self.command is None else list(self.command),
+            "world_size": len(self.steps),
+            "device": "cuda" if self.on_gpu else "cpu",
+            "parts": list(PARTS),
+            "steps": [self.first_step + number for number in self.numbers],
+            "step_ms": self.step_ms,
+            "share": self.share(),
+            "ranks": self._ranks(),
+            "straggler": self._straggler(),
+            "collectives": {
+                "per_step": len(per_step) / num_steps,
+                "bytes": nbytes,
+                "matched": len(per_step),
+                "unmatched": self.matching.unmatched,
+            },
+            "settings": {name: self.settings.get(name) for name in SETTINGS},
+            "findings": [asdict(finding) for finding in self.findings],
+            "sweep": self.sweep,
+        }
+
+    def _ranks(self) -> list[dict[str, Any]]:
+        scored = scores(self.steps)
+        told = []
+        for rank, mine in sorted(self.steps.items()):
+            score, last_share, _ = scored.get(rank, (None, None, None))
+            ready = [step.ready for step in mine if step.ready is not None]
+            told.append(
+                {
+                    "rank": rank,
+                    "host": self.hosts[rank],
+                    "step_ms": statistics.fmean(step.wall for step in mine) / 1e6,
+                    "mean_ms": self.mean_ms(rank),
+                    "share": self.share(rank),
+                    "ready_ms": statistics.median(ready) / 1e6 if ready else None,
+                    "score": score,
+                    "last_share": last_share,
+                    "clock_offset_ms": self.matching.offsets_ns.get(rank, 0) / 1e6,
+                    "steps_ms": [[step.parts[part] / 1e6 for part in PARTS] for step in mine],
+                }
+            )
+        return told
+
+    def _straggler(self) -> dict[str, Any] | None:
+        if self.straggler is None:
+            return None
+        found = asdict(self.straggler)
+        found["lag_ms"] = found.pop("lag_ns") / 1e6
+        return found
+
+    def save(self, path: Path) -> None:
+        """Write it as JSON."""
+        write_whole(path, json.dumps(self.to_json(), indent=1).encode())
+
+
+def profile_traces(folder: Path) -> Profile:
+    """Read the traces of all ranks in a folder, or in the `traces/` of a run directory, and compare the ranks.
+
+    Any trace of torch.profiler will do whose schedule marks the steps; `rankwise profile` also notes settings beside.
+
+    Raises:
+        DataError: there are no traces, one cannot be read, or two are of one rank.
+    """
+    from rankwise.diagnose.profile.advice import advise
+
+    traces: list[Trace] = []
+    settings: dict[str, Any] = {}
+    first_step = 0
+    for path in find_traces(folder):
+        trace = read_trace(path)
+        if trace.rank is None:
+            trace.rank = len(traces)
+        same = [other.path.name for other in traces if other.rank == trace.rank]
+        if same:
+            raise DataError(
+                f"{folder}: {same[0]} and {path.name} are both of rank {trace.rank}; leave one of them there"
+            )
+        traces.append(trace)
+        beside = path.with_name(path.name.partition(".")[0] + ".json")
+        if beside.is_file():
+            facts = json.loads(beside.read_text())
+            settings |= facts["settings"]
+            first_step = int(facts["first_traced"])
+    matching = match_collectives(traces)
+    steps = {trace.rank or 0: split_steps(trace, find_phases(trace)) for trace in traces}
+    if not set.intersection(*({step.number for step in mine} for mine in steps.values())):
+        raise DataError(f"{folder}: the ranks have no step in common; record the same steps on all of them")
+    kernels = [kernel.end - kernel.start for trace in traces for kernel in trace.kernels]
+    profile = Profile(
+        steps=steps,
+        hosts={trace.rank or 0: trace.host for trace in traces},
+        on_gpu=any(trace.on_gpu for trace in traces),
+        matching=matching,
+        straggler=find_straggler(steps),
+        settings=settings,
+        first_step=first_step,
+        kernel_us=statistics.median(kernels) / 1e3 if kernels else None,
+    )
+    profile.findings = advise(profile)
+    return profile

@@ -1,0 +1,329 @@
+"""Records the steps of a script: their times, then some of them with torch.profiler. The script is not changed.
+
+``python -m rankwise.diagnose.profile script.py ...`` runs a script with the recorder in place, where RANKWISE_PROFILE
+holds what to do as JSON. A step ends with the step of the first optimizer that made one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import runpy
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+__all__ = ["VARIABLE", "Recorder", "Task", "main"]
+
+VARIABLE = "RANKWISE_PROFILE"
+_NUM_WARM = 2  # steps in which the profiler is on and nothing is kept: its own start is not the script's
+_LEAVE_S = 60  # how long a rank waits for the others before it ends the script
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """What to record.
+
+    Attributes:
+        folder: where this rank writes `rank-<r>.json` and `rank-<r>.trace.json.gz`.
+        skip: steps at the beginning that are not looked at.
+        timed: steps that are timed without the profiler.
+        traced: steps after them that the profiler records.
+        to_end: let the script go on when all is recorded; else it is ended there.
+        ddp: arguments of `DistributedDataParallel` that replace the script's own.
+    """
+
+    folder: str
+    skip: int = 5
+    timed: int = 0
+    traced: int = 20
+    to_end: bool = False
+    ddp: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def num_steps(self) -> int:
+        """How many steps that takes."""
+        return self.skip + self.timed + (self.traced + _NUM_WARM if self.traced else 0)
+
+    def to_json(self) -> str:
+        """Return what `from_json` reads."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Task:
+        """Read what `to_json` has written."""
+        return cls(**json.loads(text))
+
+
+class Recorder:
+    """Records one rank."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+        self.num_steps = 0
+        self._profiler: Any = None
+        self._open: list[Any] = []
+        self._stepping: Any = None
+        self._began_ns = 0
+        self._walls_ns: list[int] = []
+        self._samples: list[int | None] = []
+        self._pulled: list[tuple[int, int | None]] = []
+        self._ddp: Any = None
+        self._loader: Any = None
+        self._traced: list[int] = []
+        self.done = False
+
+    def install(self) -> None:
+        """Hook into torch."""
+        import torch
+        from torch.nn.parallel import DistributedDataParallel
+        from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+        from torch.utils.data.dataloader import DataLoader, _BaseDataLoaderIter
+
+        register_optimizer_step_pre_hook(lambda optimizer, *_: self._begin(optimizer))
+        register_optimizer_step_post_hook(lambda optimizer, *_: self._end(optimizer))
+        _around(torch.autograd, "backward", self._marked("rankwise:backward"))
+        _around(_BaseDataLoaderIter, "__next__", self._pull)
+        _around(DataLoader, "__iter__", self._iterate)
+        inner = DistributedDataParallel.__init__
+
+        @functools.wraps(inner)
+        def wrap(ddp: Any, *args: Any, **kwargs: Any) -> None:
+            inner(ddp, *args, **{**kwargs, **self._task.ddp})
+            self._ddp = ddp
+
+        DistributedDataParallel.__init__ = wrap  # type: ignore[method-assign, assignment]
+
+    def _marked(self, name: str) -> Callable[..., Any]:
+        def call(inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            with self._mark(name):
+                return inner(*args, **kwargs)
+
+        return call
+
+    @contextlib.contextmanager
+    def _mark(self, name: str) -> Iterator[None]:
+        if self._profiler is None:
+            yield
+            return
+        import torch
+
+        with torch.profiler.record_function(name):
+            yield
+
+    def _iterate(self, inner: Callable[..., Any], loader: Any) -> Any:
+        self._loader = loader
+        return inner(loader)
+
+    def _pull(self, inner: Callable[..., Any], batches: Any) -> Any:
+        with self._mark("rankwise:data"):
+            batch = inner(batches)
+        self._pulled.append((id(batches), _num_samples(batch)))
+        return batch
+
+    def _hook_loaders(self) -> None:
+        """Mark the waits of rankwise's own loaders; what the script has not imported by its first step is not there."""
+        for module, owner, name in (
+            ("rankwise.data.feed.loader", "FeedLoader", "_next"),
+            ("rankwise.data.rows.loader.ahead", "RequestReader", "take"),
+            ("rankwise.data.crops.stream.pipeline", "StreamPipeline", "pop"),
+        ):
+            if module in sys.modules:
+                _around(getattr(sys.modules[module], owner), name, self._take)
+
+    def _take(self, inner: Callable[..., Any], loader: Any, *args: Any, **kwargs: Any) -> Any:
+        with self._mark("rankwise:data"):
+            batch = inner(loader, *args, **kwargs)
+        self._pulled.append((id(loader), _num_samples(batch)))
+        return batch
+
+    def _begin(self, optimizer: Any) -> None:
+        self._open.append(optimizer)
+        if len(self._open) > 1:  # an optimizer inside another one
+            return
+        if self._stepping is None:
+            self._stepping = optimizer
+            self._hook_loaders()
+        if self._profiler is not None:
+            import torch
+
+            self._optimizing = torch.profiler.record_function("rankwise:optimizer")
+            self._optimizing.__enter__()
+
+    _optimizing: Any = None
+
+    def _end(self, optimizer: Any) -> None:
+        self._open.pop()
+        if self._open:
+            return
+        if self._optimizing is not None:
+            self._optimizing.__exit__(None, None, None)
+            self._optimizing = None
+        if optimizer is self._stepping and not self.done:
+            self._step()
+
+    def _step(self) -> None:
+        """Close a step. Its number is that of the script's own steps, from 0."""
+        number, task = self.num_steps, self._task
+        self.num_steps += 1
+        last = self._pulled[-1][0] if self._pulled else None
+        counts = [count for loader, count in self._pulled if loader == last]
+        self._pulled = []
+        begin = task.skip + task.timed
+        if number + 1 in {task.skip, begin}:  # a GPU may be behind: what was asked for belongs to what asked
+            _synchronize()
+        now_ns = time.perf_counter_ns()
+        if task.skip <= number < begin:
+            self._walls_ns.append(now_ns - self._began_ns)
+            whole = bool(counts) and all(count is not None for count in counts)
+            self._samples.append(sum(count or 0 for count in counts) if whole else None)
+        if task.traced and number + 1 == begin:
+            self._start()
+        elif self._profiler is not None:
+            if number >= begin + _NUM_WARM:
+                self._traced.append(number)
+            self._profiler.step()
+        self._began_ns = time.perf_counter_ns()
+        if self.num_steps == task.num_steps:
+            self.finish()
+            if not task.to_end:
+                self._leave()
+
+    def _start(self) -> None:
+        from torch.profiler import ProfilerActivity, profile, schedule, supported_activities
+
+        wanted = {ProfilerActivity.CPU, ProfilerActivity.CUDA} & supported_activities()  # type: ignore[no-untyped-call]
+        self._profiler = profile(
+            activities=sorted(wanted, key=str),
+            schedule=schedule(wait=0, warmup=_NUM_WARM, active=self._task.traced, repeat=1),
+            on_trace_ready=self._export,
+        )
+        self._profiler.start()
+
+    def _path(self, ending: str) -> Path:
+        return Path(self._task.folder) / f"rank-{_rank()}{ending}"
+
+    def _export(self, profiler: Any) -> None:
+        if not self._traced:
+            return
+        # written under another name and moved: what is there is whole
+        path = self._path(".trace.json.gz")
+        beside = path.with_name(f".{path.name}")
+        profiler.export_chrome_trace(str(beside))
+        beside.replace(path)
+
+    def finish(self) -> None:
+        """Write down what was seen; an early end of the script leaves what there is."""
+        if self.done:
+            return
+        self.done = True
+        profiler, self._profiler = self._profiler, None
+        if profiler is not None:
+            profiler.stop()  # also one that has kept nothing: the interpreter's end would crash in it
+        facts = {
+            "rank": _rank(),
+            "num_steps": self.num_steps,
+            "walls_ns": self._walls_ns,
+            "samples": self._samples,
+            "first_traced": self._task.skip + self._task.timed,
+            "num_traced": len(self._traced),
+            "settings": self._settings(),
+        }
+        self._path(".json").write_text(json.dumps(facts))
+
+    def _settings(self) -> dict[str, Any]:
+        """Return the settings that cost or save time, as far as they are known."""
+        found: dict[str, Any] = {}
+        with contextlib.suppress(RuntimeError, AttributeError):  # a private method of DDP, which may go
+            told = self._ddp._get_ddp_logging_data()  # noqa: SLF001
+            found = {
+                "bucket_mb": told["bucket_cap_bytes"] / 2**20,
+                "static_graph": bool(told.get("static_graph")),
+                "find_unused": bool(told["find_unused_parameters"]),
+                "bucket_view": bool(told["gradient_as_bucket_view"]),
+                "gradient_bytes": told["total_parameter_size_bytes"],
+            }
+        if self._loader is not None:
+            found |= {"num_workers": self._loader.num_workers, "prefetch": self._loader.prefetch_factor}
+        return found
+
+    def _leave(self) -> None:
+        """End the script: all ranks are at the same step, and wait for each other so that none loses its peer."""
+        import torch.distributed as dist
+
+        if dist.is_available() and dist.is_initialized():
+            store = dist.distributed_c10d._get_default_store()  # noqa: SLF001
+            size, rank = dist.get_world_size(), dist.get_rank()
+            with contextlib.suppress(RuntimeError):  # who holds the store has gone: all have arrived
+                store.set(f"rankwise-profile/{rank}", "")
+                store.wait([f"rankwise-profile/{other}" for other in range(size)], timedelta(seconds=_LEAVE_S))
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(0)
+
+
+def _synchronize() -> None:
+    """Let a GPU finish what it was asked for, so that the clock means something."""
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def _rank() -> int:
+    import torch.distributed as dist
+
+    if dist.is_available() and dist.is_initialized():
+        return int(dist.get_rank())
+    return int(os.environ.get("RANK", "0"))
+
+
+def _num_samples(batch: Any) -> int | None:
+    """Return the number of samples of a batch: of its ids, or of the first tensor in it; None where there is none."""
+    ids = getattr(batch, "ids", None)
+    if ids is not None:
+        return len(ids)
+    shape = getattr(batch, "shape", None)
+    if shape is not None:
+        return int(shape[0]) if len(shape) else None
+    if isinstance(batch, tuple | list):
+        if batch and all(getattr(part, "ids", None) is not None for part in batch):
+            return sum(len(part.ids) for part in batch)
+        found = (_num_samples(part) for part in batch)
+    elif isinstance(batch, Mapping):
+        found = (_num_samples(part) for part in batch.values())
+    else:
+        return None
+    return next((count for count in found if count is not None), None)
+
+
+def _around(owner: Any, name: str, call: Callable[..., Any]) -> None:
+    """Let `call` stand before a function: it gets the function first, then its arguments."""
+    inner = getattr(owner, name)
+
+    @functools.wraps(inner)
+    def hooked(*args: Any, **kwargs: Any) -> Any:
+        return call(inner, *args, **kwargs)
+
+    setattr(owner, name, hooked)
+
+
+def main() -> None:
+    """Run ``sys.argv[1]`` as a script, recorded."""
+    recorder = Recorder(Task.from_json(os.environ[VARIABLE]))
+    recorder.install()
+    del sys.argv[0]
+    sys.path[0] = str(Path(sys.argv[0]).resolve().parent)
+    try:
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    except SystemExit as ended:
+        if ended.code not in {None, 0}:
+            raise
+    finally:
+        recorder.finish()

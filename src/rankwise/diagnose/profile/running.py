@@ -1,0 +1,188 @@
+"""Runs a script with the recorder in it: once to see where its time goes, or several times under changed settings."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import statistics
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rankwise.diagnose.profile.profile import Profile, profile_traces
+from rankwise.diagnose.profile.recorder import VARIABLE, Task
+from rankwise.diagnose.profile.spread import LEAST_RUNS, differ, spread
+from rankwise.errors import ConfigError, LaunchError
+from rankwise.launch.job import Job
+from rankwise.launch.local.supervisor import supervise
+from rankwise.launch.show import parse_show
+from rankwise.launch.target import Target
+
+__all__ = ["SWEPT", "Script", "profile_script", "run_recorded", "sweep_setting"]
+
+# What a sweep may change, and how DDP calls it.
+SWEPT = {
+    "bucket_mb": "bucket_cap_mb",
+    "static_graph": "static_graph",
+    "find_unused": "find_unused_parameters",
+    "bucket_view": "gradient_as_bucket_view",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script:
+    """A script and its arguments; ``{ranks}`` and ``{dir}`` in them are the number of ranks and a fresh folder.
+
+    Attributes:
+        path: the script.
+        args: its arguments.
+        num_threads: threads of each rank, None as `rankwise run` chooses.
+    """
+
+    path: str
+    args: tuple[str, ...] = ()
+    num_threads: int | None = None
+
+
+def run_recorded(script: Script, num_ranks: int, task: Task) -> list[dict[str, Any]]:
+    """Run a script once on this machine; return what each rank has written down. Its run directory is thrown away.
+
+    Raises:
+        LaunchError: it failed, or took fewer optimizer steps than were asked for.
+    """
+    with tempfile.TemporaryDirectory(prefix="rankwise-profile-") as scratch:
+        words = [
+            w.replace("{ranks}", str(num_ranks)).replace("{dir}", str(Path(scratch) / "files")) for w in script.args
+        ]
+        job = Job(
+            target=Target(kind="module", name="rankwise.diagnose.profile", args=(script.path, *words)),
+            num_ranks=num_ranks,
+            run_dir=Path(scratch) / "run",
+            show=parse_show("none"),
+            env={VARIABLE: task.to_json()},
+            num_threads=script.num_threads,
+        )
+        outcome = supervise(job, tell_last=False)
+    if outcome.exitcode:
+        raise LaunchError(f"{script.path} failed on {num_ranks} ranks:\n{outcome.text.strip()}")
+    found = []
+    for rank in range(num_ranks):
+        path = Path(task.folder) / f"rank-{rank}.json"
+        facts: dict[str, Any] = {"num_steps": 0, "walls_ns": [], "num_traced": 0}
+        if path.is_file():
+            facts = json.loads(path.read_text())
+        if len(facts["walls_ns"]) < task.timed or (task.traced and not facts["num_traced"]):
+            raise LaunchError(
+                f"{script.path} took {facts['num_steps']} optimizer steps on rank {rank} of {num_ranks}, and "
+                f"{task.num_steps} are needed: let it run longer, or ask for less (--steps, --skip); only steps of "
+                "torch's optimizers are seen, in the process that was started"
+            )
+        found.append(facts)
+    return found
+
+
+def profile_script(
+    script: Script, *, num_ranks: int = 2, steps: int = 20, skip: int = 5, to_end: bool = False, folder: Path
+) -> Profile:
+    """Run a script, record some steps of each rank, and say where their time goes.
+
+    To be called in the main thread of a process without other threads.
+
+    Args:
+        script: any that steps a torch optimizer.
+        num_ranks: how many ranks are started.
+        steps: how many steps are recorded.
+        skip: how many at the beginning are not looked at, >= 1.
+        to_end: let the script go on when all is recorded, instead of ending it there.
+        folder: run directory that gets `traces/` and `profile.json`; those that are there are replaced.
+
+    Raises:
+        ConfigError: a number is out of range.
+        LaunchError: the script failed or is too short.
+    """
+    if min(num_ranks, steps, skip) < 1:
+        raise ConfigError(f"ranks, steps and skip are at least 1, got {num_ranks}, {steps} and {skip}")
+    traces = folder / "traces"
+    _make_room(traces)
+    task = Task(folder=str(traces.resolve()), skip=skip, traced=steps, to_end=to_end)
+    run_recorded(script, num_ranks, task)
+    profile = profile_traces(folder)
+    profile.command = (script.path, *script.args)
+    return profile
+
+
+def _make_room(traces: Path) -> None:
+    """Make a folder for traces; of an earlier profile there, its traces and nothing else go."""
+    traces.mkdir(parents=True, exist_ok=True)
+    for old in [*traces.glob("rank-*.trace.json.gz"), *traces.glob("rank-*.json")]:
+        old.unlink()
+
+
+def sweep_setting(
+    script: Script,
+    setting: str,
+    values: Sequence[float],
+    *,
+    num_ranks: int,
+    steps: int,
+    skip: int,
+    repeats: int,
+    folder: Path,
+) -> dict[str, Any]:
+    """Run a script under each value of a setting of DDP, several times in random order, and compare the step times.
+
+    The profiler is off. A value that is better than the first one beyond the noise of whole runs gets a verdict.
+
+    Raises:
+        ConfigError: a setting or value that is not known, or fewer than two values.
+        LaunchError: a run failed.
+    """
+    _check_sweep(setting, values, repeats)
+    order = [value for value in values for _ in range(repeats)]
+    random.Random(0).shuffle(order)  # noqa: S311  (an order, no secret)
+    times_ms: dict[float, list[float]] = {value: [] for value in values}
+    for number, value in enumerate(order):
+        place = folder / f"sweep-{number}"
+        place.mkdir(parents=True)
+        ddp = {SWEPT[setting]: value if setting == "bucket_mb" else bool(value)}
+        task = Task(folder=str(place.resolve()), skip=skip, timed=steps, traced=0, ddp=ddp)
+        facts = run_recorded(script, num_ranks, task)
+        if facts[0]["settings"].get(setting) is None:
+            raise LaunchError(
+                f"{script.path} wraps no model in DistributedDataParallel: nothing to sweep for {setting}"
+            )
+        times_ms[value].append(max(statistics.median(rank["walls_ns"]) for rank in facts) / 1e6)
+        shutil.rmtree(place)
+    return {"setting": setting, "repeats": repeats, "values": judge_sweep(times_ms)}
+
+
+def judge_sweep(times_ms: Mapping[float, Sequence[float]]) -> list[dict[str, Any]]:
+    """Return for each value its median step time, quartiles, and how it compares with the first one, if at all."""
+    first, *_ = times_ms
+    told = []
+    for value, times in times_ms.items():
+        found = spread(times)
+        verdict = None
+        if value != first and differ(times_ms[first], times):
+            change = found.median / statistics.median(times_ms[first]) - 1
+            verdict = f"{abs(change):.0%} {'slower' if change > 0 else 'faster'} than {first:g}"
+        told.append(
+            {"value": value, "step_ms": found.median, "low_ms": found.low, "high_ms": found.high, "verdict": verdict}
+        )
+    return told
+
+
+def _check_sweep(setting: str, values: Sequence[float], repeats: int) -> None:
+    if setting not in SWEPT:
+        raise ConfigError(f"a sweep changes one of {', '.join(SWEPT)}; got {setting!r}")
+    if len(set(values)) < 2 or len(set(values)) < len(values):
+        raise ConfigError(f"a sweep wants two different values or more, got {list(values)}")
+    if setting == "bucket_mb" and min(values) <= 0:
+        raise ConfigError(f"bucket_mb wants megabytes above 0, got {list(values)}")
+    if setting != "bucket_mb" and not set(values) <= {0, 1}:
+        raise ConfigError(f"{setting} is 0 or 1, got {list(values)}")
+    if repeats < LEAST_RUNS:
+        raise ConfigError(f"repeats is at least {LEAST_RUNS}: fewer runs know nothing of their noise, got {repeats}")

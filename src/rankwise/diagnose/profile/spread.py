@@ -1,0 +1,53 @@
+"""Medians with their spread, and when two of them differ: no verdict where the noise is larger than the effect."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rankwise.errors import ConfigError
+
+__all__ = ["LEAST_RUNS", "Spread", "differ", "spread"]
+
+LEAST_RUNS = 3
+# Two-sided critical values of Student's t for a chance of 1 %, by degrees of freedom; between two the larger counts.
+_CRITICAL = {1: 63.66, 2: 9.925, 3: 5.841, 4: 4.604, 5: 4.032, 6: 3.707, 8: 3.355, 10: 3.169, 15: 2.947, 30: 2.750}
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Median, lower and upper quartile of some runs."""
+
+    median: float
+    low: float
+    high: float
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Return median and quartiles; of fewer than four values, the quartiles are their range."""
+    if not values:
+        raise ConfigError("a spread needs at least one value")
+    if len(values) < 4:
+        return Spread(statistics.median(values), min(values), max(values))
+    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
+    return Spread(middle, low, high)
+
+
+def differ(left: Sequence[float], right: Sequence[float]) -> bool:
+    """Whether two settings differ, by the times or rates (> 0) of their runs: Welch's t-test of the logarithms at 1 %.
+
+    Fewer than three runs of one of them decide nothing. Runs are whole ones, started in random order: steps of one run
+    resemble each other more than those of another one, and would make a verdict of any noise.
+    """
+    if min(len(left), len(right)) < LEAST_RUNS:
+        return False
+    logs = [[math.log(value) for value in side] for side in (left, right)]
+    gap = abs(statistics.fmean(logs[0]) - statistics.fmean(logs[1]))
+    errors = [statistics.variance(side) / len(side) for side in logs]
+    if not sum(errors):
+        return gap > 0
+    degrees = sum(errors) ** 2 / sum(error**2 / (len(side) - 1) for error, side in zip(errors, logs, strict=True))
+    critical = _CRITICAL[max(known for known in _CRITICAL if known <= degrees + 1e-9)]
+    return gap > critical * math.sqrt(sum(errors))

@@ -1,0 +1,309 @@
+"""Reads a trace of torch.profiler, of CPU or CUDA, without torch: event by event, so that only what counts is held.
+
+The format is Chrome's trace events as Kineto writes them: times in microseconds, `user_annotation` and `cpu_op` on the
+threads of the host, `kernel` and `gpu_memcpy` on streams, tied to their launch in `cuda_runtime` by `correlation`.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from rankwise.diagnose.profile.intervals import Spans
+from rankwise.errors import DataError
+
+__all__ = ["Collective", "Kernel", "Trace", "find_traces", "read_trace"]
+
+_CHUNK = 1 << 20
+_DATA = ("enumerate(DataLoader)#", "rankwise:data")
+_OPTIMIZER = ("Optimizer.step#", "rankwise:optimizer")
+_BACKEND_OP = re.compile(r"(gloo|mpi|ucc):(\w+)")
+_RANK = re.compile(r"rank[-_]?(\d+)")
+_DTYPE_BYTES = {"Float": 4, "Half": 2, "BFloat16": 2, "Double": 8, "Long": 8, "Int": 4, "Byte": 1, "Char": 1}
+
+
+@dataclass(slots=True)
+class Kernel:
+    """A kernel or copy on a GPU; `launched` is when the host asked for it, its own start where that is not known."""
+
+    start: int
+    end: int
+    launched: int
+
+
+@dataclass(slots=True)
+class Collective:
+    """A collective as it ran on one rank.
+
+    Attributes:
+        name: operation, such as "all_reduce".
+        group: name of the process group, "" where the trace does not say.
+        start: when this rank joined, nanoseconds.
+        end: when it was done.
+        launched: when the host asked for it.
+        nbytes: of the input, None where the trace does not say.
+        wait: how long this rank waited in it for others, nanoseconds; known once the ranks are compared.
+    """
+
+    name: str
+    group: str
+    start: int
+    end: int
+    launched: int
+    nbytes: int | None = None
+    wait: int = 0
+
+
+@dataclass(slots=True)
+class Trace:
+    """What one rank's trace says. Spans are as they came: neither sorted nor disjoint.
+
+    Attributes:
+        path: the file.
+        rank: this rank, None where the trace does not say.
+        world_size: number of ranks, None where the trace does not say.
+        host: name of the machine.
+        base_ns: what all times are relative to, nanoseconds since 1970; 0 where they are absolute.
+        steps: number, start and end of each step.
+        main: the thread that takes the steps.
+        annotations: spans on the host by kind: data, optimizer, forward, backward.
+        ops: (thread, start, end) of operators on the host, communication left out.
+        autograd: (thread, start, end) of nodes of the backward.
+        recorded: starts of the operators on the main thread that autograd may write down: work of a forward.
+        copies: spans on the host of `to` and `copy_`.
+        kernels: compute on a GPU.
+        uploads: copies from host to GPU, as they ran.
+        collectives: in the order of their starts.
+    """
+
+    path: Path
+    rank: int | None = None
+    world_size: int | None = None
+    host: str = ""
+    base_ns: int = 0
+    steps: list[tuple[int, int, int]] = field(default_factory=list)
+    main: Any = None
+    annotations: dict[str, Spans] = field(
+        default_factory=lambda: {"data": [], "optimizer": [], "forward": [], "backward": []}
+    )
+    ops: list[tuple[Any, int, int]] = field(default_factory=list)
+    autograd: list[tuple[Any, int, int]] = field(default_factory=list)
+    recorded: list[tuple[Any, int]] = field(default_factory=list)
+    copies: list[tuple[Any, int, int]] = field(default_factory=list)
+    kernels: list[Kernel] = field(default_factory=list)
+    uploads: list[Kernel] = field(default_factory=list)
+    collectives: list[Collective] = field(default_factory=list)
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether it saw kernels."""
+        return bool(self.kernels)
+
+
+def find_traces(folder: Path) -> list[Path]:
+    """Return the traces of a folder, or of the `traces/` of a run directory.
+
+    Raises:
+        DataError: there is none.
+    """
+    places = [folder / "traces", folder]
+    for place in places:
+        found = sorted({*place.glob("*.trace.json"), *place.glob("*.trace.json.gz")})
+        if found:
+            return found
+    raise DataError(
+        f"{folder} holds no *.trace.json or *.trace.json.gz, nor does its traces/: give the folder that "
+        "torch.profiler.tensorboard_trace_handler or `rankwise profile SCRIPT` has written"
+    )
+
+
+def read_trace(path: Path) -> Trace:
+    """Read the trace of one rank.
+
+    Raises:
+        DataError: it is cut off, no JSON, no trace of torch.profiler, or has no ``ProfilerStep``.
+    """
+    trace = Trace(path)
+    launches: dict[Any, int] = {}
+    try:
+        with (
+            gzip.open(path, "rt", encoding="utf-8", errors="replace")
+            if path.suffix == ".gz"
+            else path.open(encoding="utf-8", errors="replace") as file
+        ):
+            for key, value in _parts(file):
+                if key == "":
+                    _note(trace, value, launches)
+                else:
+                    _head(trace, key, value)
+    except (ValueError, OSError, EOFError, TypeError, KeyError, AttributeError) as error:
+        raise DataError(f"{path} is no whole trace of torch.profiler: {error}; record it again") from error
+    if not trace.steps:
+        raise DataError(
+            f"{path} has no ProfilerStep: give torch.profiler.profile a schedule and call its step() after each "
+            "optimizer step, or let `rankwise profile SCRIPT` record"
+        )
+    if trace.rank is None and (named := _RANK.search(path.name)):
+        trace.rank = int(named[1])
+    asked: list[Kernel | Collective] = [*trace.kernels, *trace.uploads, *trace.collectives]
+    for kernel in asked:
+        if kernel.launched < 0:  # what it is called by; a launch before the trace began is not in it
+            kernel.launched = launches.get(-kernel.launched, kernel.start)
+    trace.steps.sort(key=lambda step: step[1])
+    trace.collectives.sort(key=lambda found: found.start)
+    return trace
+
+
+def _parts(file: IO[str]) -> Iterator[tuple[str, Any]]:
+    """Yield the members of the outermost object; of `traceEvents` each event by itself, under the key ""."""
+    text = _Text(file)
+    text.expect("{")
+    while text.peek() != "}":
+        key = text.value()
+        text.expect(":")
+        if key != "traceEvents":
+            yield key, text.value()
+        else:
+            text.expect("[")
+            while text.peek() != "]":
+                yield "", text.value()
+                if text.peek() == ",":
+                    text.expect(",")
+            text.expect("]")
+        if text.peek() == ",":
+            text.expect(",")
+
+
+class _Text:
+    """JSON that is read piece by piece."""
+
+    def __init__(self, file: IO[str]) -> None:
+        self._file, self._buffer, self._at, self._ended = file, "", 0, False
+        self._decode = json.JSONDecoder(strict=False).raw_decode
+
+    def _fill(self) -> None:
+        more = self._file.read(max(_CHUNK, len(self._buffer) - self._at))  # twice as much, for one long value
+        self._ended = not more
+        self._buffer, self._at = self._buffer[self._at :] + more, 0
+
+    def peek(self) -> str:
+        """Return the next character that is no space."""
+        while True:
+            while self._at < len(self._buffer) and self._buffer[self._at] in " \t\r\n":
+                self._at += 1
+            if self._at < len(self._buffer):
+                return self._buffer[self._at]
+            if self._ended:
+                raise ValueError("it ends too early")
+            self._fill()
+
+    def expect(self, wanted: str) -> None:
+        """Go past a character."""
+        if self.peek() != wanted:
+            raise ValueError(f"{wanted!r} wanted, {self._buffer[self._at : self._at + 20]!r} came")
+        self._at += 1
+
+    def value(self) -> Any:
+        """Return the next value."""
+        self.peek()
+        while True:
+            try:
+                value, end = self._decode(self._buffer, self._at)
+            except json.JSONDecodeError:
+                if self._ended:
+                    raise
+                self._fill()
+                continue
+            if end == len(self._buffer) and not self._ended:  # a number may go on in the next piece
+                self._fill()
+                continue
+            self._at = end
+            return value
+
+
+def _head(trace: Trace, key: str, value: Any) -> None:
+    if key == "distributedInfo":
+        trace.rank, trace.world_size = int(value["rank"]), int(value["world_size"])
+    elif key == "host_name":
+        trace.host = str(value)
+    elif key == "baseTimeNanoseconds":
+        trace.base_ns = int(value)
+
+
+def _note(trace: Trace, event: dict[str, Any], launches: dict[Any, int]) -> None:
+    """Keep what counts of an event."""
+    if event.get("ph") != "X" or "dur" not in event:
+        return
+    kind = str(event.get("cat", "")).lower()
+    start = round(event["ts"] * 1000)
+    end = start + round(event["dur"] * 1000)
+    args = event.get("args", {})
+    if kind in {"cuda_runtime", "cuda_driver"}:
+        if "correlation" in args:
+            launches[int(args["correlation"])] = start
+    elif kind in {"kernel", "gpu_memcpy", "memcpy"}:
+        _note_device(trace, event, start, end, kind)
+    elif kind == "user_annotation":
+        _note_annotation(trace, event["name"], event.get("tid"), start, end)
+    elif kind in {"cpu_op", "operator"}:
+        _note_op(trace, event, start, end)
+
+
+def _note_device(trace: Trace, event: dict[str, Any], start: int, end: int, kind: str) -> None:
+    name, args = event["name"], event.get("args", {})
+    asked = -int(args["correlation"]) if args.get("correlation") else start
+    if kind != "kernel":
+        if "HtoD" in name:
+            trace.uploads.append(Kernel(start, end, asked))
+    elif name.startswith("nccl") or "Collective name" in args:
+        called = str(args.get("Collective name") or name)
+        elements, size = args.get("In msg nelems"), _DTYPE_BYTES.get(str(args.get("dtype", "")))
+        nbytes = int(elements) * size if elements and size else None
+        group = str(args.get("Process Group Name", ""))
+        trace.collectives.append(Collective(_operation(called), group, start, end, asked, nbytes))
+    else:
+        trace.kernels.append(Kernel(start, end, asked))
+
+
+def _operation(name: str) -> str:
+    """Return one spelling of an operation: `ncclDevKernel_AllReduce_Sum_f32_RING_LL(...)` is an all_reduce."""
+    plain = re.sub(r"^nccl(Dev)?Kernel_", "", name).lower().replace("_", "")
+    for known in ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "send_recv", "all_to_all", "reduce"):
+        if known.replace("_", "") in plain:
+            return known
+    return name
+
+
+def _note_annotation(trace: Trace, name: str, thread: Any, start: int, end: int) -> None:
+    if name.startswith("ProfilerStep#"):
+        trace.steps.append((int(name.partition("#")[2]), start, end))
+        trace.main = thread
+    elif name.startswith(_DATA):
+        trace.annotations["data"].append((start, end))
+    elif name.startswith(_OPTIMIZER):
+        trace.annotations["optimizer"].append((start, end))
+    elif name == "DistributedDataParallel.forward":
+        trace.annotations["forward"].append((start, end))
+    elif name == "rankwise:backward":
+        trace.annotations["backward"].append((start, end))
+    elif said := _BACKEND_OP.fullmatch(name):
+        # these run on the host; nccl's own annotation only says when its kernel was asked for
+        trace.collectives.append(Collective(_operation(said[2]), "", start, end, start))
+
+
+def _note_op(trace: Trace, event: dict[str, Any], start: int, end: int) -> None:
+    name, thread = event["name"], event.get("tid")
+    if name.startswith(("c10d::", "record_param_comms")):
+        return
+    trace.ops.append((thread, start, end))
+    if name.startswith("autograd::engine::evaluate_function"):
+        trace.autograd.append((thread, start, end))
+    elif name in {"aten::to", "aten::copy_", "aten::_to_copy"}:
+        trace.copies.append((thread, start, end))
+    elif int(event.get("args", {}).get("Sequence number", -1)) >= 0:
+        trace.recorded.append((thread, start))

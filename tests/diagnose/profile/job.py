@@ -1,0 +1,60 @@
+"""A training whose ranks lose time where the arguments say: plain DDP on gloo, no word of rankwise.
+
+``slow_data``, ``slow_forward``, ``slow_everywhere`` and ``heavy`` may be given, each step as many milliseconds.
+"""
+
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset
+
+wanted = dict(word.split("=") for word in sys.argv[1:])
+torch.set_num_threads(1)
+torch.manual_seed(0)
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+
+
+def late(name, on):
+    """Seconds that a rank loses there."""
+    return int(wanted.get(name, 0)) / 1000 * (on is None or rank == on)
+
+
+class Samples(Dataset):
+    """Random rows; the last row of a batch comes late."""
+
+    def __len__(self):
+        return 8 * int(wanted.get("steps", 60))
+
+    def __getitem__(self, index):
+        if index % 8 == 7:
+            time.sleep(late("slow_data", 1) + late("slow_everywhere", None))
+        return torch.full((64,), float(index % 5))
+
+
+class Net(nn.Module):
+    """A small net, or one whose gradient is large for its work."""
+
+    def __init__(self):
+        super().__init__()
+        width = 2_000_000 if "heavy" in wanted else 16
+        self.body = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1))
+        self.table = nn.Parameter(torch.zeros(width))
+
+    def forward(self, rows):
+        """One number for each row."""
+        time.sleep(late("slow_forward", 1))
+        return self.body(rows) + self.table[:8].sum()
+
+
+model = DistributedDataParallel(Net())
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+for rows in DataLoader(Samples(), batch_size=8):
+    model(rows).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+dist.destroy_process_group()
