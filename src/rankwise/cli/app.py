@@ -18,6 +18,7 @@ from rankwise.cli.lint import lint_command, rule_command
 from rankwise.cli.profile import profile_command
 from rankwise.cli.rows_app import rows_commands
 from rankwise.cli.run import run_command
+from rankwise.cli.scaling import scaling_command
 from rankwise.cli.slurm_jobs import cancel_command, jobs_command, logs_command
 from rankwise.cli.verify import verify_command
 from rankwise.cli.watch import watch_command
@@ -87,8 +88,14 @@ app.command(
     "profile",
     context_settings={"allow_interspersed_args": False},
     no_args_is_help=True,
-    epilog="Exit codes: 0 a profile was made, 2 a trace cannot be read, others: the script failed.",
+    epilog="Exit codes: 0 a profile was made, 2 the script failed, or a trace cannot be read.",
 )(profile_command)
+app.command(
+    "scaling",
+    context_settings={"allow_interspersed_args": False},
+    no_args_is_help=True,
+    epilog="Exit codes: 0 measured, 1 below --min-efficiency, 2 a run failed.",
+)(scaling_command)
 app.command("jobs")(jobs_command)
 app.command("logs")(logs_command)
 app.command("cancel")(cancel_command)

@@ -25,7 +25,7 @@ from rankwise.tracking.lock import FileLock
 __all__ = ["FINISHED_HERE", "WAYS", "Claim", "claim"]
 
 # What may lie in a directory that holds no run yet: made by the launcher, or left by a start that died.
-_EARLY = {"logs", "vitals", "lock", "running.lock", "attempt.json"}
+_EARLY = {"logs", "vitals", "lock", "running.lock", "attempt.json", "traces", "profile.json", "scaling.json"}
 _FORMAT = 1
 _LOGS = re.compile(r"attempt-(\d+)")
 # How to leave a run that is there as it is; for messages.

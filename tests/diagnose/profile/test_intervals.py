@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankwise.diagnose.profile.intervals import clip, intersect, length, subtract, unite
+from rankwise.diagnose.profile.noise import differ, spread
 from rankwise.diagnose.profile.running import judge_sweep
-from rankwise.diagnose.profile.spread import differ, spread
 from rankwise.errors import ConfigError
 
 SPANS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=8)
@@ -64,7 +64,7 @@ def rounding(left, right):
 @pytest.mark.parametrize("runs", [3, 5, 8])
 @pytest.mark.parametrize("noise", ["even", "skewed", "spikes"])
 def test_noise_gets_no_verdict_and_an_effect_does(runs, noise):
-    """Equal settings under three kinds of noise differ in less than one trial of fifty, a large effect shows."""
+    """Equal settings under three kinds of noise differ in one trial of twenty, twice the time shows."""
     source = random.Random(7)
     draw = {
         "even": lambda: source.gauss(100, 5),
@@ -76,9 +76,8 @@ def test_noise_gets_no_verdict_and_an_effect_does(runs, noise):
         told = [differ([draw() for _ in range(runs)], [factor * draw() for _ in range(runs)]) for _ in range(trials)]
         return sum(told) / trials
 
-    assert found(1.0) < 0.02
-    assert found(3.0) > 0.6
-    assert runs < 8 or found(2.0) > 0.95
+    assert found(1.0) < 0.07  # 5 %, and the noise of 400 trials
+    assert found(2.0) > 0.9
 
 
 def test_a_sweep_is_judged_against_its_first_value():

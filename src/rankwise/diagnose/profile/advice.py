@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import statistics
-from typing import TYPE_CHECKING
 
 from rankwise.diagnose.profile.parts import PARTS
-
-if TYPE_CHECKING:
-    from rankwise.diagnose.profile.profile import Finding, Profile
+from rankwise.diagnose.profile.profile import Finding, Profile
 
 __all__ = ["advise"]
 
@@ -44,8 +41,6 @@ def advise(profile: Profile) -> list[Finding]:
 def _finding(
     profile: Profile, cause: str, share: float | None, text: str, change: str, *, rank: int | None = None
 ) -> Finding:
-    from rankwise.diagnose.profile.profile import Finding
-
     cost_ms = None if share is None else share * profile.step_ms
     return Finding(cause=cause, rank=rank, cost_ms=cost_ms, share=share, text=text, change=change)
 

@@ -11,12 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from rankwise._files import write_whole
-from rankwise.diagnose.profile.parts import PARTS, StepParts, find_phases, is_gradient, split_steps
-from rankwise.diagnose.profile.ranks import Matching, Straggler, find_straggler, match_collectives, scores
-from rankwise.diagnose.profile.trace import Trace, find_traces, read_trace
-from rankwise.errors import DataError
+from rankwise.diagnose.profile.parts import PARTS, StepParts, is_gradient
+from rankwise.diagnose.profile.ranks import Matching, Straggler, scores
 
-__all__ = ["Finding", "Profile", "profile_traces"]
+__all__ = ["Finding", "Profile"]
 
 SETTINGS = ("bucket_mb", "static_graph", "find_unused", "bucket_view", "num_workers", "prefetch")
 
@@ -157,50 +155,3 @@ class Profile:
     def save(self, path: Path) -> None:
         """Write it as JSON."""
         write_whole(path, json.dumps(self.to_json(), indent=1).encode())
-
-
-def profile_traces(folder: Path) -> Profile:
-    """Read the traces of all ranks in a folder, or in the `traces/` of a run directory, and compare the ranks.
-
-    Any trace of torch.profiler will do whose schedule marks the steps; `rankwise profile` also notes settings beside.
-
-    Raises:
-        DataError: there are no traces, one cannot be read, or two are of one rank.
-    """
-    from rankwise.diagnose.profile.advice import advise
-
-    traces: list[Trace] = []
-    settings: dict[str, Any] = {}
-    first_step = 0
-    for path in find_traces(folder):
-        trace = read_trace(path)
-        if trace.rank is None:
-            trace.rank = len(traces)
-        same = [other.path.name for other in traces if other.rank == trace.rank]
-        if same:
-            raise DataError(
-                f"{folder}: {same[0]} and {path.name} are both of rank {trace.rank}; leave one of them there"
-            )
-        traces.append(trace)
-        beside = path.with_name(path.name.partition(".")[0] + ".json")
-        if beside.is_file():
-            facts = json.loads(beside.read_text())
-            settings |= facts["settings"]
-            first_step = int(facts["first_traced"])
-    matching = match_collectives(traces)
-    steps = {trace.rank or 0: split_steps(trace, find_phases(trace)) for trace in traces}
-    if not set.intersection(*({step.number for step in mine} for mine in steps.values())):
-        raise DataError(f"{folder}: the ranks have no step in common; record the same steps on all of them")
-    kernels = [kernel.end - kernel.start for trace in traces for kernel in trace.kernels]
-    profile = Profile(
-        steps=steps,
-        hosts={trace.rank or 0: trace.host for trace in traces},
-        on_gpu=any(trace.on_gpu for trace in traces),
-        matching=matching,
-        straggler=find_straggler(steps),
-        settings=settings,
-        first_step=first_step,
-        kernel_us=statistics.median(kernels) / 1e3 if kernels else None,
-    )
-    profile.findings = advise(profile)
-    return profile

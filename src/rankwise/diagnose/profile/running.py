@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rankwise.diagnose.profile.profile import Profile, profile_traces
+from rankwise.diagnose.profile.noise import LEAST_RUNS, differ, spread
+from rankwise.diagnose.profile.profile import Profile
+from rankwise.diagnose.profile.reading import profile_traces
 from rankwise.diagnose.profile.recorder import VARIABLE, Task
-from rankwise.diagnose.profile.spread import LEAST_RUNS, differ, spread
 from rankwise.errors import ConfigError, LaunchError
 from rankwise.launch.job import Job
 from rankwise.launch.local.supervisor import supervise

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from rankwise.diagnose.profile.parts import PARTS
 
-__all__ = ["profile_text"]
+__all__ = ["profile_text", "scaling_text"]
 
 _HEADS = {"data": "data", "h2d": "to GPU", "optimizer": "optim.", "backward": "backw.", "forward": "forw."}
 
@@ -51,6 +51,22 @@ def _sweep_lines(sweep: dict[str, Any]) -> list[str]:
             f"  {row['value']:>7g}  {_ms(row['step_ms'])} ms  ({_ms(row['low_ms'])} to {_ms(row['high_ms'])})  {said}"
         )
     return [line.rstrip() for line in lines]
+
+
+def scaling_text(facts: dict[str, Any]) -> str:
+    """Return the content of `scaling.json` as a table, a line of verdict for each size."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("ranks", facts["unit"], "quartiles", "efficiency", "quartiles"):
+        table.add_column(name, justify="right")
+    table.add_column("", overflow="fold")
+    for row in facts["sizes"]:
+        between = "" if row["efficiency"] is None else f"{row['efficiency_low']:.2f} to {row['efficiency_high']:.2f}"
+        efficiency = "" if row["efficiency"] is None else f"{row['efficiency']:.2f}"
+        quartiles = f"{row['low']:.4g} to {row['high']:.4g}"
+        table.add_row(str(row["ranks"]), f"{row['throughput']:.4g}", quartiles, efficiency, between, row["text"])
+    mode = "" if facts["mode"] is None else f"{facts['mode']} scaling, "
+    head = f"{mode}{facts['repeats']} runs of each size in random order, {facts['steps']} steps each"
+    return f"{head}\n\n{_rendered(table)}"
 
 
 def _ms(value: float) -> str:

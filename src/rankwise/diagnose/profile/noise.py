@@ -12,8 +12,8 @@ from rankwise.errors import ConfigError
 __all__ = ["LEAST_RUNS", "Spread", "differ", "spread"]
 
 LEAST_RUNS = 3
-# Two-sided critical values of Student's t for a chance of 1 %, by degrees of freedom; between two the larger counts.
-_CRITICAL = {1: 63.66, 2: 9.925, 3: 5.841, 4: 4.604, 5: 4.032, 6: 3.707, 8: 3.355, 10: 3.169, 15: 2.947, 30: 2.750}
+# Two-sided critical values of Student's t for a chance of 5 %, by degrees of freedom; between two the larger counts.
+_CRITICAL = {1: 12.71, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 8: 2.306, 10: 2.228, 15: 2.131, 30: 2.042}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 def differ(left: Sequence[float], right: Sequence[float]) -> bool:
-    """Whether two settings differ, by the times or rates (> 0) of their runs: Welch's t-test of the logarithms at 1 %.
+    """Whether two settings differ, by the times or rates (> 0) of their runs: Welch's t-test of the logarithms at 5 %.
 
     Fewer than three runs of one of them decide nothing. Runs are whole ones, started in random order: steps of one run
     resemble each other more than those of another one, and would make a verdict of any noise.

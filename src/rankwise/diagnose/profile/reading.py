@@ -1,0 +1,62 @@
+"""From the traces of all ranks to a profile."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+from rankwise.diagnose.profile.advice import advise
+from rankwise.diagnose.profile.parts import find_phases, split_steps
+from rankwise.diagnose.profile.profile import Profile
+from rankwise.diagnose.profile.ranks import find_straggler, match_collectives
+from rankwise.diagnose.profile.trace import Trace, find_traces, read_trace
+from rankwise.errors import DataError
+
+__all__ = ["profile_traces"]
+
+
+def profile_traces(folder: Path) -> Profile:
+    """Read the traces of all ranks in a folder, or in the `traces/` of a run directory, and compare the ranks.
+
+    Any trace of torch.profiler will do whose schedule marks the steps; `rankwise profile` also notes settings beside.
+
+    Raises:
+        DataError: there are no traces, one cannot be read, or two are of one rank.
+    """
+    traces: list[Trace] = []
+    settings: dict[str, Any] = {}
+    first_step = 0
+    for path in find_traces(folder):
+        trace = read_trace(path)
+        if trace.rank is None:
+            trace.rank = len(traces)
+        same = [other.path.name for other in traces if other.rank == trace.rank]
+        if same:
+            raise DataError(
+                f"{folder}: {same[0]} and {path.name} are both of rank {trace.rank}; leave one of them there"
+            )
+        traces.append(trace)
+        beside = path.with_name(path.name.partition(".")[0] + ".json")
+        if beside.is_file():
+            facts = json.loads(beside.read_text())
+            settings |= facts["settings"]
+            first_step = int(facts["first_traced"])
+    matching = match_collectives(traces)
+    steps = {trace.rank or 0: split_steps(trace, find_phases(trace)) for trace in traces}
+    if not set.intersection(*({step.number for step in mine} for mine in steps.values())):
+        raise DataError(f"{folder}: the ranks have no step in common; record the same steps on all of them")
+    kernels = [kernel.end - kernel.start for trace in traces for kernel in trace.kernels]
+    profile = Profile(
+        steps=steps,
+        hosts={trace.rank or 0: trace.host for trace in traces},
+        on_gpu=any(trace.on_gpu for trace in traces),
+        matching=matching,
+        straggler=find_straggler(steps),
+        settings=settings,
+        first_step=first_step,
+        kernel_us=statistics.median(kernels) / 1e3 if kernels else None,
+    )
+    profile.findings = advise(profile)
+    return profile
