@@ -98,6 +98,20 @@ def test_a_node_that_was_cut_off_comes_back_when_the_link_is_mended(nodes):
     assert not [event for event in nodes.events() if event["size"] == 1], nodes.all_consoles()
 
 
+def test_the_link_of_the_rendezvous_is_cut_and_the_rest_go_on_elsewhere(nodes):
+    """Three nodes: the two that are left meet at the next host; the first, alone with its rendezvous, ends itself."""
+    for host in nodes.lab.names:
+        nodes.start(host, *ELASTIC)
+    events, _ = nodes.training(3)
+    nodes.lab.cut("anna")
+    began, _ = nodes.training(2, beyond=events[0]["attempt"])
+    assert {event["host"] for event in began} == {"bert", "cleo"}
+    for host in ("bert", "cleo"):
+        nodes.says(host, "the rendezvous at anna is lost: nothing heard from it for 10 s")
+    assert nodes.ends("anna") == 1
+    nodes.says("anna", "the 1 nodes here may be a cut off minority of 3, which must not go on")
+
+
 def test_a_failure_is_told_where_it_happened_and_at_the_rendezvous(nodes):
     """The traceback of the root cause, with host and global rank; one line on the third node; one exit code."""
     hosts, static = nodes.lab.names, ("--master-addr", "anna", "--master-port", "29500")
