@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rankwise.diagnose.profile import Script, profile_script
+from rankwise.diagnose.profile import Script, profile_script, profile_traces
 from rankwise.diagnose.profile.recorder import Task
 from rankwise.diagnose.profile.running import run_recorded
 from rankwise.errors import ConfigError, LaunchError
@@ -67,6 +67,45 @@ def test_a_setting_of_ddp_is_replaced_and_steps_are_timed(tmp_path):
     assert all(len(rank["walls_ns"]) == 5 and min(rank["walls_ns"]) > 0 for rank in facts)
     assert all(rank["samples"] == [8] * 5 for rank in facts)
     assert not list(tmp_path.glob("*.trace.json.gz"))
+
+
+OWN_LOADER = """
+import time
+import numpy as np
+import torch
+import rankwise
+from rankwise.data.order import Order
+from rankwise.data.samples import ArraySource, SampleLoader
+from rankwise.train import ExactStep
+
+
+def slow(sample, *_):
+    time.sleep(0.02)
+    return sample
+
+
+with rankwise.bind() as world:
+    source = ArraySource({"x": np.ones((200, 4), dtype="float32")})
+    loader = SampleLoader(source, order=Order(source, batch_size=8), transform=slow)
+    model = rankwise.prepare(torch.nn.Linear(4, 1), world)
+    step = ExactStep(model, torch.optim.SGD(model.parameters(), lr=0.01), lambda m, b: m(b["x"]).square().mean(dim=1))
+    for batches in loader:
+        loader.mark_done(step(batches).resume)
+print("to its end")
+"""
+
+
+def test_rankwise_loaders_are_waited_for_too(tmp_path):
+    """A slow transform behind a loader of rankwise is waiting for data, its samples are counted; told on one rank."""
+    path = tmp_path / "own.py"
+    path.write_text(OWN_LOADER)
+    task = Task(folder=str(tmp_path), skip=2, timed=4, traced=4, to_end=True)
+    (facts,) = run_recorded(Script(path=str(path), num_threads=1), 1, task)
+    assert (facts["samples"], facts["num_steps"]) == ([8] * 4, 12)
+    profile = profile_traces(tmp_path)
+    assert max(profile.share(), key=profile.share().get) == "data"
+    assert [finding.cause for finding in profile.findings][:1] == ["data"]
+    assert profile.straggler is None
 
 
 def test_a_script_that_is_too_short_says_by_how_much(tmp_path):

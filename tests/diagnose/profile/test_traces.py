@@ -98,6 +98,15 @@ def test_each_moment_of_a_gpu_step_belongs_to_one_part(tmp_path):
     facts = profile.to_json()
     assert (facts["device"], facts["collectives"]["bytes"], facts["collectives"]["matched"]) == ("cuda", 4000, 5)
     assert [rank["host"] for rank in facts["ranks"]] == ["node-0", "node-1"]
+    assert facts["missing_ranks"] == []
+
+
+def test_ranks_without_a_trace_are_told(tmp_path):
+    """What is waited for in them would be taken for transfer."""
+    write_trace(tmp_path / "rank-1.trace.json", 1, world_size=4)
+    facts = profile_traces(tmp_path).to_json()
+    assert (facts["world_size"], facts["missing_ranks"]) == (4, [0, 2, 3])
+    assert "no traces of rank 0, 2, 3: waiting for them looks like transfer" in profile_text(facts)
 
 
 def test_the_late_rank_of_a_gpu_job_is_named(tmp_path):

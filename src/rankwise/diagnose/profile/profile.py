@@ -55,6 +55,7 @@ class Profile:
         command: words of the command line; None for traces that were there.
         sweep: what a sweep has found, in the form of `profile.json`; None without one.
         first_step: number of the script's step that the profiler calls 0.
+        missing: ranks of the job whose traces are not there.
         kernel_us: median duration of a compute kernel; None without a GPU.
     """
 
@@ -68,6 +69,7 @@ class Profile:
     command: Sequence[str] | None = None
     sweep: dict[str, Any] | None = None
     first_step: int = 0
+    missing: Sequence[int] = ()
     kernel_us: float | None = None
 
     @property
@@ -104,7 +106,8 @@ class Profile:
             "kind": "profile",
             "made": datetime.now(UTC).isoformat(timespec="seconds"),
             "command": None if self.command is None else list(self.command),
-            "world_size": len(self.steps),
+            "world_size": len(self.steps) + len(self.missing),
+            "missing_ranks": list(self.missing),
             "device": "cuda" if self.on_gpu else "cpu",
             "parts": list(PARTS),
             "steps": [self.first_step + number for number in self.numbers],

@@ -56,6 +56,7 @@ def profile_traces(folder: Path) -> Profile:
         straggler=find_straggler(steps),
         settings=settings,
         first_step=first_step,
+        missing=sorted(set(range(max(trace.world_size or 0 for trace in traces))) - steps.keys()),
         kernel_us=statistics.median(kernels) / 1e3 if kernels else None,
     )
     profile.findings = advise(profile)

@@ -49,26 +49,29 @@ class Script:
 
 
 def run_recorded(script: Script, num_ranks: int, task: Task) -> list[dict[str, Any]]:
-    """Run a script once on this machine; return what each rank has written down. Its run directory is thrown away.
+    """Run a script once on this machine; return what each rank has written down.
+
+    Its run directory is thrown away, unless it failed: what the ranks have printed is there.
 
     Raises:
         LaunchError: it failed, or took fewer optimizer steps than were asked for.
     """
-    with tempfile.TemporaryDirectory(prefix="rankwise-profile-") as scratch:
-        words = [
-            w.replace("{ranks}", str(num_ranks)).replace("{dir}", str(Path(scratch) / "files")) for w in script.args
-        ]
-        job = Job(
-            target=Target(kind="module", name="rankwise.diagnose.profile", args=(script.path, *words)),
-            num_ranks=num_ranks,
-            run_dir=Path(scratch) / "run",
-            show=parse_show("none"),
-            env={VARIABLE: task.to_json()},
-            num_threads=script.num_threads,
-        )
-        outcome = supervise(job, tell_last=False)
+    scratch = Path(tempfile.mkdtemp(prefix="rankwise-profile-"))
+    words = [word.replace("{ranks}", str(num_ranks)).replace("{dir}", str(scratch / "files")) for word in script.args]
+    job = Job(
+        target=Target(kind="module", name="rankwise.diagnose.profile", args=(script.path, *words)),
+        num_ranks=num_ranks,
+        run_dir=scratch / "run",
+        show=parse_show("none"),
+        env={VARIABLE: task.to_json()},
+        num_threads=script.num_threads,
+    )
+    outcome = supervise(job, tell_last=False)
+    if outcome.interrupted is not None:
+        raise KeyboardInterrupt
     if outcome.exitcode:
         raise LaunchError(f"{script.path} failed on {num_ranks} ranks:\n{outcome.text.strip()}")
+    shutil.rmtree(scratch)
     found = []
     for rank in range(num_ranks):
         path = Path(task.folder) / f"rank-{rank}.json"

@@ -32,6 +32,9 @@ def profile_text(facts: dict[str, Any]) -> str:
     where = f"{facts['world_size']} rank{'s' * (facts['world_size'] > 1)}, {facts['device']}"
     lines = [f"{len(steps)} steps ({steps[0]} to {steps[-1]}) on {where}: milliseconds of a step, by rank", ""]
     lines += [_rendered(table), ""]
+    if facts["missing_ranks"]:
+        shown = ", ".join(map(str, facts["missing_ranks"][:8])) + ", ..." * (len(facts["missing_ranks"]) > 8)
+        lines += [f"no traces of rank {shown}: waiting for them looks like transfer", ""]
     if not facts["findings"]:
         lines.append("nothing that costs enough to change it")
     for finding in facts["findings"]:
