@@ -1,11 +1,14 @@
 """Precision and recall of `rankwise lint` on public scripts that were labelled by reading.
 
-    python bench/lint_accuracy.py FOLDER [--fetch] [--labels tests/diagnose/lint/corpus.json] [--split work|held-out]
+    python bench/lint_accuracy.py FOLDER [--fetch] [--labels tests/diagnose/lint/corpus.json] [--round 1|2]
 
-FOLDER holds the scripts as PACKAGE/PATH; `--fetch` takes what is missing out of the published wheels with
-`pip download` (nothing is installed or run) and refuses a file whose SHA-256 is not the labelled one. A finding is a
-hit if a label has its slug and a line within 2 of its line; several findings for one label are one hit. What a label
-calls doubtful counts neither as a hit nor as a false alarm. Asked for are the levels and confidences of the default.
+FOLDER holds the scripts as PACKAGE/PATH, or OWNER/REPOSITORY/PATH; `--fetch` takes what is missing of packages out of
+the published wheels with `pip download` (nothing is installed or run). Files of repositories are to be put there by
+hand; those that are not there are left out, and said. A file whose SHA-256 is not the labelled one is refused.
+
+A finding is a hit if a label has its slug and a line within 2 of its line; several findings for one label are one hit.
+What a label calls doubtful counts neither as a hit nor as a false alarm. Asked for are the levels and confidences of
+the default.
 """
 
 from __future__ import annotations
@@ -13,11 +16,11 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import math
 import subprocess
 import sys
 import tempfile
 import zipfile
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +30,7 @@ from rankwise.diagnose.lint import lint_paths
 
 NEAR_LINES = 2
 SPLITS = ("work", "held-out")
+ROUNDS = (1, 2)
 LABELS = Path(__file__).parents[1] / "tests" / "diagnose" / "lint" / "corpus.json"
 
 
@@ -59,6 +63,8 @@ class Outcome:
     clean: int = 0
     clean_silent: int = 0
 
+    absent: int = 0
+
     def of(self, slug: str) -> Score:
         """Return the counts of a rule."""
         return self.scores.setdefault(slug, Score())
@@ -67,6 +73,16 @@ class Outcome:
         """Return the sum over the rules."""
         all_of = self.scores.values()
         return Score(sum(s.hits for s in all_of), sum(s.misses for s in all_of), sum(s.alarms for s in all_of))
+
+
+def wilson(hits: int, of: int, z: float = 1.96) -> tuple[float, float]:
+    """Return the 95 % interval of a share by Wilson's score; all of [0, 1] where nothing was counted."""
+    if not of:
+        return 0.0, 1.0
+    share, weight = hits / of, z * z / of
+    middle = (share + weight / 2) / (1 + weight)
+    half = z * math.sqrt(share * (1 - share) / of + weight / of / 4) / (1 + weight)
+    return max(0.0, middle - half), min(1.0, middle + half)
 
 
 def is_near(label: dict[str, Any], slug: str, line: int) -> bool:
@@ -103,7 +119,7 @@ def fetch(scripts: list[dict[str, Any]], folder: Path) -> None:
     """
     wanted: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for script in scripts:
-        if not (folder / script["package"] / script["path"]).exists():
+        if "version" in script and not (folder / script["package"] / script["path"]).exists():
             wanted.setdefault((script["package"], script["version"]), []).append(script)
     options = ["--no-deps", "--only-binary", ":all:", "--ignore-requires-python", "--quiet"]
     for (package, version), missing in wanted.items():
@@ -137,6 +153,10 @@ def measure(scripts: list[dict[str, Any]], folder: Path) -> Outcome:
     outcome = Outcome()
     for script in scripts:
         path = folder / script["package"] / script["path"]
+        if not path.exists():
+            outcome.absent += 1
+            print(f"not there: {path} (commit {script.get('commit', 'unknown')})")
+            continue
         checked(script, path.read_bytes())
         report = lint_paths([path])
         if report.failures:
@@ -157,6 +177,12 @@ def show(title: str, outcome: Outcome) -> None:
     for slug, score in rows:
         counts = f"{score.hits:4} {score.misses:6} {score.alarms:5}"
         print(f"{slug:32} {counts}      {ratio(score.precision)}  {ratio(score.recall)}")
+    total = outcome.total()
+    for word, of in (("precision", total.hits + total.alarms), ("recall", total.hits + total.misses)):
+        low, high = wilson(total.hits, of)
+        print(f"{word}: {total.hits} of {of}, 95 % interval {low:.2f} to {high:.2f}")
+    if outcome.absent:
+        print(f"{outcome.absent} scripts were not there")
     for word, places in (("missed", outcome.missed), ("false", outcome.false)):
         for place in places:
             print(f"{word}: {place}")
@@ -168,15 +194,15 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--labels", type=Path, default=LABELS)
     parser.add_argument("--fetch", action="store_true", help="download the wheels of missing scripts")
-    parser.add_argument("--split", choices=SPLITS, help="one only; default both")
+    parser.add_argument("--round", type=int, choices=ROUNDS, help="one only; default both")
     options = parser.parse_args()
     scripts = json.loads(options.labels.read_text())["scripts"]
     if options.fetch:
         fetch(scripts, options.folder)
-    splits = Counter(script["split"] for script in scripts)
-    for split in [options.split] if options.split else SPLITS:
-        chosen = [script for script in scripts if script["split"] == split]
-        show(f"{split}, {splits[split]} scripts", measure(chosen, options.folder))
+    for number in [options.round] if options.round else ROUNDS:
+        for split in SPLITS:
+            chosen = [script for script in scripts if (script["round"], script["split"]) == (number, split)]
+            show(f"round {number}, {split}, {len(chosen)} scripts", measure(chosen, options.folder))
 
 
 if __name__ == "__main__":

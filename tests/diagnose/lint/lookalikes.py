@@ -294,7 +294,7 @@ try:
     from apex import amp
     import apex.parallel
 except ImportError:
-    amp = None
+    from torch import amp
 """,
     "RW217": """
 import torch

@@ -57,6 +57,21 @@ def test_what_is_doubtful_counts_neither_way_and_another_rule_at_its_line_does(b
     assert (outcome.of("b").alarms, outcome.clean, outcome.clean_silent) == (1, 2, 1)
 
 
+def test_the_interval_is_that_of_wilson(bench: ModuleType) -> None:
+    """Against published values: 0 of 10, 10 of 10, and 81 of 263 (Newcombe 1998)."""
+    assert bench.wilson(0, 10) == (pytest.approx(0.0), pytest.approx(0.2775, abs=1e-3))
+    assert bench.wilson(10, 10) == (pytest.approx(0.7225, abs=1e-3), pytest.approx(1.0))
+    assert bench.wilson(81, 263) == (pytest.approx(0.2553, abs=1e-3), pytest.approx(0.3662, abs=1e-3))
+    assert bench.wilson(0, 0) == (0.0, 1.0)
+
+
+def test_a_script_that_is_not_there_is_left_out_and_said(bench: ModuleType, tmp_path: Path, capsys: Any) -> None:
+    """What was not measured counts nowhere."""
+    outcome = bench.measure([script(("a", 1)) | {"sha256": "0" * 64}], tmp_path)
+    assert (outcome.absent, outcome.clean, outcome.total().misses) == (1, 0, 0)
+    assert "not there" in capsys.readouterr().out
+
+
 def test_content_that_is_not_the_labelled_one_is_refused(bench: ModuleType, tmp_path: Path) -> None:
     """Line numbers of another version of a script would make every number wrong."""
     wrong = script() | {"sha256": "0" * 64, "version": "1"}
@@ -73,6 +88,9 @@ def test_the_labels_name_rules_that_exist_and_a_third_of_the_scripts_is_held_out
     named = {label["slug"] for entry in scripts for label in [*entry["labels"], *entry["doubtful"]]}
     assert named <= slugs, sorted(named - slugs)
     assert len({(entry["package"], entry["path"]) for entry in scripts}) == len(scripts)
-    held_out = sum(entry["split"] == "held-out" for entry in scripts)
-    assert abs(held_out - len(scripts) / 3) < 1
+    for number in (1, 2):
+        of_round = [entry for entry in scripts if entry["round"] == number]
+        held_out = sum(entry["split"] == "held-out" for entry in of_round)
+        assert of_round
+        assert abs(held_out - len(of_round) / 3) < 1
     assert all(line > 0 for entry in scripts for label in entry["labels"] for line in label["lines"])

@@ -45,7 +45,8 @@ _WRAPPERS = (DDP, "apex.parallel.DistributedDataParallel")
 _COLLECTIVES = frozenset(
     "all_reduce all_gather all_gather_object all_gather_into_tensor all_gather_coalesced all_reduce_coalesced barrier "
     "broadcast broadcast_object_list gather gather_object monitored_barrier new_group reduce reduce_scatter "
-    "reduce_scatter_tensor scatter scatter_object_list all_to_all all_to_all_single".split()
+    "reduce_scatter_tensor scatter scatter_object_list all_to_all all_to_all_single "
+    "fsdp.FullyShardedDataParallel.state_dict_type fsdp.FullyShardedDataParallel.optim_state_dict".split()
 )
 _GROUP_AT = {"barrier": 0, "all_reduce": 2, "broadcast": 2, "all_gather": 2, "reduce": 3, "new_group": 0}
 _FRAMEWORKS = (

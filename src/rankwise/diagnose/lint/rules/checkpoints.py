@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from rankwise.diagnose.lint.facts import effective_side, has_framework, is_distributed, names_in, uses_cuda, wraps
 from rankwise.diagnose.lint.module import Call, Module, position
-from rankwise.diagnose.lint.names import text_of
+from rankwise.diagnose.lint.names import last, text_of
 from rankwise.diagnose.lint.record import Edit, Fix, Hit, rule
 
 _HEAD = "import torch\nimport torch.distributed as dist\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n"
@@ -125,6 +125,17 @@ def save(net, path):
 def save_whole_module(module: Module) -> Iterator[Hit]:
     """torch.save(model) of what DDP returned or holds, or of another module of a file that uses several GPUs."""
     names = {wrap.text for wrap in wraps(module) if wrap.text}
+    # model = trainer.train() with `return self.model`
+    returns = {
+        exit_.place.scope.name
+        for exit_ in module.exits
+        if isinstance(exit_.node, ast.Return) and exit_.node.value is not None and text_of(exit_.node.value) in names
+    }
+    names |= {
+        found.text
+        for found in module.bindings
+        if isinstance(found.value, ast.Call) and last(text_of(found.value.func)) in returns
+    }
     if names or module.named("torch.nn.DataParallel"):
         # a move whose value is dropped is one of a module: a tensor's gives a copy
         names |= {

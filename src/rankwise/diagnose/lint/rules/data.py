@@ -11,7 +11,6 @@ from rankwise.diagnose.lint.facts import (
     SAMPLER,
     has_framework,
     is_const,
-    is_distributed,
     names_in,
     training_loops,
     wraps,
@@ -48,10 +47,24 @@ def _trained_loaders(module: Module) -> Iterator[tuple[Call, ast.stmt]]:
             continue
         targets = stmt.targets if isinstance(stmt, ast.Assign) else [stmt.target]
         names = {last(text_of(target)) for target in targets}
-        for loop, used in loops:
-            if names & used:
-                yield call, loop
-                break
+        handed = [loop for loop in _training_fors(module) if _handed_over(module, loop, names)]
+        for loop in (*(loop for loop, used in loops if names & used), *handed):
+            yield call, loop
+            break
+
+
+def _handed_over(module: Module, loop: ast.For, names: set[str]) -> bool:
+    """Whether a loop goes over a parameter of its function that is called here with a loader for training."""
+    if not any("train" in name.lower() for name in names):
+        return False
+    scopes = [call.place.scope for call in module.methods("backward") if loop in call.place.loops]
+    for scope in scopes:
+        if set(scope.params) & names_in(loop.iter):
+            for call in module.methods(scope.name):
+                given = [*call.node.args, *(word.value for word in call.node.keywords)]
+                if any(isinstance(part, ast.Name) and part.id in names for part in given):
+                    return True
+    return False
 
 
 def _training_fors(module: Module) -> list[ast.For]:
@@ -252,7 +265,7 @@ def _epoch_loops(module: Module) -> list[ast.For]:
     found = []
     for loop in training_loops(module):
         outer = _epoch_loop(loop, module)
-        if outer is not None and _epoch_name(outer):
+        if outer is not None and (_epoch_name(outer) or _repeats(module, loop, outer)):
             found.append(outer)
     for call in module.calls:
         if call.place.loops and re.search(r"(^|_)(train|fit)|run_epoch|one_epoch", call.method):
@@ -262,6 +275,17 @@ def _epoch_loops(module: Module) -> list[ast.For]:
             ):
                 found.append(outer_loop)
     return sorted(set(found), key=position)
+
+
+def _repeats(module: Module, loop: ast.stmt, outer: ast.For) -> bool:
+    """Whether a loop over plain numbers, whatever they are called, goes through a loader again and again."""
+    counted = isinstance(outer.iter, ast.Call) and last(text_of(outer.iter.func)) in {"range", "trange"}
+    loaders = {last(found.text) for found in module.bindings if _makes_loader(module, found.value)}
+    return counted and isinstance(loop, ast.For) and bool(loaders & names_in(loop.iter))
+
+
+def _makes_loader(module: Module, value: ast.expr | None) -> bool:
+    return isinstance(value, ast.Call) and module.name_of(value.func) == LOADER
 
 
 def _runs_once(loop: ast.For) -> bool:
@@ -289,55 +313,6 @@ def _set_epoch_fix(module: Module, bound: Binding | None, loops: list[ast.For]) 
             text = f"{indent}{bound.text}.set_epoch({epoch})\n"
             return Fix(f"call {bound.text}.set_epoch({epoch})", (Edit(at, at, text),))
     return None
-
-
-@rule(
-    "RW104",
-    "unseeded-split",
-    "warning",
-    "medium",
-    message="each rank draws a split of its own: samples held out on one rank are trained on by another",
-    why="random_split without a generator uses the process's global generator, which differs between ranks unless all "
-    "were seeded alike before.",
-    wrong="""
-import torch
-import torch.distributed as dist
-
-def main(dataset):
-    dist.init_process_group("nccl")
-    train, val = torch.utils.data.random_split(dataset, [900, 100])
-    return train, val
-""",
-    right="""
-import torch
-import torch.distributed as dist
-
-def main(dataset):
-    dist.init_process_group("nccl")
-    generator = torch.Generator().manual_seed(0)
-    train, val = torch.utils.data.random_split(dataset, [900, 100], generator=generator)
-    return train, val
-""",
-    ignore="the ranks were seeded alike by something that this file does not show.",
-)
-def unseeded_split(module: Module) -> Iterator[Hit]:
-    """random_split without generator, and no seed before it; or one that holds the rank."""
-    if not is_distributed(module) or has_framework(module):
-        return
-    seeds = [call for call in module.calls if "seed" in call.method.lower() and "worker" not in call.method.lower()]
-    for call in module.named("torch.utils.data.random_split"):
-        if call.argument("generator", 2) is not None or call.is_open:
-            continue
-        before = [
-            seed
-            for seed in seeds
-            if position(seed.node) < position(call.node) or seed.place.scope is not call.place.scope
-        ]
-        ranked = [
-            seed for seed in before if any(re.search("rank", name, re.IGNORECASE) for name in names_in(seed.node))
-        ]
-        if not before or (ranked and len(ranked) == len(before)):
-            yield Hit(call.node.func)
 
 
 @rule(

@@ -6,7 +6,14 @@ import ast
 import re
 from collections.abc import Iterator
 
-from rankwise.diagnose.lint.facts import environment_reads, environment_writes, has_framework, is_distributed, wraps
+from rankwise.diagnose.lint.facts import (
+    environment_reads,
+    environment_writes,
+    has_framework,
+    is_distributed,
+    uses_cuda,
+    wraps,
+)
 from rankwise.diagnose.lint.launch_lines import LaunchFile, LaunchPlace
 from rankwise.diagnose.lint.module import Module
 from rankwise.diagnose.lint.record import Edit, Fix, Hit, rule
@@ -144,7 +151,8 @@ torch.distributed.init_process_group("nccl")
 )  # fmt: skip
 def local_rank_argparse(module: Module) -> Iterator[Hit]:
     """The option, in a file that starts a group and never asks for LOCAL_RANK."""
-    if not is_distributed(module) or has_framework(module):
+    # without a GPU nothing depends on it: ranks that are numbered by hand often call their number so
+    if not is_distributed(module) or has_framework(module) or not uses_cuda(module):
         return
     if any(node.value == "LOCAL_RANK" for node, _ in module.strings) or module.has_call("spawn", "start_processes"):
         return
@@ -200,6 +208,10 @@ def deprecated_dist_api(module: Module) -> Iterator[Hit]:
     for old, new in _OLD_API.items():
         for call in module.named(old):
             yield Hit(call.node.func, {"old": old, "new": new})
+    if "reduce_op" in module.attributes:  # dist.reduce_op.SUM is no call
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.Attribute) and module.name_of(node) == "torch.distributed.reduce_op":
+                yield Hit(node, {"old": "torch.distributed.reduce_op", "new": _OLD_API["torch.distributed.reduce_op"]})
 
 
 @rule(

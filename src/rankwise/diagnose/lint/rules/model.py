@@ -51,22 +51,6 @@ def find_unused_always(module: Module) -> Iterator[Hit]:
             yield Hit(word, {}, Fix("switch it off", (edit,), safe=False))
 
 
-@rule(
-    "RW210", "dataparallel-module", "warning", "high",
-    message="nn.DataParallel copies the model to every GPU in every step, from one process: use DistributedDataParallel",
-    why="One Python process drives all GPUs, splits and gathers each batch through the first, and cannot leave one machine. "
-    "PyTorch advises DDP even on one machine; nn.DataParallel itself gives no warning.",
-    wrong="import torch\n\ndef prepare(net):\n    return torch.nn.DataParallel(net).cuda()\n",
-    right="import torch\n\ndef prepare(net, local_rank):\n    net = net.to(local_rank)\n"
-    "    return torch.nn.parallel.DistributedDataParallel(net, device_ids=[local_rank])\n",
-    ignore="it is a notebook for inference on one machine.",
-)  # fmt: skip
-def dataparallel_module(module: Module) -> Iterator[Hit]:
-    """A call of DataParallel."""
-    for call in module.named("torch.nn.DataParallel"):
-        yield Hit(call.node.func)
-
-
 def _single_process(module: Module, place: Place) -> bool:
     """Whether a place lies under a test of how the script runs: the branch of one process may do what ranks must not."""
     simple = not isinstance(place.stmt, ast.If | ast.For | ast.While | ast.With | ast.FunctionDef | ast.ClassDef)
@@ -151,6 +135,11 @@ def global_rank_as_device(module: Module) -> Iterator[Hit]:
         )
         if index is not None and _is_global_rank(module, index, call):
             yield Hit(call.node, {"text": module.text(index)})
+    for wrap in wraps(module):
+        word = wrap.call.keyword("device_ids")
+        for index in word.value.elts if word is not None and isinstance(word.value, ast.List | ast.Tuple) else ():
+            if _is_global_rank(module, index, wrap.call):
+                yield Hit(index, {"text": module.text(index)})
 
 
 def _stays_on_one_node(module: Module) -> bool:
@@ -163,6 +152,8 @@ def _stays_on_one_node(module: Module) -> bool:
 def _is_global_rank(module: Module, node: ast.expr, call: Call) -> bool:
     if isinstance(node, ast.Name | ast.Attribute):
         found = list(module.bindings_of(text_of(node), call.place.scope))
+        if not found and isinstance(node, ast.Attribute):  # a field of a configuration that says which rank it is
+            return _names_global_rank(module, node)
         if len(found) != 1 or found[0].value is None:
             return False
         node = found[0].value
@@ -170,6 +161,14 @@ def _is_global_rank(module: Module, node: ast.expr, call: Call) -> bool:
         return not node.args and not node.keywords
     text = ast.unparse(node)
     return re.fullmatch(r"int\(os\.environ(\.get\(|\[)'RANK'(\)|\]|, .*\))\)?", text) is not None
+
+
+def _names_global_rank(module: Module, node: ast.Attribute) -> bool:
+    """Whether a field is called rank, and nothing here spawns ranks, sets the field or knows of a local one."""
+    if node.attr not in {"rank", "global_rank", "world_rank"} or module.has_call("spawn", "start_processes", "Process"):
+        return False
+    local = any("local" in name.lower() for name in module.attributes)
+    return not local and not any(found.text.endswith(f".{node.attr}") for found in module.bindings)
 
 
 @rule(
@@ -259,30 +258,6 @@ def buffers_not_synced(module: Module) -> Iterator[Hit]:
         word = wrap.call.keyword("broadcast_buffers") or wrap.call.keyword("forward_sync_buffers")
         if word is not None and is_const(word.value, False):
             yield Hit(word)
-
-
-_ARCHIVED = {
-    "fairscale": "torch.distributed.fsdp.fully_shard or ZeroRedundancyOptimizer",
-    "apex.amp": "torch.amp",
-    "apex.parallel": "torch.nn.parallel.DistributedDataParallel and torch.nn.SyncBatchNorm",
-}
-
-
-@rule(
-    "RW216", "deprecated-library", "warning", "high",
-    message="{name} is no longer kept up: {instead} does this in PyTorch",
-    why="fairscale is archived; apex.amp and apex.parallel are deprecated by their authors.",
-    wrong="from apex.parallel import DistributedDataParallel as DDP\n\ndef prepare(net):\n    return DDP(net)\n",
-    right="from torch.nn.parallel import DistributedDataParallel as DDP\n\ndef prepare(net):\n    return DDP(net)\n",
-    ignore="an old release of PyTorch has to be supported.",
-)  # fmt: skip
-def deprecated_library(module: Module) -> Iterator[Hit]:
-    """An import outside `try`."""
-    guarded = {id(part) for node in module.tree.body if isinstance(node, ast.Try) for part in ast.walk(node)}
-    for name, alias, stmt in module.imports.nodes:
-        for old, instead in _ARCHIVED.items():
-            if (name == old or name.startswith(f"{old}.")) and id(stmt) not in guarded:
-                yield Hit(alias, {"name": old, "instead": instead})
 
 
 @rule(

@@ -6,8 +6,17 @@ import ast
 import re
 from collections.abc import Iterator
 
-from rankwise.diagnose.lint.facts import RANKS, collective_after, collectives, guard_of, training_loops
-from rankwise.diagnose.lint.module import Module, Scope, position
+from rankwise.diagnose.lint.facts import (
+    RANKS,
+    collective_after,
+    collectives,
+    guard_of,
+    has_framework,
+    names_in,
+    training_loops,
+    wraps,
+)
+from rankwise.diagnose.lint.module import Module, Place, Scope, position
 from rankwise.diagnose.lint.names import last, text_of
 from rankwise.diagnose.lint.record import Edit, Fix, Hit, rule
 
@@ -59,7 +68,14 @@ def rank_dependent_exit(module: Module) -> Iterator[Hit]:
     backwards = list(module.methods("backward"))
     for exit_ in module.exits:
         place = exit_.place
-        if not isinstance(exit_.node, ast.Break | ast.Return) or (branch := guard_of(place)) is None:
+        if not isinstance(exit_.node, ast.Break | ast.Return):
+            continue
+        branch = guard_of(place)
+        if branch is None:
+            name = _own_number(module, place, loops)
+            if name:
+                what = f"{type(exit_.node).__name__.lower()} on {name}, a number of this rank's own batch,"
+                yield Hit(exit_.node, {"what": what, "of": "training loop", "ranks": "some ranks"})
             continue
         # what follows a plain `if rank == 0: return` runs on one side only: RW401 looks at that
         if not place.loops and place.branches[-1] is not branch and collective_after(module, place):
@@ -70,6 +86,21 @@ def rank_dependent_exit(module: Module) -> Iterator[Hit]:
         if loops & set(inside) or any(loop in call.place.loops for loop in inside for call in backwards):
             word = type(exit_.node).__name__.lower()
             yield Hit(exit_.node, {"what": word, "of": "training loop", "ranks": RANKS[branch.side or "main"]})
+
+
+def _own_number(module: Module, place: Place, loops: set[ast.stmt]) -> str:
+    """Return the text of the loss that decides to leave a training loop of a wrapped model, "" if none does."""
+    if not wraps(module) or has_framework(module) or not place.loops or place.loops[-1] not in loops:
+        return ""
+    test = place.branches[-1].test if place.branches else None
+    if test is None or place.branches[-1].node not in ast.walk(place.loops[-1]):
+        return ""
+    shared = {name for call in collectives(module) for part in call.node.args for name in names_in(part)}
+    for part in ast.walk(test):
+        read = isinstance(part, ast.Call) and last(text_of(part.func)) in {"item", "isnan", "isfinite", "isinf"}
+        if read and any("loss" in name.lower() for name in names_in(part)) and not names_in(part) & shared:
+            return ast.unparse(part)
+    return ""
 
 
 def _within(inner: ast.stmt, outer: ast.stmt) -> bool:

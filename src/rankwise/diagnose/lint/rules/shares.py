@@ -1,4 +1,4 @@
-"""RW106 to RW113: how data, batches, workers and seeds are shared out, beyond the sampler."""
+"""RW104, RW106 to RW113: how data, batches, workers and seeds are shared out, beyond the sampler."""
 
 from __future__ import annotations
 
@@ -8,12 +8,61 @@ from collections.abc import Iterator
 
 from rankwise.diagnose.lint.facts import LOADER, SAMPLER, has_framework, is_const, is_distributed, names_in, wraps
 from rankwise.diagnose.lint.guards import LOCAL_RANK_NAMES, is_local_rank
-from rankwise.diagnose.lint.module import Call, Module
+from rankwise.diagnose.lint.module import Call, Module, position
 from rankwise.diagnose.lint.names import last, text_of
 from rankwise.diagnose.lint.record import Hit, rule
 
 _HEAD = "import torch\nimport torch.distributed as dist\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n"
 _SHARES = re.compile(r"rank|world|shard|replica|worker|num_proc|split", re.IGNORECASE)
+
+
+@rule(
+    "RW104",
+    "unseeded-split",
+    "warning",
+    "medium",
+    message="each rank draws a split of its own: samples held out on one rank are trained on by another",
+    why="random_split without a generator uses the process's global generator, which differs between ranks unless all "
+    "were seeded alike before.",
+    wrong="""
+import torch
+import torch.distributed as dist
+
+def main(dataset):
+    dist.init_process_group("nccl")
+    train, val = torch.utils.data.random_split(dataset, [900, 100])
+    return train, val
+""",
+    right="""
+import torch
+import torch.distributed as dist
+
+def main(dataset):
+    dist.init_process_group("nccl")
+    generator = torch.Generator().manual_seed(0)
+    train, val = torch.utils.data.random_split(dataset, [900, 100], generator=generator)
+    return train, val
+""",
+    ignore="the ranks were seeded alike by something that this file does not show.",
+)
+def unseeded_split(module: Module) -> Iterator[Hit]:
+    """random_split without generator, and no seed before it; or one that holds the rank."""
+    if not is_distributed(module) or has_framework(module):
+        return
+    seeds = [call for call in module.calls if "seed" in call.method.lower() and "worker" not in call.method.lower()]
+    for call in module.named("torch.utils.data.random_split"):
+        if call.argument("generator", 2) is not None or call.is_open:
+            continue
+        before = [
+            seed
+            for seed in seeds
+            if position(seed.node) < position(call.node) or seed.place.scope is not call.place.scope
+        ]
+        ranked = [
+            seed for seed in before if any(re.search("rank", name, re.IGNORECASE) for name in names_in(seed.node))
+        ]
+        if not before or (ranked and len(ranked) == len(before)):
+            yield Hit(call.node.func)
 
 
 @rule(

@@ -151,10 +151,16 @@ def train(net, loader, optimizer, accumulation_steps):
 )  # fmt: skip
 def accumulation_without_no_sync(module: Module) -> Iterator[Hit]:
     """Backward in every pass of a loop, step under `% accumulation`, and no word of no_sync in a file that wraps."""
-    if not wraps(module) or has_framework(module) or module.has_call("no_sync") or "no_sync" in module.attributes:
+    accelerate = module.imports.uses("accelerate") and "Accelerator" in module.imports.bound
+    if module.has_call("no_sync", "accumulate") or {"no_sync", "accumulate"} & module.attributes:
+        return
+    if not accelerate and (not wraps(module) or has_framework(module)):
         return
     if any(found.text.endswith("require_backward_grad_sync") for found in module.bindings):
         return
+    for call in module.methods("backward"):
+        if call.place.loops and not call.place.side and _divided(call):
+            yield Hit(call.node)
     for call in module.methods("backward"):
         if (
             not call.place.loops
@@ -172,6 +178,17 @@ def accumulation_without_no_sync(module: Module) -> Iterator[Hit]:
             ):
                 yield Hit(call.node)
                 return
+
+
+def _divided(call: Call) -> bool:
+    """Whether the loss is divided by a number of micro-batches: in the call, or before it in its block."""
+    before = call.place.block[: call.place.index]
+    for part in (part for stmt in (*before, call.node) for part in ast.walk(stmt)):
+        if isinstance(part, ast.BinOp | ast.AugAssign) and isinstance(part.op, ast.Div):
+            divisor = part.right if isinstance(part, ast.BinOp) else part.value
+            if _ACCUMULATION.search(ast.unparse(divisor)) and "loss" in ast.unparse(part).lower():
+                return True
+    return False
 
 
 @rule(

@@ -1,4 +1,4 @@
-"""RW202, RW204, RW208: the wrap itself: what is given to DDP."""
+"""RW202, RW204, RW208, RW210, RW216: the wrap itself: what is given to DDP, and what stands in its place."""
 
 from __future__ import annotations
 
@@ -113,3 +113,52 @@ def device_ids_mismatch(module: Module) -> Iterator[Hit]:
                 yield Hit(word, {"text": text, "reason": "every rank would use the same GPU"})
         elif re.fullmatch(r"(list\()?range\(.*(device_count|n_?gpu|num_gpus).*", text, re.DOTALL):
             yield Hit(word, {"text": text, "reason": "DDP takes one device per process"})
+
+
+@rule(
+    "RW210", "dataparallel-module", "warning", "high",
+    message="nn.DataParallel copies the model to every GPU in every step, from one process: use DistributedDataParallel",
+    why="One Python process drives all GPUs, splits and gathers each batch through the first, and cannot leave one machine. "
+    "PyTorch advises DDP even on one machine; nn.DataParallel itself gives no warning.",
+    wrong="import torch\n\ndef prepare(net):\n    return torch.nn.DataParallel(net).cuda()\n",
+    right="import torch\n\ndef prepare(net, local_rank):\n    net = net.to(local_rank)\n"
+    "    return torch.nn.parallel.DistributedDataParallel(net, device_ids=[local_rank])\n",
+    ignore="it is a notebook for inference on one machine.",
+)  # fmt: skip
+def dataparallel_module(module: Module) -> Iterator[Hit]:
+    """A call of DataParallel, or a class made of it."""
+    for call in module.named("torch.nn.DataParallel"):
+        yield Hit(call.node.func)
+    for scope in module.scopes:
+        for base in scope.node.bases if isinstance(scope.node, ast.ClassDef) else ():
+            if module.name_of(base) == "torch.nn.DataParallel":
+                yield Hit(base)
+
+
+_ARCHIVED = {
+    "fairscale": "torch.distributed.fsdp.fully_shard or ZeroRedundancyOptimizer",
+    "apex.amp": "torch.amp",
+    "apex.parallel": "torch.nn.parallel.DistributedDataParallel and torch.nn.SyncBatchNorm",
+}
+
+
+@rule(
+    "RW216", "deprecated-library", "warning", "high",
+    message="{name} is no longer kept up: {instead} does this in PyTorch",
+    why="fairscale is archived; apex.amp and apex.parallel are deprecated by their authors.",
+    wrong="from apex.parallel import DistributedDataParallel as DDP\n\ndef prepare(net):\n    return DDP(net)\n",
+    right="from torch.nn.parallel import DistributedDataParallel as DDP\n\ndef prepare(net):\n    return DDP(net)\n",
+    ignore="an old release of PyTorch has to be supported.",
+)  # fmt: skip
+def deprecated_library(module: Module) -> Iterator[Hit]:
+    """An import, unless it stands in a `try` that imports something else where the library is missing."""
+    guarded = {id(part) for node in module.tree.body if _has_fallback(node) for part in ast.walk(node)}
+    for name, alias, stmt in module.imports.nodes:
+        for old, instead in _ARCHIVED.items():
+            if (name == old or name.startswith(f"{old}.")) and id(stmt) not in guarded:
+                yield Hit(alias, {"name": old, "instead": instead})
+
+
+def _has_fallback(node: ast.stmt) -> bool:
+    handled = [stmt for handler in node.handlers for stmt in handler.body] if isinstance(node, ast.Try) else []
+    return any(isinstance(stmt, ast.Import | ast.ImportFrom) for stmt in handled)
