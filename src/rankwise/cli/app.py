@@ -77,7 +77,10 @@ app.command(
 )(lint_command)
 app.command("rule")(rule_command)
 app.command("env", epilog="Paste it into a report; it holds no secrets that it knows, but read it first.")(env_command)
-app.command("doctor", epilog="Exit codes: 0 nothing failed, 1 a check failed.")(doctor_command)
+app.command(
+    "doctor",
+    epilog="Exit codes: 0 nothing failed (warnings are no failures), 1 a check failed, 2 the call was wrong.",
+)(doctor_command)
 app.command(
     "explain",
     no_args_is_help=True,

@@ -7,6 +7,7 @@ names a folder. One line of JSON for each step, batch of held-out data and reduc
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import gc
 import hashlib
@@ -16,13 +17,16 @@ import runpy
 import signal
 import sys
 import threading
+import time
 from collections import deque
 from pathlib import Path
 from typing import Any
 
-__all__ = ["FOLDER", "KILL", "STEPS", "Recorder", "main", "note"]
+__all__ = ["FOLDER", "KILL", "STEPS", "STOP", "Recorder", "main", "note"]
 
 FOLDER, STEPS, KILL = "RANKWISE_VERIFY", "RANKWISE_VERIFY_STEPS", "RANKWISE_VERIFY_KILL"
+STOP = "RANKWISE_VERIFY_STOP"
+_TOGETHER_S = 20.0
 _NUM_VALUES = 64  # of each tensor are kept, evenly spread; its digest covers all
 _active: list[Recorder] = []
 
@@ -41,14 +45,15 @@ class Recorder:
 
     Args:
         path: file to write.
-        num_steps: how many steps are written down; the script runs on.
+        num_steps: how many steps are written down; the script runs on, unless `stop`.
         kill: send SIGKILL to this process when the step of this number begins; None never.
+        stop: end the process well after these steps, together with the other ranks.
     """
 
-    def __init__(self, path: Path, *, num_steps: int, kill: int | None) -> None:
+    def __init__(self, path: Path, *, num_steps: int, kill: int | None, stop: bool = False) -> None:
         # a line at a time: a killed rank leaves what it has done
         self._file = path.open("w", buffering=1)
-        self._num_steps, self._kill = num_steps, kill
+        self._num_steps, self._kill, self._stop = num_steps, kill, stop
         self.step = self._depth = self.inside = self._forwards = 0
         self._pulled: list[tuple[int, list[int]]] = []
         self._trained_on: set[int] = set()
@@ -169,6 +174,12 @@ class Recorder:
             self.write("step", ids=ids, losses=losses, params=params, forwards=forwards, **self._before)
         self._losses, self._forwards = [], 0
         self.step += 1
+        if self._stop and self.step == self._num_steps:
+            self.close()
+            _wait_for_others()
+            for stream in (sys.stdout, sys.stderr):
+                stream.flush()
+            os._exit(0)  # an exception could be caught, and what a script does when it ends may take long
 
     def _settle(self) -> list[int] | None:
         """Return what this step was taken on; write down what was only looked at since the last one."""
@@ -218,6 +229,20 @@ class Recorder:
     def _named(self, optimizer: Any) -> list[tuple[str, Any]]:
         tensors = [p for group in optimizer.param_groups for p in group["params"]]
         return [(self._names.get(id(p), f"parameter {number}"), p) for number, p in enumerate(tensors)]
+
+
+def _wait_for_others() -> None:
+    """Wait until all ranks have come so far: one that leaves before would break a collective in which others are."""
+    import torch.distributed as dist
+
+    if not (dist.is_available() and dist.is_initialized()):
+        return
+    with contextlib.suppress(Exception):  # the store went with a rank that has left: then all have come
+        store = dist.distributed_c10d._get_default_store()  # noqa: SLF001  (the public name would make another store)
+        deadline = time.monotonic() + _TOGETHER_S
+        store.add("rankwise/recorded", 1)
+        while int(store.add("rankwise/recorded", 0)) < dist.get_world_size() and time.monotonic() < deadline:
+            time.sleep(0.02)
 
 
 def _asked(batches: Any) -> deque[Any]:
@@ -270,7 +295,7 @@ def main() -> None:
     killed_rank, _, killed_step = os.environ.get(KILL, "-1:0").partition(":")
     kill = int(killed_step) if (rank, attempt) == (int(killed_rank), 0) else None
     path = Path(os.environ[FOLDER]) / f"rank-{rank}.attempt-{attempt}.jsonl"
-    recorder = Recorder(path, num_steps=int(os.environ[STEPS]), kill=kill)
+    recorder = Recorder(path, num_steps=int(os.environ[STEPS]), kill=kill, stop=STOP in os.environ)
     recorder.install()
     del sys.argv[0]
     sys.path[0] = str(Path(sys.argv[0]).resolve().parent)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rankwise.diagnose.comparing import Finding, Run, Verdict, compare_runs, look_inside, samples_apart, tensors_apart
-from rankwise.diagnose.recording import FOLDER, KILL, STEPS
+from rankwise.diagnose.recording import FOLDER, KILL, STEPS, STOP
 from rankwise.errors import ConfigError
 from rankwise.launch.job import Job
 from rankwise.launch.local.supervisor import supervise
@@ -27,6 +27,8 @@ class _Script:
     args: tuple[str, ...]
     folder: Path
     num_steps: int
+    stop: bool = False
+    timeout_s: float | None = None
 
 
 def verify_script(
@@ -38,6 +40,8 @@ def verify_script(
     kill: bool = False,
     tolerance: float | None = None,
     folder: Path,
+    stop: bool = False,
+    timeout_s: float | None = None,
 ) -> Verdict:
     """Run a script at each number of ranks, on this machine with one thread each, and compare what it trained.
 
@@ -53,6 +57,8 @@ def verify_script(
             again, and compare that to the bit.
         tolerance: relative difference that is rounding; None = by the parameters' dtype, growing with the steps.
         folder: where the runs and their records go.
+        stop: end each run after these steps; what a script looks at later is not seen.
+        timeout_s: of each run; None: none.
 
     Raises:
         ConfigError: an argument is out of range.
@@ -62,7 +68,7 @@ def verify_script(
     if steps < 1:
         raise ConfigError(f"steps is at least 1, got {steps}")
     verdict, runs = Verdict(), []
-    chosen = _Script(path=script, args=tuple(args), folder=folder, num_steps=steps)
+    chosen = _Script(path=script, args=tuple(args), folder=folder, num_steps=steps, stop=stop, timeout_s=timeout_s)
     for size in ranks:
         run = _record(chosen, size, verdict)
         if run is None:
@@ -84,14 +90,17 @@ def _record(script: _Script, size: int, verdict: Verdict, *, kill: str = "") -> 
     place.mkdir(parents=True)
     name = f"{size} rank{'s' * (size > 1)}" + (" with a kill" if kill else "")
     words = [word.replace("{ranks}", str(size)).replace("{dir}", str(place / "files")) for word in script.args]
+    asked = {FOLDER: str(place), STEPS: str(script.num_steps)}
+    asked |= ({KILL: kill} if kill else {}) | ({STOP: "1"} if script.stop else {})
     job = Job(
         target=Target(kind="module", name="rankwise.diagnose", args=(script.path, *words)),
         num_ranks=size,
         max_restarts=int(bool(kill)),
         run_dir=place / "run",
         show=parse_show("none"),
-        env={FOLDER: str(place), STEPS: str(script.num_steps), **({KILL: kill} if kill else {})},
+        env=asked,
         num_threads=1,
+        timeout_s=script.timeout_s,
     )
     outcome = supervise(job, tell_last=False)
     lines = []

@@ -4,17 +4,23 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import zarr
 
-from rankwise.diagnose.doctor import Check, exit_code, render
+from rankwise.diagnose.doctor import Check, examine, exit_code, render
+from rankwise.diagnose.doctor.collectives import SIZES
+from rankwise.diagnose.doctor.devices import check_devices
 from rankwise.diagnose.doctor.group import check_group
 from rankwise.diagnose.doctor.host import check_host
 from rankwise.diagnose.doctor.job import judge_devices, judge_facts
+from rankwise.diagnose.doctor.storage import check_data, is_network, kind_of
 from rankwise.diagnose.doctor.variables import check_variables
 from rankwise.diagnose.variables import KNOWN, NEVER_EXISTED, RENAMED, judge_name
+from rankwise.errors import ConfigError
 
-LO = {"lo": ["127.0.0.1"], "eth0": ["10.0.0.5"]}
+LO = {"lo": ["127.0.0.1"], "eth0": ["10.0.0.5"], "ib0": []}
 RANK = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "h", "MASTER_PORT": "29500"}
 
 
@@ -45,6 +51,7 @@ def test_the_place_is_judged(variables, status, evidence, mend):
         ({"GLOO_SOCKET_IFNAME": "eth0"}, "pass", "exactly"),
         ({"NCCL_SOCKET_IFNAME": "eth"}, "pass", "every interface that begins so"),
         ({"NCCL_SOCKET_IFNAME": "=eth"}, "fail", "names no interface"),
+        ({"NCCL_SOCKET_IFNAME": "ib"}, "fail", "ib0 has no address"),
         ({"NCCL_DEBUG_FILE": "/tmp/nccl.%r"}, "warn", "%h"),
         ({"NCCL_P2P_DISABLE": "1"}, "warn", "host memory"),
         ({"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}, "warn", "after debugging"),
@@ -69,6 +76,76 @@ def test_this_machine_is_judged():
     checks = check_host()
     assert {check.name for check in checks} >= {"shared memory (/dev/shm)", "open files", "own name"}
     assert all(check.evidence and (check.status == "pass" or check.mend) for check in checks)
+
+
+MOUNTS = """\
+22 1 8:1 / / rw - ext4 /dev/sda1 rw
+30 22 0:40 / /home rw,relatime shared:1 - nfs4 server:/home rw
+31 30 0:41 / /home/my\\040files rw - lustre 10.0.0.1@o2ib:/fs rw
+"""
+
+
+def test_file_systems_are_told(tmp_path):
+    """The longest mount point above a path decides, with blanks as the kernel writes them."""
+    assert kind_of(tmp_path, MOUNTS) == "ext4"
+    assert kind_of(Path("/home/me"), MOUNTS) == "nfs4"
+    assert kind_of(Path("/home/my files/run"), MOUNTS) == "lustre"
+    assert is_network("lustre")
+    assert not is_network("ext4")
+    assert kind_of(tmp_path)
+
+
+SMI = """#!/bin/sh
+case "$1" in
+*gpu=*) echo "0, H, GPU-a, 570.1, 80000, 60000, 9.0, 00000000:01:00.0"
+        echo "1, H, GPU-{second}, 570.1, 80000, {used}, 9.0, 00000000:02:00.0" ;;
+*apps*) echo "GPU-a, 77, python, 59000 MiB" ;;
+esac
+"""
+
+
+@pytest.mark.parametrize(
+    ("second", "used", "wanted"),
+    [
+        ("b", 3, {"GPU 0": "used by process 77 (python, 59000 MiB)"}),
+        ("b", 900, {"GPU 0": "process 77", "GPU 1": "by nobody seen here"}),
+        ("a", 3, {"GPU 0": "process 77", "GPU 1": "process 77", "GPUs differ": "one UUID twice"}),
+    ],
+)
+def test_strangers_and_doubles_on_gpus(tmp_path, monkeypatch, second, used, wanted):
+    """What nvidia-smi says of processes, memory and UUIDs, by one that says what a test wants."""
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(SMI.format(second=second, used=used))
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    found = {check.name: check.evidence for check in check_devices() if check.status in {"warn", "fail"}}
+    assert found.keys() == wanted.keys()
+    assert all(text in found[name] for name, text in wanted.items()), found
+
+
+def test_the_data_are_read(tmp_path):
+    """The rate of a real array, crops of the size of its chunks; what is no array says how to name the extent."""
+    array = zarr.create_array(tmp_path / "a.zarr", shape=(8, 32, 32), chunks=(4, 16, 16), dtype="uint16")
+    array[:] = 7
+    check = check_data(f"{tmp_path / 'a.zarr'} --rounds 2")
+    assert check.status == "pass", check
+    (row,) = check.data
+    assert row["crop"] == "4x16x16"
+    assert row["mb_s"] == pytest.approx(row["crops_per_s"] * 4 * 16 * 16 * 2 / 1e6)
+    assert check_data(str(tmp_path)).status == "pass"  # a folder of arrays
+    missing = check_data(str(tmp_path / "none"))
+    assert (missing.status, "--crop" in missing.mend) == ("fail", True)
+
+
+def test_sections_are_chosen():
+    """Only what is asked for is looked at; a section that does not exist is an error with those that do."""
+    checks, is_main = examine(only=["variables", "host"], skip=["host"])
+    assert {check.section for check in checks} == {"variables"}
+    assert is_main
+    with pytest.raises(ConfigError, match="no section 'hosts'; there are code, variables"):
+        examine(skip=["hosts"])
+    with pytest.raises(ConfigError, match="nothing is left"):
+        examine(only=["host"], skip=["host"])
 
 
 def fact(**more):
@@ -105,7 +182,13 @@ def test_a_healthy_group_passes_and_a_sick_one_is_named():
     """Real gloo ranks: they meet and compute right; where they stop for want of an interface is told."""
     checks = check_group(2, 200.0, dict(os.environ))
     assert [check.status for check in checks] == ["pass"] * 3, checks
-    assert "16 MiB" in checks[-1].evidence
+    assert [row["bytes"] for row in checks[-1].data] == list(SIZES)
+    assert all(
+        row["bus_gb_s"] == pytest.approx(row["algorithm_gb_s"]) for row in checks[-1].data
+    )  # 2(W-1)/W of 2 ranks
+    table = render(checks[-1:]).splitlines()
+    assert "16 MiB" in table[-2]
+    assert "\u2588" in table[-2]
     (check,) = check_group(2, 200.0, {**os.environ, "GLOO_SOCKET_IFNAME": "nowhere0"})
     assert check.status == "fail"
     assert "did not get past meeting the other ranks" in check.evidence

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
-__all__ = ["Check", "Status", "exit_code", "failed", "not_run", "passed", "render", "warned"]
+__all__ = ["SECTIONS", "Check", "Status", "exit_code", "failed", "measured", "not_run", "passed", "render", "warned"]
 
 Status = Literal["pass", "warn", "fail", "not run"]
-_SECTIONS = ("variables", "host", "network", "devices", "ranks", "group", "data")
+# in the order of the report: a cause stands before its effects
+SECTIONS = (
+    "code", "variables", "host", "network", "devices", "ranks", "group", "data", "one rank", "two ranks", "profile",
+    "nccl",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,11 +21,12 @@ class Check:
     """What one check found.
 
     Attributes:
-        section: one of variables, host, network, devices, ranks, group, data.
+        section: one of `SECTIONS`.
         name: what was looked at, in a few words.
         status: "not run" is no "pass": nothing is assumed.
         evidence: what was seen, or why it was not run.
         mend: what to do; "" where nothing is to do.
+        data: numbers behind the evidence, rows of a table.
     """
 
     section: str
@@ -29,11 +34,17 @@ class Check:
     status: Status
     evidence: str
     mend: str = ""
+    data: Sequence[Mapping[str, Any]] = field(default_factory=list)
 
 
 def passed(section: str, name: str, evidence: str) -> Check:
     """Return a check that went well."""
     return Check(section=section, name=name, status="pass", evidence=evidence)
+
+
+def measured(section: str, name: str, evidence: str, rows: Sequence[Mapping[str, Any]]) -> Check:
+    """Return a check that went well, with what was measured."""
+    return Check(section=section, name=name, status="pass", evidence=evidence, data=rows)
 
 
 def warned(section: str, name: str, evidence: str, mend: str) -> Check:
@@ -59,12 +70,16 @@ def exit_code(checks: Sequence[Check]) -> int:
 def render(checks: Sequence[Check]) -> str:
     """Return the checks as text: failures with their mends stand out, and a count ends it."""
     lines = []
-    for section in _SECTIONS:
+    for section in SECTIONS:
         found = [check for check in checks if check.section == section]
         lines += [section] if found else []
         for check in found:
             lines.append(f"  {check.status:<8} {check.name}: {check.evidence}")
             lines += [f"           -> {check.mend}"] if check.mend else []
+            if check.data and "bus_gb_s" in check.data[0]:
+                from rankwise.diagnose.doctor.bandwidth import bandwidth_table
+
+                lines += [f"           {line}" for line in bandwidth_table(check.data).splitlines()]
     counts = {status: sum(check.status == status for check in checks) for status in ("fail", "warn", "pass", "not run")}
     lines.append(", ".join(f"{number} {status}" for status, number in counts.items() if number))
     return "\n".join(lines)

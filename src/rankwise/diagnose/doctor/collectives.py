@@ -9,7 +9,8 @@ from typing import Any
 
 __all__ = ["SIZES", "check_patterns", "sweep"]
 
-SIZES = (4 << 10, 64 << 10, 1 << 20, 16 << 20)  # bytes of one rank
+SIZES = (4 << 10, 32 << 10, 256 << 10, 2 << 20, 16 << 20)  # bytes of one rank
+_GPU_SIZES = (*SIZES, 128 << 20)  # links between GPUs are not full before
 _ROUNDS = 5
 
 
@@ -39,8 +40,10 @@ def check_patterns(device: Any = "cpu") -> dict[str, str]:
     }
 
 
-def sweep(device: Any = "cpu", sizes: Sequence[int] = SIZES) -> list[dict[str, float]]:
+def sweep(device: Any = "cpu", sizes: Sequence[int] | None = None) -> list[dict[str, float]]:
     """Time all-reduces of growing size: algorithm bandwidth is bytes over time, bus bandwidth 2(W-1)/W of it.
+
+    The formula is that of nccl-tests.
 
     Returns:
         For each size ``{"bytes", "seconds", "algorithm_gb_s", "bus_gb_s"}``; seconds are the median of 5 rounds.
@@ -50,7 +53,8 @@ def sweep(device: Any = "cpu", sizes: Sequence[int] = SIZES) -> list[dict[str, f
 
     world = dist.get_world_size()
     rows = []
-    for size in sizes:
+    on_gpu = torch.device(device).type == "cuda"
+    for size in sizes or (_GPU_SIZES if on_gpu else SIZES):
         data = torch.zeros(size // 4, device=device)
         seconds = statistics.median([_timed(lambda: dist.all_reduce(data), device) for _ in range(_ROUNDS)])  # noqa: B023
         rate = size / seconds / 1e9

@@ -11,9 +11,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rankwise.diagnose.doctor.check import Check, failed, not_run, passed
+from rankwise.diagnose.doctor.bandwidth import describe_sweep
+from rankwise.diagnose.doctor.check import Check, failed, measured, not_run, passed
 
-__all__ = ["check_group", "describe_sweep"]
+__all__ = ["check_group"]
 
 _STAGES = ("torch", "store", "group", "collectives", "sweep")
 _MEANING = {
@@ -125,7 +126,7 @@ def _judge(name: str, probes: Sequence[_Probe], ranks: int) -> list[Check]:
     return [
         passed("group", name, f"met on loopback, torch {probes[0].said['torch']['version']}"),
         passed("group", "collectives", f"all_reduce, broadcast, all_gather, barrier right on {ranks} ranks"),
-        passed("group", "bandwidth of all_reduce", describe_sweep(rows)),
+        measured("group", "bandwidth of all_reduce", describe_sweep(rows), rows),
     ]
 
 
@@ -135,14 +136,3 @@ def _mend(stage: str) -> str:
     if stage in {"store", "group"}:
         return "look at GLOO_SOCKET_IFNAME, at the machine's own name (host section), at a firewall on loopback"
     return "look at the machine's load and memory, and try again"
-
-
-def describe_sweep(rows: Sequence[Mapping[str, float]]) -> str:
-    """Return sizes with their bus bandwidths in one line."""
-    return ", ".join(
-        f"{_size(int(row['bytes']))} {row['bus_gb_s']:.3g} GB/s ({row['seconds'] * 1e3:.3g} ms)" for row in rows
-    )
-
-
-def _size(num_bytes: int) -> str:
-    return f"{num_bytes >> 20} MiB" if num_bytes >= 1 << 20 else f"{num_bytes >> 10} KiB"

@@ -1,4 +1,4 @@
-"""This machine: shared memory, limits, disks, its own name, clocks are compared between ranks."""
+"""This machine: shared memory, limits, disks and their file systems, its own name."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 from rankwise.diagnose.doctor.check import Check, failed, passed, warned
+from rankwise.diagnose.doctor.storage import is_network, kind_of
 
 __all__ = ["check_host"]
 
@@ -74,7 +75,9 @@ def _own_name() -> Check:
 
 def _disks() -> list[Check]:
     checks = []
-    for path in dict.fromkeys([Path.cwd(), Path(tempfile.gettempdir())]):
+    run_dir = os.environ.get("RANKWISE_RUN_DIR")
+    temporary = Path(tempfile.gettempdir())
+    for path in dict.fromkeys([Path.cwd(), *([Path(run_dir)] if run_dir else []), temporary]):
         try:
             usage = shutil.disk_usage(path)
             with tempfile.NamedTemporaryFile(dir=path, prefix=".rankwise-doctor-"):
@@ -86,7 +89,12 @@ def _disks() -> list[Check]:
                 )
             )
             continue
-        told = f"{usage.free / _GIB:.1f} GiB free of {usage.total / _GIB:.1f}"
+        kind = kind_of(path)
+        told = f"{usage.free / _GIB:.1f} GiB free of {usage.total / _GIB:.1f}, {kind or 'file system not known'}"
+        if path == temporary and is_network(kind):
+            mend = "set TMPDIR to a disk of the machine: sockets, locks and caches are slow or fail on a network"
+            checks.append(warned("host", f"disk of {path}", told, mend))
+            continue
         full = usage.free < max(_GIB, _FULL * usage.total)
         mend = "make room: checkpoints are written here"
         checks.append(

@@ -7,16 +7,17 @@ import hashlib
 import json
 import os
 import socket
+import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from rankwise.diagnose.doctor.check import Check, failed, not_run, passed
+from rankwise.diagnose.doctor.bandwidth import describe_sweep
+from rankwise.diagnose.doctor.check import Check, failed, measured, not_run, passed, warned
 from rankwise.diagnose.doctor.collectives import check_patterns, sweep
-from rankwise.diagnose.doctor.group import describe_sweep
 from rankwise.diagnose.doctor.network import (
     Hosts,
     check_rendezvous,
@@ -40,7 +41,7 @@ _GROUP = ("collectives", "bandwidth of all_reduce")
 _LEAST_S = 30.0  # for the group, however long ranks have waited for each other before
 
 
-def check_job(timeout_s: float, local: Sequence[Check] = ()) -> tuple[list[Check], bool]:
+def check_job(timeout_s: float, local: Sequence[Check] = (), *, with_group: bool = True) -> tuple[list[Check], bool]:
     """Join the launched ranks, compare them, check collectives; return the checks and whether this rank shows them.
 
     The main rank shows what all have said. A rank that did not come so far shows what stopped it.
@@ -48,6 +49,7 @@ def check_job(timeout_s: float, local: Sequence[Check] = ()) -> tuple[list[Check
     Args:
         timeout_s: how long ranks wait for each other; who is missing then is named.
         local: what this rank has found by itself: what is not fine there is told of every host.
+        with_group: also make the group of all ranks, and measure it; the same on all ranks.
     """
     try:
         place = find_place(os.environ)
@@ -65,7 +67,7 @@ def check_job(timeout_s: float, local: Sequence[Check] = ()) -> tuple[list[Check
     checks = [met, *checks]
     if not cards or any(check.status == "fail" and check.section == "network" for check in checks):
         checks += [not_run("group", name, "the ranks do not all reach each other") for name in _GROUP]
-    else:
+    elif with_group:
         checks += _collectives(deadline, timeout_s, place)
     return checks, place.rank == 0
 
@@ -94,7 +96,9 @@ def _compare(hosts: Hosts, place: Place, local: Sequence[Check]) -> tuple[list[d
     with contextlib.ExitStack() as stack:
         for listener in listeners:
             stack.enter_context(listener)
-        mine = _facts(place) | {"doors": doors, "checks": [asdict(c) for c in local if c.status in {"warn", "fail"}]}
+        file = stack.enter_context(_written(place))
+        troubles = [asdict(check) for check in local if check.status in {"warn", "fail"}]
+        mine = _facts(place) | {"file": file, "doors": doors, "checks": troubles}
         said = {rank: json.loads(text) for rank, text in hosts.exchange("card", json.dumps(mine)).items()}
         missing = sorted(set(range(place.world_size)) - said.keys())
         if missing:
@@ -102,11 +106,40 @@ def _compare(hosts: Hosts, place: Place, local: Sequence[Check]) -> tuple[list[d
             mend = "look at their own reports; if there is none they were not started, or their machine is cut off"
             return [], [failed("ranks", "all ranks meet", told, mend)]
         cards = [said[rank] for rank in range(place.world_size)]
-        seen = hosts.exchange("seen", json.dumps(look_at_others(cards, place.rank)))
+        looks = {"hosts": look_at_others(cards, place.rank), "file": os.path.exists(cards[0]["file"])}  # noqa: PTH110
+        seen = {rank: json.loads(text) for rank, text in hosts.exchange("seen", json.dumps(looks)).items()}
         hosts.exchange("done", "")  # nobody stops to listen before all have looked
-    looks = {rank: json.loads(text) for rank, text in seen.items()}
-    checks = [passed("ranks", "all ranks meet", f"{place.world_size} ranks"), *judge_pairs(cards, looks)]
-    return cards, [*checks, judge_clocks(cards, looks), *judge_facts(cards), *_elsewhere(cards)]
+    ways = {rank: look["hosts"] for rank, look in seen.items()}
+    checks = [passed("ranks", "all ranks meet", f"{place.world_size} ranks"), *judge_pairs(cards, ways)]
+    checks += [judge_clocks(cards, ways), *judge_facts(cards)]
+    checks.append(_folder(cards, {rank: look["file"] for rank, look in seen.items()}))
+    return cards, [*checks, *_elsewhere(cards)]
+
+
+@contextlib.contextmanager
+def _written(place: Place) -> Iterator[str]:
+    """Leave a file in rank 0's working directory, for the others to see or not; yield its path, "" on other ranks."""
+    if place.rank != 0:
+        yield ""
+        return
+    try:
+        with tempfile.NamedTemporaryFile(dir=Path.cwd(), prefix=".rankwise-doctor-") as file:
+            yield file.name
+    except PermissionError:
+        yield ""
+
+
+def _folder(cards: Sequence[Mapping[str, Any]], seen: Mapping[int, bool]) -> Check:
+    name = "one working directory"
+    path = Path(cards[0]["file"]).parent
+    if len(first_ranks(cards)) < 2 or not cards[0]["file"]:
+        why = "all ranks are on one machine" if cards[0]["file"] else "rank 0 cannot write in its own"
+        return not_run("ranks", name, why)
+    blind = sorted({str(cards[rank]["host"]) for rank, sees in seen.items() if not sees})
+    if blind:
+        mend = "put runs and checkpoints on a file system that all machines have; code and data must be on each"
+        return warned("ranks", name, f"{', '.join(blind)} cannot see what rank 0 writes in {path}", mend)
+    return passed("ranks", name, f"{path} on {cards[0]['host']} is seen by all")
 
 
 def _elsewhere(cards: Sequence[Mapping[str, Any]]) -> list[Check]:
@@ -135,7 +168,7 @@ def _collectives(deadline: float, timeout_s: float, place: Place) -> list[Check]
         checks.append(failed("group", "collectives", told, "the transport changes data: exclude that machine"))
     else:
         checks.append(passed("group", "collectives", f"right on {world.world_size} ranks, {world.device}"))
-        checks.append(passed("group", "bandwidth of all_reduce", describe_sweep(rows)))
+        checks.append(measured("group", "bandwidth of all_reduce", describe_sweep(rows), rows))
     return checks
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 
 from rankwise.diagnose.doctor.check import Check, failed, passed, warned
 from rankwise.diagnose.hardware import network
@@ -70,14 +71,28 @@ def _interfaces(environ: Mapping[str, str], interfaces: Mapping[str, object]) ->
             continue
         exact = key != "NCCL_SOCKET_IFNAME" or text.startswith("=")
         wanted = [name for name in text.removeprefix("=").split(",") if name]
-        lost = [w for w in wanted if not any(w == i if exact else i.startswith(w) for i in interfaces)]
+        there = [i for i in interfaces if any(i == w if exact else i.startswith(w) for w in wanted)]
+        lost = [w for w in wanted if not any(w == i if exact else i.startswith(w) for i in there)]
+        usable = [i for i in there if interfaces[i] and _is_up(i)]
         if len(lost) == len(wanted):
             evidence = f"{key}={text} names no interface of this machine ({', '.join(sorted(interfaces))})"
             checks.append(failed("variables", key, evidence, "name one of these, or unset it"))
+        elif not usable:
+            why = " and ".join(f"{i} {'has no address' if _is_up(i) else 'is down'}" for i in there)
+            mend = "ip address shows which are up and have one: name one of these"
+            checks.append(failed("variables", key, f"{key}={text}: {why}", mend))
         else:
             how = "exactly" if exact else "every interface that begins so"
-            checks.append(passed("variables", key, f"{text} ({how}) is here"))
+            checks.append(passed("variables", key, f"{text} ({how}) is here and up: {', '.join(usable)}"))
     return checks
+
+
+def _is_up(interface: str) -> bool:
+    """Whether the kernel has it up; what it does not know is a test's."""
+    try:
+        return bool(int(Path(f"/sys/class/net/{interface}/flags").read_text(), 16) & 1)
+    except (OSError, ValueError):
+        return True
 
 
 def _values(environ: Mapping[str, str]) -> list[Check]:

@@ -1,0 +1,66 @@
+"""GPUs as nvidia-smi tells of them: how many, no two alike, nobody else on them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from typing import Any
+
+from rankwise.diagnose.doctor.check import Check, failed, not_run, passed, warned
+from rankwise.diagnose.hardware import gpus
+
+__all__ = ["check_devices"]
+
+_BUSY_MIB = 500
+_TOOL_S = 20.0
+
+
+def check_devices() -> list[Check]:
+    """Judge the GPUs of this machine; nothing is said of a process that belongs to this job's user alone."""
+    found = gpus()
+    devices = found["devices"]
+    if not devices:
+        return [not_run("devices", "GPUs", str(found.get("note", "no GPU")))]
+    checks = [passed("devices", "GPUs", ", ".join(str(device.get("name", "?")) for device in devices))]
+    drivers = {str(device.get("driver_version")) for device in devices}
+    checks += [passed("devices", "driver", ", ".join(sorted(drivers)))]
+    ids = [device.get("uuid") for device in devices if device.get("uuid")]
+    if len(set(ids)) < len(ids):
+        mend = "the container shows a device twice: name each once"
+        checks.append(failed("devices", "GPUs differ", "one UUID twice", mend))
+    owners = _processes()
+    for number, device in enumerate(devices):
+        checks += _busy(number, device, owners.get(str(device.get("uuid")), []))
+    return checks
+
+
+def _busy(number: int, device: dict[str, Any], owners: list[str]) -> list[Check]:
+    used = str(device.get("memory_used", "0"))
+    taken = used.isdigit() and int(used) > _BUSY_MIB
+    if owners:
+        told = f"used by {', '.join(owners)}" + (f", {used} MiB of its memory" if taken else "")
+        mend = "end these processes if they are left over from an old run (ps -fp PID), or take another GPU"
+        return [warned("devices", f"GPU {number}", told, mend)]
+    if taken:
+        mend = "a process that this container does not see: ask the machine's nvidia-smi"
+        return [warned("devices", f"GPU {number}", f"{used} MiB of its memory are taken, by nobody seen here", mend)]
+    return []
+
+
+def _processes() -> dict[str, list[str]]:
+    """Return who computes on which GPU, by its UUID; this process and its parents are no strangers."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return {}
+    query = [tool, "--query-compute-apps=gpu_uuid,pid,process_name,used_memory", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(query, capture_output=True, text=True, timeout=_TOOL_S, check=False)  # noqa: S603
+    except (OSError, subprocess.TimeoutExpired):
+        return {}
+    found: dict[str, list[str]] = {}
+    for line in done.stdout.splitlines() if done.returncode == 0 else []:
+        fields = [field.strip() for field in line.split(",")]
+        if len(fields) == 4 and fields[1] not in {str(os.getpid()), str(os.getppid())}:
+            found.setdefault(fields[0], []).append(f"process {fields[1]} ({fields[2]}, {fields[3]})")
+    return found

@@ -1,0 +1,210 @@
+"""What to make of NCCL's logs: which network it took, whether it took the best one, where ranks differ."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+from rankwise.diagnose.doctor.check import Check, failed, not_run, passed, warned
+from rankwise.diagnose.doctor.nccl_log import Process
+from rankwise.diagnose.variables import judge_name
+
+__all__ = ["judge_logs"]
+
+_NONE = "set NCCL_DEBUG=INFO for the job, and NCCL_DEBUG_FILE=nccl.%h.%p.log for a file of each process"
+_INNER = ("docker", "virbr", "lo", "veth", "br-", "cni", "flannel", "podman")
+_PER_RANK = {"NCCL_DEBUG_FILE", "NCCL_HOSTID", "NCCL_IB_HCA"}  # may well differ
+_SHOWN = 6
+
+
+def judge_logs(processes: Sequence[Process]) -> list[Check]:
+    """Judge what the processes of one job have said."""
+    if not processes:
+        return [not_run("nccl", "NCCL's logs", "no line of NCCL in them", _NONE)]
+    checks = [_version(processes), _ranks(processes), _interface(processes), _network(processes)]
+    checks += [_transports(processes), _channels(processes), _connected(processes), *_variables(processes)]
+    return [*checks, *_warnings(processes)]
+
+
+def _version(processes: Sequence[Process]) -> Check:
+    found = _groups({made.name: made.version for made in processes if made.version})
+    if not found:
+        return not_run("nccl", "version", "no process says its own", "NCCL_DEBUG=VERSION or INFO makes one say it")
+    if len(found) > 1:
+        mend = "the same torch on all machines, and no libnccl of the system before it (LD_LIBRARY_PATH)"
+        return failed("nccl", "version", _told(found), mend)
+    return passed("nccl", "version", next(iter(found)))
+
+
+def _ranks(processes: Sequence[Process]) -> Check:
+    size = max(made.num_ranks for made in processes)
+    if not size:
+        return not_run("nccl", "ranks", "no communicator was made", "it stopped before: read the warnings below")
+    whole = [made for made in processes if made.num_ranks == size]
+    missing = sorted(set(range(size)) - {made.rank for made in whole if made.rank is not None})
+    hosts = len({made.host for made in processes})
+    told = f"{size - len(missing)} of {size} ranks on {hosts} host{'s' * (hosts > 1)}"
+    if missing:
+        mend = "give the logs of all ranks; one that has none did not come as far as NCCL"
+        return warned("nccl", "ranks", f"{told}; nothing of rank {_some(missing)}", mend)
+    if any(made.completed for made in whole) and (late := [made.name for made in whole if not made.completed]):
+        mend = "look at those first: the others wait for them"
+        return failed("nccl", "ranks", f"{told}; never complete: {_some(late)}", mend)
+    return passed("nccl", "ranks", told)
+
+
+def _interface(processes: Sequence[Process]) -> Check:
+    found = {made.name: made.interface for made in processes if made.interface is not None}
+    if not found:
+        return not_run("nccl", "interface", "no bootstrap line", _NONE)
+    told = _told(_groups({who: " ".join(pair) for who, pair in found.items()}, by_host=True))
+    hosts = {made.host for made in processes}
+    mend = "name the one between the machines: NCCL_SOCKET_IFNAME==eth0 (= is exact), or exclude: ^docker0,lo"
+    if len(hosts) > 1 and any(_is_loopback(address) for _, address in found.values()):
+        return failed("nccl", "interface", f"{told}: loopback reaches no other machine", mend)
+    if len(hosts) > 1 and any(name.startswith(_INNER) for name, _ in found.values()):
+        return warned("nccl", "interface", f"{told}: that is a network inside one machine", mend)
+    return passed("nccl", "interface", told)
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address.strip("[]").partition("%")[0]).is_loopback
+    except ValueError:
+        return False
+
+
+def _network(processes: Sequence[Process]) -> Check:
+    used = _groups({made.name: made.network or _by_ways(made) for made in processes if made.network or made.ways})
+    used.pop("", None)
+    if not used:
+        return not_run("nccl", "network", "none named", _NONE)
+    if len(used) > 1:
+        return failed(
+            "nccl", "network", _told(used), "the same devices and variables on all machines: ranks cannot mix"
+        )
+    (network,) = used
+    if network != "Socket":
+        devices = sorted({device for made in processes for device in made.ib_devices or ()})
+        return passed("nccl", "network", f"{network} {', '.join(devices[:_SHOWN])}".strip())
+    if len({made.host for made in processes}) == 1:
+        return passed("nccl", "network", "Socket, and all ranks are on one host")
+    return _socket(processes)
+
+
+def _socket(processes: Sequence[Process]) -> Check:
+    """Several hosts talk over sockets: say why, if it can be seen."""
+    devices = sorted({device for made in processes for device in made.ib_devices or ()})
+    if any(made.variables.get("NCCL_IB_DISABLE", "0") != "0" for made in processes):
+        told, mend = "Socket, by NCCL_IB_DISABLE", "unset NCCL_IB_DISABLE if there is InfiniBand or RoCE"
+    elif devices:
+        told = f"Socket, although there is {', '.join(devices[:_SHOWN])}"
+        mend = "look at NCCL_NET, NCCL_IB_HCA and the warnings: NCCL saw the devices and did not take them"
+    else:
+        told = "Socket: NCCL found no InfiniBand device"
+        mend = (
+            "if the machines have InfiniBand or RoCE: give the container /dev/infiniband, libibverbs and unlimited "
+            "locked memory; else this is right"
+        )
+    return warned("nccl", "network", told, mend)
+
+
+def _by_ways(made: Process) -> str:
+    """Older versions do not name their network; the channels do."""
+    kinds = {kind.split("/")[1] for _, _, kind in made.ways if kind.startswith("NET/")}
+    return next(iter(kinds)) if len(kinds) == 1 else ""
+
+
+def _transports(processes: Sequence[Process]) -> Check:
+    count: Counter[str] = Counter()
+    for made in processes:
+        for (_, _, kind), number in made.ways.items():
+            count[kind] += number
+    if not count:
+        return not_run("nccl", "transports", "no channel says how it goes", "NCCL_DEBUG_SUBSYS with INIT, or unset")
+    told = ", ".join(f"{kind} {number}" for kind, number in count.most_common())
+    if "NET/IB" in count and "NET/IB/GDRDMA" not in count:
+        mend = "load nvidia-peermem (or dma-buf), GPU and card under one PCIe switch: data go through host memory now"
+        return warned("nccl", "transports", f"{told}: InfiniBand without GPUDirect", mend)
+    if "SHM" in count and "P2P" not in count:
+        why = "NCCL_P2P_DISABLE is set" if any("NCCL_P2P_DISABLE" in made.variables for made in processes) else "no P2P"
+        mend = "nvidia-smi topo -p2p r shows what is possible; IOMMU, ACS and containers without --ipc=host hinder it"
+        return warned("nccl", "transports", f"{told}: GPUs of one machine talk through its memory ({why})", mend)
+    return passed("nccl", "transports", told)
+
+
+def _channels(processes: Sequence[Process]) -> Check:
+    found = _groups({made.name: str(made.channels) for made in processes if made.channels})
+    if not found:
+        return not_run("nccl", "channels", "none named", _NONE)
+    if len(found) > 1:
+        mend = "the same GPUs, cards and NCCL_* variables on all machines; or logs that are cut off"
+        return warned("nccl", "channels", _told(found), mend)
+    return passed("nccl", "channels", next(iter(found)))
+
+
+def _connected(processes: Sequence[Process]) -> Check:
+    name = "rings and trees"
+    if not any(made.rings or made.trees for made in processes):
+        return not_run(
+            "nccl", name, "no process says that they are connected", "newer versions connect them at first use"
+        )
+    for kind in ("rings", "trees"):
+        done = [made for made in processes if getattr(made, kind)]
+        late = [made.name for made in processes if made.ranks and not getattr(made, kind)]
+        if done and late:
+            mend = "these wait for a neighbour: rankwise doctor on all hosts tries every pair"
+            return failed("nccl", name, f"{kind} not connected on {_some(late)}", mend)
+    told = " and ".join(kind for kind in ("rings", "trees") if any(getattr(made, kind) for made in processes))
+    return passed("nccl", name, f"{told} connected")
+
+
+def _variables(processes: Sequence[Process]) -> list[Check]:
+    names = sorted({name for made in processes for name in made.variables})
+    checks = []
+    for name in names:
+        judged = judge_name(name)
+        if judged is not None:
+            checks.append(warned("nccl", name, f"{judged[0]} name", judged[1]))
+        said = {made.name: made.variables.get(name, "not set") for made in processes if made.ranks}
+        found = _groups(said, by_host=True)
+        if len(found) > 1 and name not in _PER_RANK:
+            checks.append(warned("nccl", name, _told(found), "set it for all ranks alike"))
+    told = ", ".join(f"{name}={next(m.variables[name] for m in processes if name in m.variables)}" for name in names)
+    return checks or [passed("nccl", "variables", told or "none set")]
+
+
+def _warnings(processes: Sequence[Process]) -> list[Check]:
+    """Each warning once, whatever numbers stand in it, with its first place."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    for made in processes:
+        for text in made.warnings:
+            found.setdefault(re.sub(r"0x[0-9a-f]+|\d+", "#", text), []).append((made.name, text))
+    checks = []
+    for said in found.values():
+        who, text = said[0]
+        more = f" (and {len(said) - 1} more like it)" if len(said) > 1 else ""
+        checks.append(
+            warned("nccl", "warning", f"{who}: {text[:300]}{more}", "rankwise explain LOG says what is known of it")
+        )
+    return checks[:_SHOWN] or [passed("nccl", "warnings", "none")]
+
+
+def _groups(values: dict[str, str], *, by_host: bool = False) -> dict[str, list[str]]:
+    """Return who has which value; by host the processes of one host count once."""
+    groups: dict[str, list[str]] = {}
+    for who, value in values.items():
+        short = who.partition("host ")[2].partition(",")[0] if by_host else who
+        members = groups.setdefault(value, [])
+        members += [] if short in members else [short]
+    return groups
+
+
+def _told(groups: dict[str, list[str]]) -> str:
+    return "; ".join(f"{value} on {_some(members)}" for value, members in groups.items())
+
+
+def _some(found: Sequence[object]) -> str:
+    return ", ".join(map(str, found[:_SHOWN])) + (f", ... ({len(found)} in all)" if len(found) > _SHOWN else "")

@@ -1,0 +1,182 @@
+"""What NCCL said under NCCL_DEBUG=INFO: which process used which interface, network, transport and channels.
+
+The lines change from version to version. The forms read here are those of NCCL 2.4 to 2.27 as they stand in public
+threads: NVIDIA/nccl issues 226, 302, 367, 671, 743, 810, 952, 1189, 1267 and 1358, NVIDIA/nccl-tests issue 188.
+"""
+
+from __future__ import annotations
+
+import glob
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rankwise.errors import ConfigError
+
+__all__ = ["Process", "find_logs", "read_logs"]
+
+# "host:pid:thread [device] NCCL INFO text", with a time or a launcher's rank before, with a place before WARN
+_LINE = re.compile(
+    r"(?:^|\s|\])(?P<host>[^\s:\[\]]+):(?P<pid>\d+):\d+ \[-?\d+\] (?:\S+:\d+ )?NCCL (?P<level>INFO|WARN) (?P<text>.*)"
+)
+_VERSION = re.compile(r"NCCL version (\d+(?:\.\d+)+\S*)")
+_COMM = re.compile(r"\brank (\d+) n[rR]anks (\d+)\b")
+_BOOTSTRAP = re.compile(r"Bootstrap ?: Using (?:\[\d+\])?(\S+?):(.+?)<\d+>")
+_NETWORK = re.compile(r"Using network (\S+)")
+_IB_DEVICES = re.compile(r"NET/IB ?: Using (.*?)(?:\s*(?:\[RO\])?\s*; OOB|$)")
+_SOCKETS = re.compile(r"NET/Socket ?: Using (.*)")
+_VARIABLE = re.compile(r"(NCCL_\w+) set (?:by environment )?to (\S+?)\.?$")
+_RING = re.compile(r"Channel \d+/(\d+) ?:\s+\d+(?:\s+\d+)*\s*$")
+_WAY = re.compile(r"(?:Channel|Ring) (\d+)(?:/\d+)? ?: (\d+)\S* -> (\d+)\S* (?:\[(?:send|receive)\] )?via (.+)")
+_MOST_WARNINGS = 50
+
+
+@dataclass(slots=True)
+class Process:
+    """What one process has said.
+
+    Attributes:
+        host: as NCCL names it.
+        pid: its process id.
+        version: of NCCL, "" if it did not say: often one process of a job does for all.
+        ranks: (rank, number of ranks) of each communicator, in their order.
+        completed: how many communicators say that their start is complete.
+        interface: of the bootstrap, with its address.
+        network: "IB", "Socket" or the name of a plugin.
+        ib_devices: what NET/IB found; None: it did not look, or did not say.
+        sockets: interfaces of NET/Socket.
+        variables: set in its environment, as NCCL says.
+        channels: of the largest communicator, 0 if not said.
+        ways: how often (rank, other, transport) goes over a channel.
+        rings: whether it says that all rings are connected, trees alike.
+        warnings: its WARN lines.
+    """
+
+    host: str
+    pid: int
+    version: str = ""
+    ranks: list[tuple[int, int]] = field(default_factory=list)
+    completed: int = 0
+    interface: tuple[str, str] | None = None
+    network: str = ""
+    ib_devices: tuple[str, ...] | None = None
+    sockets: str = ""
+    variables: dict[str, str] = field(default_factory=dict)
+    channels: int = 0
+    ways: Counter[tuple[int, int, str]] = field(default_factory=Counter)
+    rings: bool = False
+    trees: bool = False
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """Rank, host and process in words, without the rank if it never said that."""
+        place = f"host {self.host}, process {self.pid}"
+        return f"rank {self.rank} ({place})" if self.ranks else place
+
+    @property
+    def rank(self) -> int | None:
+        """The rank in its largest communicator."""
+        return max(self.ranks, key=lambda pair: pair[1])[0] if self.ranks else None
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks of its largest communicator."""
+        return max((size for _, size in self.ranks), default=0)
+
+    def hear(self, level: str, text: str) -> None:
+        """Take in one line."""
+        if level == "WARN":
+            if len(self.warnings) < _MOST_WARNINGS:
+                self.warnings.append(text.strip())
+            return
+        if found := _VERSION.search(text):
+            self.version = found[1]
+        elif found := _WAY.search(text):
+            self.ways[int(found[2]), int(found[3]), _transport(found[4])] += 1
+            self.channels = max(self.channels, int(found[1]) + 1)
+        elif found := _RING.search(text):
+            self.channels = max(self.channels, int(found[1]))
+        elif found := _COMM.search(text):
+            pair = int(found[1]), int(found[2])
+            self.ranks += [] if pair in self.ranks else [pair]
+            self.completed += "Init COMPLETE" in text
+        elif found := _VARIABLE.search(text):
+            self.variables[found[1]] = found[2]
+        else:
+            self._hear_network(text)
+
+    def _hear_network(self, text: str) -> None:
+        if found := _BOOTSTRAP.search(text):
+            self.interface = found[1], found[2]
+        elif found := _NETWORK.search(text):
+            self.network = found[1]
+        elif "NET/IB" in text and "No device found" in text:
+            self.ib_devices = ()
+        elif found := _IB_DEVICES.search(text):
+            self.ib_devices = tuple(re.sub(r"^\[\d+\]", "", word) for word in found[1].split() if ":" in word)
+        elif found := _SOCKETS.search(text):
+            self.sockets = found[1]
+        self.rings |= "Connected all rings" in text
+        self.trees |= "Connected all trees" in text
+
+
+def _transport(told: str) -> str:
+    """Return "P2P", "SHM", "NET/IB", "NET/IB/GDRDMA", "NET/Socket", or "NET/" and a plugin."""
+    if told.startswith("NET/"):
+        name = "/".join(told.split(maxsplit=1)[0].split("/")[:2])
+        return f"{name}/GDRDMA" if "GDRDMA" in told else name
+    if told.startswith("SHM") or "shared memory" in told:
+        return "SHM"
+    return told.split("/", maxsplit=1)[0].split(maxsplit=1)[0]
+
+
+def find_logs(words: Sequence[str]) -> list[Path]:
+    """Return the files that are meant; %h and %p of NCCL_DEBUG_FILE stand for anything.
+
+    Raises:
+        ConfigError: a word leads to no file.
+    """
+    found: list[Path] = []
+    for word in words:
+        pattern = re.sub(r"%[hp]", "*", glob.escape(word))
+        paths = [Path(path) for path in sorted(glob.glob(pattern))] if pattern != word else [Path(word)]  # noqa: PTH207
+        paths = [path for path in paths if path.is_file()]
+        if not paths:
+            raise ConfigError(
+                f"--nccl-log wants files that NCCL or a job has written, found none for {word!r} in {Path.cwd()}"
+            )
+        found += paths
+    return list(dict.fromkeys(found))
+
+
+def read_logs(paths: Iterable[Path]) -> list[Process]:
+    """Read logs of one job: a file per process or one for all, with anything between NCCL's lines.
+
+    Raises:
+        ConfigError: a file cannot be read.
+    """
+    processes: dict[tuple[str, int], Process] = {}
+    for path in paths:
+        before: Process | None = None  # some versions say theirs without saying who they are
+        loose = ""
+        try:
+            with path.open(encoding="utf-8", errors="replace") as lines:
+                for line in lines:
+                    found = _LINE.search(line)
+                    if found is None:
+                        if said := _VERSION.search(line):
+                            loose = said[1]
+                            if before is not None:
+                                before.version = before.version or loose
+                        continue
+                    key = found["host"], int(found["pid"])
+                    before = processes.setdefault(key, Process(*key))
+                    before.hear(found["level"], found["text"])
+        except OSError as error:
+            raise ConfigError(f"--nccl-log {path}: {error.strerror}") from error
+        if before is not None and loose and not before.version:
+            before.version = loose
+    return sorted(processes.values(), key=lambda made: (made.rank is None, made.rank or 0, made.host, made.pid))

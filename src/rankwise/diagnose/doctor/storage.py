@@ -1,0 +1,114 @@
+"""Disks: which file system carries runs and temporary files, and how fast the data set is read."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from rankwise.diagnose.doctor.check import Check, failed, measured, not_run
+
+__all__ = ["check_data", "is_network", "kind_of"]
+
+_NETWORK = {
+    "nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb3", "9p", "wekafs", "pvfs2", "afs", "glusterfs",
+    "fuse.sshfs", "fuse.s3fs", "fuse.gcsfuse", "fuse.glusterfs", "fuse.ceph", "virtiofs",
+}  # fmt: skip
+_NAME = "read rate of the data"
+_MOST_S = 600.0
+
+
+def kind_of(path: Path, mounts: str | None = None) -> str:
+    """Return the type of the file system that holds a path, as the kernel names it; "" where it does not say.
+
+    Args:
+        path: of a file or folder.
+        mounts: text like that of /proc/self/mountinfo; None: that file.
+    """
+    if mounts is None:
+        try:
+            mounts = Path("/proc/self/mountinfo").read_text()
+        except OSError:
+            return ""
+    target, best = path.resolve(), ("", "")
+    for line in mounts.splitlines():
+        before, _, after = line.partition(" - ")
+        place = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), before.split()[4])
+        if target.is_relative_to(place) and len(place) >= len(best[0]):
+            best = place, after.split()[0]
+    return best[1]
+
+
+def is_network(kind: str) -> bool:
+    """Whether other machines can have the same files under a file system of that type."""
+    return kind in _NETWORK
+
+
+def check_data(arguments: str | None) -> Check:
+    """Measure how fast the data set is read, with the command for it in a process of its own.
+
+    Args:
+        arguments: of `rankwise data bench`: a store, and the extent of a crop; without one a crop is one chunk.
+    """
+    if arguments is None:
+        return not_run("data", _NAME, "no data set given", "rankwise doctor --data STORE")
+    words = shlex.split(arguments)
+    if "--crop" not in words and words:
+        extent = _chunk(Path(words[0]))
+        if not extent:
+            mend = "name the extent: --data 'STORE --crop 16,64,64' (rankwise data bench --help)"
+            return failed("data", _NAME, f"{words[0]} is no local Zarr array, so its chunks are not known", mend)
+        words += ["--crop", ",".join(map(str, extent))]
+    command = [sys.executable, "-m", "rankwise", "data", "bench", *words, "--json"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_MOST_S)  # noqa: S603
+    except subprocess.TimeoutExpired:
+        return failed("data", _NAME, f"not done after {_MOST_S:g} s", "rankwise data bench --rounds 2 measures less")
+    if done.returncode:
+        told = (done.stderr or done.stdout).strip()[-400:]
+        return failed("data", _NAME, told, "rankwise data audit shows what is wrong with it")
+    rows = [_row(group, audit) for group, audit in _groups(json.loads(done.stdout))]
+    told = "; ".join(
+        f"{row['crops_per_s']:.4g} crops of {row['crop']} a second, {row['mb_s']:.4g} MB/s decoded ({row['codec']})"
+        for row in rows
+    )
+    return measured("data", _NAME, told, rows)
+
+
+def _groups(facts: dict[str, Any]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    return list(zip(facts["groups"], facts["audit"]["groups"], strict=True))
+
+
+def _row(group: dict[str, Any], audit: dict[str, Any]) -> dict[str, Any]:
+    crops = float(group["crops_per_s"])
+    return {
+        "crop": "x".join(map(str, audit["arrays"][0]["crop"])) if audit["arrays"] else "?",
+        "codec": audit["codec"],
+        "crops_per_s": crops,
+        "mb_s": crops * float(audit["cost"]["asked_bytes"]) / 1e6,
+    }
+
+
+def _chunk(store: Path) -> list[int]:
+    """Return the extent of the chunks of the first array of a local store along its last three axes, [] if none."""
+    try:
+        found = sorted(
+            [*store.rglob("zarr.json"), *store.rglob(".zarray")] if store.is_dir() else [],
+            key=lambda path: (len(path.parts), path),
+        )
+        for path in found:
+            facts = json.loads(path.read_text())
+            chunks = facts.get("chunks") or facts.get("chunk_grid", {}).get("configuration", {}).get("chunk_shape")
+            for codec in facts.get("codecs", []):
+                if codec.get("name") == "sharding_indexed":
+                    chunks = codec["configuration"]["chunk_shape"]
+            if chunks and math.prod(chunks) > 0:
+                return [min(int(c), int(n)) for c, n in zip(chunks, facts["shape"], strict=True)][-3:]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return []
+    return []

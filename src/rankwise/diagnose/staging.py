@@ -1,0 +1,112 @@
+"""A script in the order in which mistakes are cheap to find: code, machine, one rank, two ranks, profile, NCCL last."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from rankwise.diagnose.comparing import Finding, Verdict
+from rankwise.diagnose.doctor.check import Check, failed, not_run, passed, warned
+from rankwise.diagnose.doctor.doctor import check_here, choose_sections
+from rankwise.diagnose.lint import find_settings, lint_paths
+from rankwise.diagnose.verify import verify_script
+from rankwise.errors import ConfigError
+
+__all__ = ["examine_script", "judge_runs"]
+
+_RUNS = ("one rank", "two ranks")
+_LATER = {
+    "profile": "torch.profiler over a few steps on the machines of the job: who waits for what",
+    "nccl": "NCCL_DEBUG=INFO NCCL_DEBUG_FILE=nccl.%h.%p.log for the job, then doctor --nccl-log nccl.%h.%p.log",
+}
+_LONG_S = 600.0
+
+
+def examine_script(
+    script: str,
+    args: Sequence[str] = (),
+    *,
+    steps: int = 5,
+    deadline_s: float = _LONG_S,
+    sections: tuple[Collection[str], Collection[str]] = ((), ()),
+) -> list[Check]:
+    """Lint a script, look at this machine, then run its first optimizer steps on 1 and on 2 gloo ranks of it.
+
+    The first stage that fails is the last: what comes after would only show its effects. To be called in the main
+    thread of a process without other threads; the script ends after its steps.
+
+    Args:
+        script: its path.
+        args: its arguments; ``{ranks}`` and ``{dir}`` are filled in as by `verify_script`.
+        steps: optimizer steps of each run.
+        deadline_s: of each run; at least ten minutes, as data may have to be read first.
+        sections: those that are wanted (empty: all), and those that are not.
+
+    Raises:
+        ConfigError: there is no such script or section.
+    """
+    if not Path(script).is_file():
+        raise ConfigError(f"no script {script!r} in {Path.cwd()}")
+    wanted = choose_sections(*sections)
+    checks = _code(Path(script)) if "code" in wanted else []
+    if _failed(checks) is None:
+        checks += check_here(wanted)
+    stopped = _failed(checks)
+    if stopped is None and wanted & set(_RUNS):
+        with tempfile.TemporaryDirectory(prefix="rankwise-doctor-") as folder:
+            limit_s = max(deadline_s, _LONG_S)
+            verdict = verify_script(
+                script, args, ranks=(1, 2), steps=steps, folder=Path(folder), stop=True, timeout_s=limit_s
+            )
+        checks += judge_runs(verdict, steps)
+        stopped = _failed(checks)
+    done = {check.section for check in checks}
+    for name in (*_RUNS, *_LATER):
+        why = f"stopped at {stopped}" if stopped else "looked at last, in the job itself"
+        if name not in done:
+            mend = "" if stopped else _LATER.get(name, "")
+            checks.append(not_run(name, "first steps" if name in _RUNS else name, why, mend))
+    return [check for check in checks if check.section in wanted]
+
+
+def _failed(checks: Sequence[Check]) -> str | None:
+    return next((check.section for check in checks if check.status == "fail"), None)
+
+
+def _code(script: Path) -> list[Check]:
+    """What lint finds; its errors are failures, as the script fails or trains something else than is meant."""
+    report = lint_paths([script], find_settings(script.parent))
+    checks = []
+    for found in report.findings:
+        told = f"{found.file}:{found.line}: {found.message}"
+        make = failed if found.rule.level == "error" else warned
+        checks.append(make("code", f"{found.rule.code} {found.rule.slug}", told, f"rankwise rule {found.rule.code}"))
+    for failure in report.failures:
+        told = f"{failure.file}:{failure.line}: {failure.message}"
+        checks.append(failed("code", "lint", told, "the file must be Python that can be parsed"))
+    return checks or [passed("code", "lint", f"nothing found in {report.num_lines} lines")]
+
+
+def judge_runs(verdict: Verdict, steps: int) -> list[Check]:
+    """Say of each run whether it went, and of the second where it parts from the first."""
+    checks = []
+    for name, run in zip(_RUNS, ("1 rank", "2 ranks"), strict=True):
+        found = [finding for finding in verdict.findings if finding.run == run]
+        checks += [_told(name, finding) for finding in found]
+        if not found:
+            agreed = next((line for line in verdict.agreement if line.startswith(run)), "")
+            checks.append(passed(name, "first steps", agreed or f"up to {steps} optimizer steps taken"))
+        if any(finding.what == "failed" for finding in found):
+            break
+    return checks
+
+
+def _told(section: str, finding: Finding) -> Check:
+    at = "" if finding.step is None else f"step {finding.step}: "
+    lines = [line for line in finding.text.splitlines() if line.strip()]
+    short = lines if len(lines) <= 12 else [*lines[:4], "...", *lines[-7:]]
+    name = "first steps" if finding.what == "failed" else f"differs: {finding.what}"
+    ranks = {"one rank": 1, "two ranks": 2}[section]
+    mend = finding.reason or f"mend what is said here; by itself: rankwise run --nproc {ranks} SCRIPT"
+    return failed(section, name, at + "\n           ".join(short), mend)
