@@ -98,8 +98,9 @@ class Interruption:
         if self.reason:
             return True
         if self._world.world_size == 1:
-            if wish := self._wish():
-                self._decide(wish, step)
+            if not self._heard and time.monotonic() - self._begun_s < self._limit_s:  # at every step: no further call
+                return False
+            self._decide(self._wish(), step)
             return bool(self.reason)
         if where != self._where:
             self._where, self._calls, self._every, self._asked_s = where, 0, 1, -math.inf  # the pace is not known

@@ -148,7 +148,7 @@ class ExactStep:
             window.add_samples(counted_samples(batches))
         used = self._watch_used(batches[0].share, num_micro=len(batches))
         try:
-            outputs = [self._micro_batch(window, batch, used) for batch in batches]
+            outputs = self._micro_batches(window, batches, used)
             weight = window.finish()
         finally:
             if used is not None:
@@ -156,9 +156,9 @@ class ExactStep:
         if used is not None:
             used.settle(self._world)
         arrived, resume = step.count, batches[0].resume
-        if window.num_samples is not None:
-            arrived, resume = after_step(batches[0], window.num_samples)
-        loss, metrics = _totals([o for o in outputs if o is not None])
+        if self._may_skip:
+            arrived, resume = after_step(batches[0], window.num_samples or 0)
+        loss, metrics = _totals(outputs)
         finite = not weight or self._scale is None or self._scale.unscale()
         grad_norm = self._clip(batches, loss[0]) if finite and self._max_grad_norm is not None else None
         if weight:
@@ -234,9 +234,19 @@ class ExactStep:
         A zero is no gradient to momentum and weight decay: they would move parameters that one rank leaves alone.
         """
         size = self._world.world_size
-        if smallest_share(share) >= num_micro and not self._may_skip:
+        smallest = len(share.step.ids) if size == 1 else smallest_share(share)
+        if smallest >= num_micro and not self._may_skip:
             return None
         return _Used(self._model) if size == 1 or finds_unused(self._model) else None
+
+    def _micro_batches(self, window: Window, batches: tuple[Batch, ...], used: _Used | None) -> list[StepOutput]:
+        """Run all micro-batches and return the answers to those with samples."""
+        outputs = []
+        for batch in batches:
+            output = self._micro_batch(window, batch, used)
+            if output is not None:
+                outputs.append(output)
+        return outputs
 
     def _micro_batch(self, window: Window, batch: Batch, used: _Used | None) -> StepOutput | None:
         """Run one micro-batch; a rank without samples runs its held sample with weight zero and reports nothing."""
@@ -246,18 +256,24 @@ class ExactStep:
             batch = self._held
         if used is not None:
             used.counting = not empty
-        with window.micro_batch(), held_pass(self._model) if empty else _NOTHING:
-            try:
-                answer = self._step_fn(self._model, batch)
-            except RuntimeError as error:
-                raise explained(error, self._model)  # noqa: B904  (the cause is set where it is explained)
-            output = read_output(answer, batch)
-            if empty:
-                window.backward(output.total * 0, 0.0)
-                return None
-            if self._counted:
-                self._check_count(output, batch)
-            window.backward(output.total if self._scale is None else self._scale.scaled(output.total), output.weight)
+        context = window.micro_batch()
+        if not empty and type(context) is nullcontext:  # most passes: entering and leaving nothing costs four calls
+            return self._pass(window, batch)
+        with context, held_pass(self._model) if empty else _NOTHING:
+            return self._pass(window, batch, empty=empty)
+
+    def _pass(self, window: Window, batch: Batch, *, empty: bool = False) -> StepOutput | None:
+        try:
+            answer = self._step_fn(self._model, batch)
+        except RuntimeError as error:
+            raise explained(error, self._model)  # noqa: B904  (the cause is set where it is explained)
+        output = read_output(answer, batch)
+        if empty:
+            window.backward(output.total * 0, 0.0)
+            return None
+        if self._counted:
+            self._check_count(output, batch)
+        window.backward(output.total if self._scale is None else self._scale.scaled(output.total), output.weight)
         return output
 
     def _check_count(self, output: StepOutput, batch: Batch) -> None:

@@ -88,7 +88,7 @@ class Health:
             module: which module made what is not finite, where somebody has looked.
         """
         if gradient is None:
-            gradient = self._finite_or_norm([g for p in self._parameters if (g := p.grad) is not None])
+            gradient = self.look_at_gradients()
         self._last = (epoch, step, ids, loss, gradient, module)
         # what is known here to be fine needs no second look
         if type(gradient) is not float or type(loss) is not float or not math.isfinite(gradient + loss):
@@ -112,8 +112,9 @@ class Health:
                 return _trouble(name, number, _Note(*last))
         return None
 
-    def _finite_or_norm(self, grads: list[torch.Tensor]) -> Any:
-        """Return 0 for finite gradients in host memory, where looking is faster than measuring; else their norm."""
+    def look_at_gradients(self) -> Any:
+        """Return 0.0 for finite gradients in host memory, where looking is faster than measuring; else their norm."""
+        grads = [g for p in self._parameters if (g := p.grad) is not None]
         return 0.0 if self._on_host and grads and self._look(grads) else _norm(grads)
 
     def _look(self, tensors: list[torch.Tensor]) -> bool:

@@ -71,6 +71,9 @@ class Told(NamedTuple):
     numbers: Mapping[str, float]
 
 
+_NO_NEWS = Told(None, "", {})
+
+
 class HookChain:
     """The hooks of a trainer, called one after the other; agrees with the other ranks on errors and on stopping.
 
@@ -142,7 +145,9 @@ class HookChain:
 
     def told(self, *, numbers: bool = False) -> Told:
         """Return what the other ranks must hear; `numbers` asks the hooks for those of this rank."""
-        mine = _joined(self.call("rank_numbers")) if numbers else {}
+        mine = _joined(self.call("rank_numbers")) if numbers and self._calls["rank_numbers"] else {}
+        if self._error is None and not self.wanted_stop and not mine:
+            return _NO_NEWS
         return Told(
             None if self._error is None else f"{type(self._error).__name__}: {self._error}", self.wanted_stop, mine
         )
@@ -156,6 +161,9 @@ class HookChain:
         """
         if self._error is not None:
             raise self._error
+        if all(one == _NO_NEWS for one in told):
+            self.spread = {}
+            return
         failed = {rank: one.error for rank, one in enumerate(told) if one.error is not None}
         if failed:
             lines = "; ".join(f"rank {rank}: {error}" for rank, error in failed.items())
@@ -170,7 +178,7 @@ class HookChain:
 
     def numbers(self) -> dict[str, float]:
         """Return the hooks' values for the next log line."""
-        return _joined(self.call("numbers"))
+        return _joined(self.call("numbers")) if self._calls["numbers"] else {}
 
     def fail(self, error: Exception) -> None:
         """Tell the hooks of an error that ends the training; one that fails itself is said and passed over."""

@@ -106,6 +106,8 @@ class Loop:
     _loss: float = field(init=False, default=math.nan)
     _saved_step: int = field(init=False, default=-1)
     _shown_s: float = field(init=False, default=-math.inf)
+    _now: tuple[int, tuple[Batch, ...]] = field(init=False, default=(0, ()))  # epoch and batches of the last step
+    _untold: bool = field(init=False, default=False)  # the last step was fine, and health has not heard of it
 
     def run(self, train: BatchLoader, *, first_epoch: int, epochs: int) -> Mapping[str, float]:
         """Run the epochs from `first_epoch` on and return the last epoch's values."""
@@ -164,18 +166,20 @@ class Loop:
     def _epoch(self, train: BatchLoader, epoch: int) -> None:
         few_left = max(0, self._steps_left(train) - _FEW_STEPS)
         progressed, options, hooks = self.session.progressed, self.options, self.hooks
+        limit = math.inf if options.limit_steps is None else options.limit_steps
         steps = iter(train if self._balance is None else self._balance.steps(train))
         # what a step calls at all, settled here: each call costs, and an attribute of an attribute does, too
         beat, take, mark_done, log_every = vitals.beat, self.step, train.mark_done, options.log_every
-        interruption, next_of, number = self.session.interruption, self._pace.next_of, -1
+        interruption, next_of, record, number = self.session.interruption, self._pace.next_of, self._record, -1
         while (batches := next_of(steps)) is not None:
             beat(epoch=epoch, step=progressed.num_steps, phase="step")
+            self._now = epoch, batches  # no longer than here: what is kept is not filled again
             number += 1
             if number == few_left:
                 self.before_validation()
             report = take(batches)
             mark_done(report.resume)
-            self._record(report, batches, epoch)
+            record(report)
             if progressed.num_steps % log_every == 0:
                 self._log(report, epoch)
             ended = report.resume.epoch > epoch
@@ -183,7 +187,7 @@ class Loop:
                 hooks.call("step_end", report)
             if options.asynchronous:
                 self.session.poll()
-            if self._limit_reached():
+            if hooks.stop or progressed.num_steps >= limit:
                 break
             if interruption is not None and not ended and interruption.should_stop(progressed.num_steps, where="train"):
                 self._leave(self.session.last_values)
@@ -191,9 +195,11 @@ class Loop:
             if options.save_every is not None and not ended and progressed.num_steps % options.save_every == 0:
                 self._save(self.session.last_values)
             beat(phase="data")
+        self._tell()
+        self._now = epoch, ()
         self._show(epoch)
 
-    def _record(self, report: StepReport, batches: tuple[Batch, ...], epoch: int) -> None:
+    def _record(self, report: StepReport) -> None:
         progressed, pace, num_samples = self.session.progressed, self._pace, report.num_samples
         progressed.num_steps += 1
         progressed.num_samples += num_samples
@@ -203,23 +209,45 @@ class Loop:
             for means in (self.recent, self.whole):
                 means.add("loss", 0.0, 0.0)
         else:
-            loss = on_host(report.loss[0]), on_host(report.loss[1])
-            self.health.note(
-                epoch=epoch,
-                step=batches[0].share.step.index,
-                ids=[batch.ids for batch in batches],
-                loss=loss[0],
-                gradient=report.grad_norm,
-                module=self.guard.not_finite,
-            )
-            self.recent.add_all(loss, report.metrics)
-            self.whole.add_all(loss, report.metrics)
+            total, weight = report.loss
+            loss = on_host(total), weight if type(weight) is float else on_host(weight)
+            gradient = self.health.look_at_gradients() if report.grad_norm is None else report.grad_norm
+            plain = type(loss[0]) is float
+            # what is known here to be fine needs no note; the rest may still be on the device
+            self._untold = plain and type(gradient) is float and math.isfinite(loss[0] + gradient)
+            if not self._untold:
+                self._note(loss[0], gradient)
+            if plain and type(loss[1]) is float and not report.metrics:
+                self.recent.waiting += loss
+                self.whole.waiting += loss
+            else:
+                self.recent.add_all(loss, report.metrics)
+                self.whole.add_all(loss, report.metrics)
         if pace.began_s - self._shown_s >= _SHOW_S:
-            self._show(epoch)
+            self._show(self._now[0])
+
+    def _note(self, loss: Any, gradient: Any) -> None:
+        epoch, batches = self._now
+        self._untold = False
+        self.health.note(
+            epoch=epoch,
+            step=batches[0].share.step.index,
+            ids=[batch.ids for batch in batches],
+            loss=loss,
+            gradient=gradient,
+            module=self.guard.not_finite,
+        )
+
+    def _tell(self) -> None:
+        """Tell health of the last step where it has not heard of it: it names the step if a parameter is not finite."""
+        if self._untold:
+            self._note(0.0, 0.0)
 
     def _show(self, epoch: int) -> None:
         """Tell the progress line how far the run is: as often as an eye can follow."""
         self._shown_s = self._pace.began_s
+        self.recent.add_waiting()  # however far apart log lines lie, what waits stays short
+        self.whole.add_waiting()
         samples, wait_s = self._pace.since_shown()
         loss = None if math.isnan(self._loss) else self._loss
         self.progress.update(self.session.progressed.num_steps, epoch=epoch, loss=loss, samples=samples, wait_s=wait_s)
@@ -242,18 +270,19 @@ class Loop:
     ) -> tuple[dict[str, float], list[Any]]:
         """Reduce, and look at the steps since the last look on the same way: a collective of its own would cost."""
         told = self.hooks.told(numbers=note is not None)
+        self._tell()
         values, noted = means.reduce_noted(self.world, (self.health.look(), told, note), reset=reset)
         self._settle([(trouble, told) for trouble, told, _ in noted])
         return values, [note for *_, note in noted]
 
     def _settle(self, heard: list[tuple[Trouble | None, Told]]) -> None:
-        said = describe_trouble([trouble for trouble, _ in heard], self.session.newest_text)
-        if said is not None:
-            raise StepError(said)
+        if any(trouble is not None for trouble, _ in heard):
+            raise StepError(describe_trouble([trouble for trouble, _ in heard], self.session.newest_text))
         self.hooks.settle([told for _, told in heard])
 
     def _save(self, values: Mapping[str, float], *, unvalidated: int | None = None) -> None:
         vitals.beat(phase="checkpoint")
+        self._tell()
         if self.health.pending:  # between two log lines: saving talks anyway
             self._settle(self.world.all_gather_object((self.health.look(), self.hooks.told())))
         step = self.session.progressed.num_steps

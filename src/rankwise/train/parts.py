@@ -55,6 +55,10 @@ class RunningMeans:
     """Means by name since the last reduction: a sum and a weight of this rank for each, until they are reduced.
 
     Names may differ between ranks: one without samples has met none.
+
+    Attributes:
+        waiting: sums and weights of losses, floats in turn, that are added up when somebody asks: the loop's way to
+            note a step for less than a call. Nothing but their order decides the sum, so no bit of it changes.
     """
 
     scope: Literal["reduced"] = "reduced"
@@ -63,9 +67,12 @@ class RunningMeans:
         # what only Python numbers of one type were added to, which is all of it on a CPU, and what else was
         self._plain: dict[str, float | int] = {}
         self._sums, self._others = Counters(), set[str]()
+        self.waiting: list[float] = []
 
     def add(self, name: str, total: Any, weight: Any) -> None:
         """Add a weighted sum and its weight. No synchronisation."""
+        if self.waiting:
+            self.add_waiting()
         plain, key, per = self._plain, f"sum {name}", f"weight {name}"
         before = plain.get(key)
         if type(before) is type(total) is type(weight) is type(plain.get(per)) is float:
@@ -74,6 +81,25 @@ class RunningMeans:
             return
         self._add(key, on_host(total))
         self._add(per, on_host(weight))
+
+    def add_waiting(self) -> None:
+        """Add up the losses that wait, in the order in which they came."""
+        held, self.waiting = self.waiting, []
+        if not held:
+            return
+        self.add("loss", held[0], held[1])
+        plain = self._plain
+        total, weight = plain.get("sum loss"), plain.get("weight loss")
+        if type(total) is not float or type(weight) is not float:  # tensors were added before
+            for at in range(2, len(held), 2):
+                self.add("loss", held[at], held[at + 1])
+            return
+        # one by one: the `sum` of newer Pythons compensates, so that the result would depend on when somebody asks
+        for number in held[2::2]:
+            total += number
+        for number in held[3::2]:
+            weight += number
+        plain["sum loss"], plain["weight loss"] = total, weight
 
     def add_all(self, loss: tuple[Any, Any], metrics: Mapping[str, tuple[Any, Any]]) -> None:
         """Add the losses and metrics of a step or a batch, each as (sum, weight)."""
@@ -108,6 +134,7 @@ class RunningMeans:
 
     def reduce_noted(self, world: World, note: Any, *, reset: bool = True) -> tuple[dict[str, float], list[Any]]:
         """Reduce as `reduce`, and return the notes of all ranks too, by rank: small objects that travel along."""
+        self.add_waiting()
         if world.world_size == 1 and not self._others:
             sums, notes = dict(sorted(self._plain.items())), [note]
         else:
@@ -124,6 +151,7 @@ class RunningMeans:
 
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's sums; waits for the device."""
+        self.add_waiting()
         plain = {
             key: {"ints": 0, "floats": number} if type(number) is float else {"ints": number, "floats": None}
             for key, number in self._plain.items()
@@ -132,6 +160,7 @@ class RunningMeans:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over sums."""
+        self.waiting = []
         mixed = {key: cell for key, cell in state.items() if cell["floats"] is not None and cell["ints"]}
         self._sums.load_state_dict(mixed)
         self._others = set(mixed)

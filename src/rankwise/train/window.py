@@ -42,6 +42,7 @@ class _Past:
 
     Attributes:
         is_sharded: whether `fully_shard` was applied to parts of the model, which a walk over it tells.
+        world_size: for which the model was checked; 0 before that.
         unfinished: all backward passes of a window ran, and `finish` was not called.
         synchronised: a backward pass has synchronised: a static graph needs that before its first `no_sync`.
         divisor: power of two near one rank's part of a step's weights; 0 before the first that was added up.
@@ -50,6 +51,7 @@ class _Past:
     """
 
     is_sharded: bool
+    world_size: int = 0
     unfinished: bool = False
     synchronised: bool = False
     divisor: float = 0.0
@@ -92,25 +94,29 @@ class Window:
     """
 
     def __init__(self, model: nn.Module, world: World, *, num_micro: int, total_weight: float | None = None) -> None:
-        check_model(model, world)
+        past = _past.get(model)
+        if past is None or past.world_size != world.world_size:
+            check_model(model, world)
+            past = past or _past.setdefault(model, _Past(is_sharded=is_sharded(model)))
+            past.world_size = world.world_size
         self._model = model
         self._world = world
         self._num_micro = num_micro
-        self._past = _past.get(model) or _past.setdefault(model, _Past(is_sharded=is_sharded(model)))
-        self._no_sync = partial(unsynchronised, model) if self._past.is_sharded else getattr(model, "no_sync", None)
+        self._past = past
+        self._no_sync = partial(unsynchronised, model) if past.is_sharded else getattr(model, "no_sync", None)
         self._total_weight = total_weight
         if total_weight is not None and not total_weight > 0:
             raise StepError(
                 f"total_weight is the sum of the step's weights over all ranks, a positive number, got {total_weight}; "
                 "None adds it up, and a step whose weights sum to zero then changes nothing"
             )
-        if num_micro > 1 or self._past.unfinished:
+        if num_micro > 1 or past.unfinished:
             self._check_past()
         self._opened = 0
         self._backwards = 0
         self._weight: float | torch.Tensor = 0.0
         self._num_samples: int | None = None
-        self._divisor = 0.0 if self._total_weight is not None else self._past.divisor or 1.0
+        self._divisor = 0.0 if total_weight is not None else past.divisor or 1.0
         self._counted: Callable[[], list[float]] | None = None
 
     def micro_batch(self) -> AbstractContextManager[Any]:
@@ -160,7 +166,10 @@ class Window:
         if is_last and self._total_weight is None:
             self._count()
         seed = 1.0 / self._divisor if self._divisor else self._factor(self._total_weight or 0.0)
-        total.backward(self._seed_of(total, seed))  # type: ignore[no-untyped-call]
+        held = self._past.seed
+        if held is None or held[0] != seed or held[1].dtype != total.dtype or held[1].device != total.device:
+            held = self._past.seed = (seed, total.new_tensor(seed))
+        total.backward(held[1])  # type: ignore[no-untyped-call]
         self._backwards += 1
         self._past.unfinished = is_last
 
@@ -200,12 +209,6 @@ class Window:
         if self._counted is not None:
             self._past.divisor = self._near(self._past.divisor, self._total_weight)
         return self._total_weight
-
-    def _seed_of(self, total: torch.Tensor, seed: float) -> torch.Tensor:
-        held = self._past.seed
-        if held is None or held[0] != seed or held[1].dtype != total.dtype or held[1].device != total.device:
-            held = self._past.seed = (seed, total.new_tensor(seed))
-        return held[1]
 
     def _count(self) -> None:
         """Begin to add up what the ranks have counted; wait for it only where no earlier step tells the magnitude."""

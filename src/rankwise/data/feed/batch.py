@@ -76,7 +76,9 @@ class FeedBatch(ShareView):
             ConfigError: the batch was released.
             KeyError: there is no such field.
         """
-        fields = self.fields
+        fields = self._fields
+        if fields is None:
+            fields = self.fields  # which raises
         if field not in fields:
             raise KeyError(f"the batch has no field {field!r}; it has {', '.join(map(repr, fields))}")
         return fields[field]

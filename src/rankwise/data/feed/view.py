@@ -44,8 +44,8 @@ class ShareView:
     @property
     def count(self) -> int:
         """Real samples that arrived: neither padding nor skipped."""
-        weights = self._share.weights
-        return len(self.ids) if weights is None else int(np.count_nonzero(weights))
+        share = self._share
+        return len(share.ids) if share.weights is None else int(np.count_nonzero(share.weights))
 
     @property
     def weights(self) -> Any:
