@@ -8,7 +8,6 @@ import platform
 import re
 import shutil
 import socket
-import struct
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from typing import Any
 
 from rankwise._cores import group_folders
 from rankwise.launch.cores import num_usable_cores, num_visible_gpus
+from rankwise.launch.elastic.interfaces import address_of, interface_of, resolve
 from rankwise.launch.topology import format_numbers, read_topology
 
 __all__ = ["cpus", "disks", "gpus", "memory", "network"]
@@ -24,7 +24,6 @@ __all__ = ["cpus", "disks", "gpus", "memory", "network"]
 _PROC = Path("/proc")
 _QUERY = "index,name,uuid,driver_version,memory.total,memory.used,compute_cap,pci.bus_id"
 _TOOL_S = 20.0
-_SIOCGIFADDR = 0x8915
 _UNLIMITED = 1 << 60  # what version 1 of control groups says for "no limit" lies above it
 
 
@@ -130,7 +129,7 @@ def network() -> dict[str, Any]:
     address = ""
     with contextlib.suppress(OSError):
         address = socket.gethostbyname(socket.gethostname())
-    by_name = next((name for name, found in interfaces.items() if address in found), "none of them")
+    reached = resolve(socket.gethostname())
     return {
         "host": socket.gethostname(),
         "host_address": address or "the host's name does not resolve",
@@ -138,25 +137,25 @@ def network() -> dict[str, Any]:
         "default_route": _default_route(),
         "taken": {
             "on one machine": next((name for name in ("lo", "lo0") if name in interfaces), "none"),
-            "on several": os.environ.get("GLOO_SOCKET_IFNAME") or _told(by_name, address),
+            "on several": os.environ.get("GLOO_SOCKET_IFNAME") or _by_launch(reached, address),
         },
     }
 
 
-def _told(interface: str, address: str) -> str:
-    """Gloo takes the address of the host's name; where that is the loopback one, no other machine can reach it."""
+def _by_launch(reached: list[str], address: str) -> str:
+    """Return what `rankwise run --nnodes` tells gloo where the host's name leads others to the rendezvous.
+
+    Without a launcher gloo takes the address of the host's name; where that is the loopback one, no other machine can
+    reach it.
+    """
+    interface = next((name for name in map(interface_of, reached) if name), "none of them")
     if address.startswith("127."):
-        return f"{interface}: the host's name is {address}, which no other machine reaches; set GLOO_SOCKET_IFNAME"
+        return f"{interface}; gloo alone takes {address}, which no other machine reaches: set GLOO_SOCKET_IFNAME"
     return interface
 
 
 def _addresses(interface: str) -> list[str]:
-    found: list[str] = []
-    with contextlib.suppress(OSError, ImportError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
-        import fcntl
-
-        answer = fcntl.ioctl(asked.fileno(), _SIOCGIFADDR, struct.pack("256s", interface[:15].encode()))
-        found.append(socket.inet_ntoa(answer[20:24]))
+    found = [address] if (address := address_of(interface)) else []
     with contextlib.suppress(OSError):
         for line in (_PROC / "net/if_inet6").read_text().splitlines():
             digits, *_, name = line.split()

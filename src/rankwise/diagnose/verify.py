@@ -14,6 +14,7 @@ from rankwise.errors import ConfigError
 from rankwise.launch.job import Job
 from rankwise.launch.local.supervisor import supervise
 from rankwise.launch.show import parse_show
+from rankwise.launch.stage import Stage
 from rankwise.launch.target import Target
 
 __all__ = ["verify_script"]
@@ -102,7 +103,7 @@ def _record(script: _Script, size: int, verdict: Verdict, *, kill: str = "") -> 
         num_threads=1,
         timeout_s=script.timeout_s,
     )
-    outcome = supervise(job, tell_last=False)
+    outcome = supervise(job, Stage(tell_last=False))
     lines = []
     for rank in range(size):
         files = sorted(place.glob(f"rank-{rank}.attempt-*.jsonl"))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from rankwise.launch.stage import ALONE, Stage
+
 if TYPE_CHECKING:
     from rankwise.launch.job import Job
-    from rankwise.launch.local.console import Console
-    from rankwise.launch.local.loop import Loop
     from rankwise.launch.outcome import Outcome
 
 __all__ = ["Backend", "backend_of", "supervise"]
@@ -16,9 +16,7 @@ __all__ = ["Backend", "backend_of", "supervise"]
 class Backend(Protocol):
     """Starts the ranks of a job and stays with them to their end."""
 
-    def __call__(
-        self, job: Job, *, loop: Loop | None = None, console: Console | None = None, tell_last: bool = True
-    ) -> Outcome:
+    def __call__(self, job: Job, stage: Stage = ..., /) -> Outcome:
         """Run the job; see `supervise`."""
         ...
 
@@ -34,7 +32,7 @@ def backend_of(job: Job) -> Backend:
     return supervise_local
 
 
-def supervise(job: Job, *, loop: Loop | None = None, console: Console | None = None, tell_last: bool = True) -> Outcome:
+def supervise(job: Job, stage: Stage = ALONE) -> Outcome:
     """Start the ranks, watch over them, start all of them again after a failure as often as the job allows.
 
     To be called in the main thread of a process without other threads. When it returns, no rank is left. If this
@@ -42,12 +40,10 @@ def supervise(job: Job, *, loop: Loop | None = None, console: Console | None = N
 
     Args:
         job: what to run.
-        loop: an entered loop whose descriptors are served while the ranks run; None makes one.
-        console: where the ranks' output and our messages go; None makes one.
-        tell_last: print the failure that ends the launch; it stands in `Outcome.text` in any case.
+        stage: where.
 
     Raises:
         LaunchError: the ranks cannot be started, or other nodes cannot be found or joined.
         ConfigError: several nodes, and no token that they could show each other.
     """
-    return backend_of(job)(job, loop=loop, console=console, tell_last=tell_last)
+    return backend_of(job)(job, stage)

@@ -20,6 +20,7 @@ from rankwise.errors import ConfigError, LaunchError
 from rankwise.launch.job import Job
 from rankwise.launch.local.supervisor import supervise
 from rankwise.launch.show import parse_show
+from rankwise.launch.stage import Stage
 from rankwise.launch.target import Target
 
 __all__ = ["SWEPT", "Script", "profile_script", "run_recorded", "sweep_setting"]
@@ -66,7 +67,7 @@ def run_recorded(script: Script, num_ranks: int, task: Task) -> list[dict[str, A
         env={VARIABLE: task.to_json()},
         num_threads=script.num_threads,
     )
-    outcome = supervise(job, tell_last=False)
+    outcome = supervise(job, Stage(tell_last=False))
     if outcome.interrupted is not None:
         raise KeyboardInterrupt
     if outcome.exitcode:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import ipaddress
 import socket
 import struct
 
-__all__ = ["interface_of", "is_loopback", "is_own", "is_public", "resolve"]
+__all__ = ["address_of", "interface_of", "is_loopback", "is_own", "is_public", "resolve"]
 
 _SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
 _ELSEWHERE = "192.0.2.1"  # of no machine: its route is the default one; nothing is sent
@@ -55,10 +54,14 @@ def is_public(address: str) -> bool:
 
 def interface_of(address: str) -> str:
     """Return the name of the interface that has an IPv4 address, "" if it cannot be told."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            with contextlib.suppress(OSError):
-                packed = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-                if socket.inet_ntoa(packed[20:24]) == address:
-                    return name
+    return next((name for _, name in socket.if_nameindex() if address_of(name) == address), "")
+
+
+def address_of(interface: str) -> str:
+    """Return the IPv4 address of an interface, "" if it has none or it cannot be told."""
+    with contextlib.suppress(OSError, ImportError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        import fcntl  # Linux and macOS have it
+
+        packed = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
+        return socket.inet_ntoa(packed[20:24])
     return ""

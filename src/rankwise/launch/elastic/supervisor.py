@@ -28,6 +28,7 @@ from rankwise.launch.local.loop import Loop
 from rankwise.launch.local.ports import HeldPort
 from rankwise.launch.local.telling import describe_end, next_logs, tell, tell_hidden, with_time_left
 from rankwise.launch.outcome import Outcome
+from rankwise.launch.stage import ALONE, Stage
 from rankwise.launch.verdict import Failure, RankEnd
 
 __all__ = ["supervise_node"]
@@ -38,9 +39,7 @@ _TEXT_CHARACTERS = 1 << 15  # of a report that travels
 _OF_STANDSTILLS = {"look", "standstill", "hung"}
 
 
-def supervise_node(
-    job: Job, *, loop: Loop | None = None, console: Console | None = None, tell_last: bool = True
-) -> Outcome:
+def supervise_node(job: Job, stage: Stage = ALONE) -> Outcome:
     """Take part in a run of several nodes, to its end; each node calls it, with the same job but for its own ranks.
 
     As `local.supervisor.supervise`: for the main thread of a process without other threads; no rank is left when it
@@ -48,17 +47,15 @@ def supervise_node(
 
     Args:
         job: what to run; its `nodes` are given.
-        loop: an entered loop; None makes one.
-        console: where the ranks' output and our messages go; None makes one.
-        tell_last: print why the run ended, if it was not said already.
+        stage: where.
 
     Raises:
         LaunchError: the nodes do not find each other, do not fit together, or no rendezvous lets this one in.
         ConfigError: there is no token that could be used.
     """
     assert job.nodes is not None
-    console = console or Console()
-    with nullcontext(loop) if loop is not None else Loop() as entered:
+    console = stage.console or Console()
+    with nullcontext(stage.loop) if stage.loop is not None else Loop() as entered:
         node = _Node(job, job.nodes, entered, console)
         try:
             outcome = node.run()
@@ -66,7 +63,7 @@ def supervise_node(
             node.close()
     if outcome.again:
         console.say("the ranks have saved and ended as they were asked to: the same command goes on")
-    elif tell_last and outcome.text and outcome.text not in node.told:
+    elif stage.tell_last and outcome.text and outcome.text not in node.told:
         console.say(outcome.text)
     console.flush()
     return outcome

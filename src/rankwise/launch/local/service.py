@@ -21,6 +21,7 @@ from rankwise.launch.local.link import Link
 from rankwise.launch.local.loop import Loop
 from rankwise.launch.local.supervisor import supervise
 from rankwise.launch.show import parse_show
+from rankwise.launch.stage import Stage
 from rankwise.launch.target import Target
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def main(fd: int) -> None:
         (folder / "call").write_bytes(call)
         loop.watch(fd, lambda: _caller_is_gone(loop, fd))
         try:
-            outcome = supervise(_job(options, folder), loop=loop, tell_last=False)
+            outcome = supervise(_job(options, folder), Stage(loop=loop, tell_last=False))
         except RankwiseError as error:
             link.send(json.dumps({"error": str(error), "kind": type(error).__name__}).encode())
             return

@@ -15,6 +15,7 @@ from rankwise.launch.local.attempt import Attempt
 from rankwise.launch.local.console import Console
 from rankwise.launch.local.loop import Loop
 from rankwise.launch.local.telling import describe_end, next_logs, tell, tell_hidden, with_time_left
+from rankwise.launch.stage import ALONE, Stage
 
 if TYPE_CHECKING:
     from rankwise.launch.outcome import Outcome
@@ -23,13 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["supervise"]
 
 
-def supervise(
-    job: Job,
-    *,
-    loop: Loop | None = None,
-    console: Console | None = None,
-    tell_last: bool = True,
-) -> Outcome:
+def supervise(job: Job, stage: Stage = ALONE) -> Outcome:
     """Start the ranks, watch over them, start all of them again after a failure as often as the job allows.
 
     To be called in the main thread of a process without other threads. When it returns, no rank is left. If this
@@ -37,17 +32,15 @@ def supervise(
 
     Args:
         job: what to run.
-        loop: an entered loop whose descriptors are served while the ranks run; None makes one.
-        console: where the ranks' output and our messages go; None makes one.
-        tell_last: print the failure that ends the launch; it stands in `Outcome.text` in any case.
+        stage: where.
 
     Raises:
         LaunchError: the ranks cannot be started (port in use, log folder not writable).
     """
-    console = console or Console()
-    with nullcontext(loop) if loop is not None else Loop() as entered:
+    console = stage.console or Console()
+    with nullcontext(stage.loop) if stage.loop is not None else Loop() as entered:
         outcome = _attempts(job, entered, console)
-    if tell_last and outcome.text:
+    if stage.tell_last and outcome.text:
         tell(console, outcome.text)
     console.flush()
     return outcome

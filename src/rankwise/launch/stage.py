@@ -1,0 +1,30 @@
+"""What a launch is run in: the loop that it shares, its console, who has the last word."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rankwise.launch.local.console import Console
+    from rankwise.launch.local.loop import Loop
+
+__all__ = ["ALONE", "Stage"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stage:
+    """Where a job is run; all of it may be left to the launch.
+
+    Attributes:
+        loop: an entered loop whose descriptors are served while the ranks run; None makes one.
+        console: where the ranks' output and our messages go; None makes one.
+        tell_last: print the failure that ends the launch; it stands in `Outcome.text` in any case.
+    """
+
+    loop: Loop | None = None
+    console: Console | None = None
+    tell_last: bool = True
+
+
+ALONE = Stage()
