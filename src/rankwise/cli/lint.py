@@ -6,7 +6,7 @@ import difflib
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -44,12 +44,17 @@ def lint_command(  # noqa: PLR0917  (typer's way: a parameter per option)
     add_ignore: Annotated[
         bool, typer.Option("--add-ignore", help="Add a suppressing comment to every line with a finding.")
     ] = False,
+    checklist: Annotated[
+        bool, typer.Option("--checklist", help="Hold a guide's 84 statements against the files; all rules are asked.")
+    ] = False,
 ) -> None:
     """Find misuse of distributed training in Python, notebooks, shell, Docker and YAML files. Runs nothing."""
     from rankwise.diagnose.lint import FORMATS, RULES, find_settings, lint_paths, to_text
 
     if output_format not in FORMATS:
         raise ConfigError(f"--output-format wants {', '.join(FORMATS)}; got {output_format!r}")
+    if checklist:
+        _checklist(paths, output_format)
     start = paths[0] if paths[0].is_dir() else paths[0].parent
     settings = find_settings(start, select=_names(select), ignore=_names(ignore), confidence=confidence)
     settings.check_names(RULES)
@@ -68,6 +73,15 @@ def lint_command(  # noqa: PLR0917  (typer's way: a parameter per option)
     colours = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     print(to_text(report, output_format, colours=colours))
     _say_failures(report, output_format)
+    sys.exit(report.exitcode)
+
+
+def _checklist(paths: list[Path], output_format: str) -> NoReturn:
+    from rankwise.diagnose.lint import Settings, checklist_text, items_of, lint_paths
+
+    report = lint_paths(paths, Settings(select=("ALL",), confidence="low"))
+    print(checklist_text(items_of(report.findings), output_format))
+    _say_failures(report, "json")
     sys.exit(report.exitcode)
 
 
