@@ -16,6 +16,7 @@ from rankwise.cli.explain import explain_command
 from rankwise.cli.kubeflow_words import announced_options
 from rankwise.cli.lint import lint_command, rule_command
 from rankwise.cli.profile import profile_command
+from rankwise.cli.report import report_command
 from rankwise.cli.rows_app import rows_commands
 from rankwise.cli.run import run_command
 from rankwise.cli.scaling import scaling_command
@@ -86,6 +87,7 @@ app.command(
     no_args_is_help=True,
     epilog="Exit codes: 0 explained, 1 nothing recognised, 2 a log could not be read.",
 )(explain_command)
+app.command("report", no_args_is_help=True)(report_command)
 app.command("watch")(watch_command)
 app.command(
     "profile",

@@ -1,0 +1,131 @@
+"""What was wrong: failures, findings of the guard, the linter and the doctor, hangs, samples that were left out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rankwise.diagnose.report.markup import Markup, el, join, table, told
+from rankwise.diagnose.report.run_record import RunRecord, as_dict
+from rankwise.diagnose.report.series import summary
+
+__all__ = ["attention", "badge", "doctor", "guard", "hangs", "lint", "skipped"]
+
+_BAD = ("fail", "warn")
+
+
+def attention(run: RunRecord, curves: dict[str, list[tuple[int, float]]]) -> list[tuple[str, str, str]]:
+    """Return what a reader should look at first: (level, text, id of the section)."""
+    found = []
+    failed = [folder for folder in run.logs.folders if folder.failure or folder.errors]
+    if failed:
+        found.append(("error", f"{len(failed)} start(s) of the ranks ended in a failure", "attempts"))
+    if run.stalls or run.logs.hangs:
+        found.append(("error", f"the run stood still {len(run.stalls) or len(run.logs.hangs)} time(s)", "hangs"))
+    if run.logs.guard:
+        found.append(("error", f"the guard found {len(run.logs.guard)} thing(s)", "guard"))
+    for name, points in curves.items():
+        odd = summary(points)["num_odd"]
+        if odd:
+            found.append(("error", f"{name} is not finite at {odd} of {len(points)} points", "curves"))
+    found += _checked(run)
+    if run.logs.skipped:
+        found.append(("warning", "samples were left out", "skipped"))
+    if as_dict(run.profile.get("straggler")):
+        rank = told(as_dict(run.profile["straggler"]).get("rank"))
+        found.append(("warning", f"rank {rank} is a straggler", "time"))
+    found += [("warning", note, "notes") for note in run.notes]
+    return found
+
+
+def _checked(run: RunRecord) -> list[tuple[str, str, str]]:
+    """Return what the linter and the doctor have to say."""
+    found = []
+    levels = [str(as_dict(finding).get("level")) for finding in run.lint or []]
+    if levels:
+        found.append(("error" if "error" in levels else "warning", f"lint: {len(levels)} finding(s)", "lint"))
+    for status, level in (("fail", "error"), ("warn", "warning")):
+        checks = [check for check in run.doctor or [] if as_dict(check).get("status") == status]
+        if checks:
+            found.append((level, f"doctor: {len(checks)} check(s) say {status}", "doctor"))
+    return found
+
+
+def guard(run: RunRecord) -> Markup:
+    """Return what the guard said in the logs."""
+    if not run.logs.folders:
+        return el("p", "not recorded: the logs are kept by ", el("code", "rankwise run --run-dir"), class_="none")
+    return _said(run.logs.guard, "nothing found in the logs")
+
+
+def skipped(run: RunRecord) -> Markup:
+    """Return which damaged samples were left out, as the logs say."""
+    counted = [line for line in run.lines if line.get("num_skipped")]
+    if counted:
+        told_so = el("p", f"{told(counted[-1]['num_skipped'])} samples by step {counted[-1]['step']}")
+        return join([told_so, _said(run.logs.skipped, "")])
+    if not run.logs.folders:
+        return el("p", "not recorded: the logs are kept by ", el("code", "rankwise run --run-dir"), class_="none")
+    return _said(run.logs.skipped, "none, as far as the logs tell")
+
+
+def _said(lines: Sequence[tuple[str, str]], nothing: str) -> Markup:
+    if not lines:
+        return el("p", nothing, class_="none")
+    return el("ul", *(el("li", text, " ", el("small", where)) for where, text in lines), class_="said")
+
+
+def hangs(run: RunRecord) -> Markup:
+    """Return the verdicts on hangs: those that the watch saved, and those in the logs."""
+    saved = [
+        el("li", told(as_dict(stall.get("verdict")).get("text")), " ", el("small", stall["file"]))
+        for stall in run.stalls
+    ]
+    if saved:
+        return el("ul", *saved, class_="said")
+    return _said(run.logs.hangs, "none recorded")
+
+
+def lint(run: RunRecord) -> Markup:
+    """Return the findings of the linter, where they were saved."""
+    if run.lint is None:
+        command = f"rankwise lint --output-format json SCRIPT > {run.name}/lint.json"
+        return el("p", "not recorded: ", el("code", command), ", or --lint FILE", class_="none")
+    rows = [
+        [
+            badge(told(one.get("level"))),
+            told(one.get("code")),
+            told(one.get("slug")),
+            f"{told(one.get('file'))}:{told(one.get('line'))}",
+            told(one.get("message")),
+        ]
+        for one in map(as_dict, run.lint)
+    ]
+    head = ["level", "rule", "name", "place", "what"]
+    return table(head, rows, name=f"lint findings of {run.name}") if rows else el("p", "nothing found", class_="none")
+
+
+def doctor(run: RunRecord) -> Markup:
+    """Return what the doctor said, where it was saved: what is not well first."""
+    if run.doctor is None:
+        command = f"rankwise doctor --json > {run.name}/doctor.json"
+        return el("p", "not recorded: ", el("code", command), ", or --doctor FILE", class_="none")
+    checks = sorted(map(as_dict, run.doctor), key=lambda check: {"fail": 0, "warn": 1}.get(str(check.get("status")), 2))
+    rows = [
+        [
+            badge(told(check.get("status"))),
+            told(check.get("section")),
+            told(check.get("name")),
+            told(check.get("evidence")),
+            told(check.get("mend")) or "-",
+        ]
+        for check in checks
+    ]
+    bad = sum(check.get("status") in _BAD for check in checks)
+    inner = table(["", "section", "check", "evidence", "mend"], rows, name=f"doctor's checks of {run.name}")
+    return el("details", el("summary", f"{len(checks)} checks, {bad} not well"), inner, open=bool(bad))
+
+
+def badge(word: str) -> Markup:
+    """Return a level or a status in its colour."""
+    kind = {"error": "bad", "fail": "bad", "warning": "odd", "warn": "odd", "pass": "good"}.get(word, "dim")
+    return el("span", word, class_=f"badge {kind}")

@@ -1,0 +1,83 @@
+"""HTML that cannot be spoilt by text: whatever is not markup already is escaped where it enters."""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+__all__ = ["Markup", "el", "island", "join", "table", "told"]
+
+_VOID = {"meta", "input"}
+_MOST_TEXT = 6000
+_MOST_ROWS = 200
+
+
+class Markup(str):
+    """Text that is HTML; only `el`, `join` and `island` make it."""
+
+    __slots__ = ()
+
+
+def el(name: str, /, *children: object, **attributes: object) -> Markup:
+    """Return an element. Children that are no `Markup` are escaped; attributes that are None are left out.
+
+    A trailing underscore of an attribute's name is dropped (``class_``), others become hyphens.
+    """
+    words = [name]
+    for key, value in attributes.items():
+        if value is not None and value is not False:
+            plain = key.rstrip("_").replace("_", "-")
+            words.append(plain if value is True else f'{plain}="{html.escape(_cut(str(value)), quote=True)}"')
+    begin = f"<{' '.join(words)}>"
+    return Markup(begin if name in _VOID else f"{begin}{join(children)}</{name}>")
+
+
+def join(children: Iterable[object]) -> Markup:
+    """Return children one after the other; None is nothing, what is no `Markup` is escaped."""
+    return Markup("".join(_one(child) for child in children))
+
+
+def _one(child: object) -> str:
+    if child is None:
+        return ""
+    return child if isinstance(child, Markup) else html.escape(_cut(str(child)), quote=True)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _MOST_TEXT else f"{text[:_MOST_TEXT]} … ({len(text) - _MOST_TEXT} more characters)"
+
+
+def table(head: Sequence[object], rows: Sequence[Sequence[object]], *, caption: str = "", name: str = "") -> Markup:
+    """Return a table that scrolls sideways where the page is narrow; at most 200 rows, and how many more there are."""
+    shown = [el("tr", *(el("td", cell) for cell in row)) for row in rows[:_MOST_ROWS]]
+    if len(rows) > _MOST_ROWS:
+        shown.append(el("tr", el("td", f"… {len(rows) - _MOST_ROWS} more rows", colspan=len(head))))
+    inner = el(
+        "table",
+        el("caption", caption) if caption else None,
+        el("thead", el("tr", *(el("th", word, scope="col") for word in head))),
+        el("tbody", *shown),
+    )
+    label = caption or name or "table"
+    return el("div", inner, class_="wide", tabindex=0, role="region", aria_label=label)
+
+
+def island(name: str, value: Any) -> Markup:
+    """Return data for the script as a JSON block: no text in it can end the block, or begin a comment."""
+    text = json.dumps(value, allow_nan=False, separators=(",", ":"))  # ASCII: U+2028 and all others are escaped
+    for sign, code in (("<", "\\u003c"), (">", "\\u003e"), ("&", "\\u0026")):
+        text = text.replace(sign, code)
+    return Markup(f'<script type="application/json" id="{html.escape(name)}">{text}</script>')
+
+
+def told(value: object) -> str:
+    """Return a value of a run's files as people read it."""
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, str):
+        return value
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,220 @@
+"""A run as its directory tells it: read whole, never written, and read as far as it goes where files are damaged."""
+
+from __future__ import annotations
+
+import json
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rankwise.diagnose.report.logs import LogNotes, read_logs
+from rankwise.errors import ConfigError
+from rankwise.tracking import read_metrics
+
+__all__ = ["RunRecord", "as_dict", "as_list", "read_run", "read_saved"]
+
+_MOST_BYTES = 256 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecord:
+    """What the files of one run hold.
+
+    Attributes:
+        name: how the page calls it.
+        path: the directory.
+        status: "finished", "running", "interrupted" or "ended".
+        config: ``config.json``.
+        finished: ``finished.json``, empty without one.
+        attempts: number of the attempt and its record, in their order.
+        lines: the surviving lines of metrics.
+        starts: the step from which each attempt went on.
+        num_superseded: lines that no longer count.
+        checkpoints: manifests, by step, each with its size in bytes and its folder's name.
+        profile, scaling: what `rankwise profile` and `rankwise scaling` left, empty without.
+        lint, doctor: findings and checks, None where none were saved.
+        stalls: what the watch saved.
+        logs: what the ranks' logs tell.
+        notes: what could not be read.
+    """
+
+    name: str
+    path: Path
+    status: str
+    config: dict[str, Any]
+    finished: dict[str, Any]
+    attempts: list[tuple[int, dict[str, Any]]]
+    lines: list[dict[str, Any]]
+    starts: list[tuple[int, int]]
+    num_superseded: int
+    checkpoints: list[dict[str, Any]]
+    profile: dict[str, Any]
+    scaling: dict[str, Any]
+    lint: list[Any] | None
+    doctor: list[Any] | None
+    stalls: list[dict[str, Any]]
+    logs: LogNotes
+    notes: list[str]
+
+
+def as_dict(value: object) -> dict[str, Any]:
+    """Return a JSON object, an empty one for anything else."""
+    return value if isinstance(value, dict) else {}
+
+
+def as_list(value: object) -> list[Any]:
+    """Return a JSON list, an empty one for anything else."""
+    return value if isinstance(value, list) else []
+
+
+def read_run(path: Path, *, name: str, lint: list[Any] | None = None, doctor: list[Any] | None = None) -> RunRecord:
+    """Read a run directory.
+
+    Args:
+        path: the directory.
+        name: what to call it.
+        lint: findings to show instead of ``lint.json``.
+        doctor: checks to show instead of ``doctor.json``.
+
+    Raises:
+        ConfigError: there is no such directory, or nothing of a run in it.
+    """
+    if not path.is_dir():
+        raise ConfigError(f"report wants a run directory; {str(path)!r} is none. Runs are in runs/ by default")
+    if not any((path / known).exists() for known in ("config.json", "metrics.jsonl", "profile.json", "scaling.json")):
+        raise ConfigError(
+            f"{str(path)!r} holds no run: no config.json, metrics.jsonl, profile.json or scaling.json. "
+            "Give the folder of one run, as --run-dir names it"
+        )
+    notes: list[str] = []
+    config = as_dict(_load(path / "config.json", notes, wanted=True))
+    finished = as_dict(_load(path / "finished.json", notes))
+    attempts = sorted(
+        (int(number), as_dict(record))
+        for number, record in as_dict(config.get("environment")).items()
+        if number.isdecimal()
+    )
+    lines, starts, num_superseded = _metrics(path, notes)
+    stalls = [
+        {"file": file.name, **as_dict(_load(file, notes))}
+        for folder in (path, path / "logs")
+        for file in sorted(folder.glob("rankwise-stall-*.json"))
+    ]
+    return RunRecord(
+        name=name,
+        path=path,
+        status=_status(path, finished, attempts),
+        config=config,
+        finished=finished,
+        attempts=attempts,
+        lines=lines,
+        starts=starts,
+        num_superseded=num_superseded,
+        checkpoints=_checkpoints(path / "checkpoints", notes),
+        profile=as_dict(_load(path / "profile.json", notes)),
+        scaling=as_dict(_load(path / "scaling.json", notes)),
+        lint=lint if lint is not None else _saved(path / "lint.json", "findings", notes),
+        doctor=doctor if doctor is not None else _saved(path / "doctor.json", "checks", notes),
+        stalls=stalls,
+        logs=read_logs(path / "logs", notes),
+        notes=notes,
+    )
+
+
+def read_saved(path: Path, key: str) -> list[Any]:
+    """Return what `rankwise lint` or `rankwise doctor` printed as JSON into a file.
+
+    Raises:
+        ConfigError: it is not that.
+    """
+    notes: list[str] = []
+    found = _saved(path, key, notes)
+    if found is None:
+        raise ConfigError(f"{path} should hold the JSON list of {key}; " + (notes[0] if notes else "there is no file"))
+    return found
+
+
+def _saved(path: Path, key: str, notes: list[str]) -> list[Any] | None:
+    value = _load(path, notes)
+    value = value.get(key) if isinstance(value, dict) else value
+    if value is not None and not isinstance(value, list):
+        notes.append(f"{path.name} holds no list of {key}")
+    return value if isinstance(value, list) else None
+
+
+def _load(path: Path, notes: list[str], *, wanted: bool = False) -> Any:
+    """Return what a JSON file holds, None where it cannot be read, which is noted."""
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            notes.append(f"{path.name} is larger than {_MOST_BYTES >> 20} MiB and was not read")
+            return None
+        return json.loads(path.read_text(encoding="utf-8", errors="replace"))
+    except FileNotFoundError:
+        if wanted:
+            notes.append(f"{path.name} is missing: what made the run is not known")
+    except (OSError, ValueError, RecursionError) as error:
+        notes.append(f"{path.name} cannot be read: {error}")
+    return None
+
+
+def _metrics(path: Path, notes: list[str]) -> tuple[list[dict[str, Any]], list[tuple[int, int]], int]:
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        try:
+            every = read_metrics(path, all=True)
+        except (OSError, ValueError, TypeError) as error:
+            notes.append(f"metrics.jsonl cannot be read: {error}")
+            return [], [], 0
+    notes += [str(one.message) for one in said[:5]]
+    if len(said) > 5:
+        notes.append(f"metrics.jsonl: {len(said) - 5} more lines were skipped")
+    events = [line for line in every if line.get("event") == "attempt"]
+    starts = [(line["attempt"], line["restored_step"] or 0) for line in events]
+    lines = [line for line in every if not line["superseded"] and "event" not in line]
+    return lines, starts, sum(line["superseded"] for line in every)
+
+
+def _checkpoints(folder: Path, notes: list[str]) -> list[dict[str, Any]]:
+    found = []
+    for place in sorted(folder.glob("step-*")):
+        record = as_dict(_load(place / "manifest.json", notes))
+        if not isinstance(record.get("step"), int):
+            notes.append(f"checkpoints/{place.name} has no manifest that can be read: it is damaged, or being written")
+            continue
+        parts = as_dict(record.get("parts")).values()
+        files = [as_dict(file) for part in parts for file in as_list(as_dict(part).get("files"))]
+        sizes = [file.get("bytes") for file in files]
+        size = sum(size for size in sizes if isinstance(size, int))
+        found.append({**record, "folder": place.name, "size": size})
+    return sorted(found, key=lambda record: record["step"])
+
+
+def _status(path: Path, finished: dict[str, Any], attempts: Sequence[tuple[int, dict[str, Any]]]) -> str:
+    if finished:
+        return "finished"
+    if _is_held(path / "running.lock"):
+        return "running"
+    return "interrupted" if attempts and "interrupted" in attempts[-1][1] else "ended"
+
+
+def _is_held(lock: Path) -> bool:
+    """Whether a living process owns the run: its lock is held. A look takes no lock that another attempt waits for."""
+    try:
+        found = lock.stat()
+    except OSError:
+        return False
+    try:
+        held = Path("/proc/locks").read_text(encoding="ascii").splitlines()
+    except OSError:  # not Linux: a line of the last minute has to do
+        return time.time() - _touched(lock.parent / "metrics.jsonl") < 60
+    return any(line.split()[5].rpartition(":")[2] == str(found.st_ino) for line in held if len(line.split()) > 5)
+
+
+def _touched(file: Path) -> float:
+    try:
+        return file.stat().st_mtime
+    except OSError:
+        return 0.0

@@ -1,0 +1,283 @@
+"""The parts of the page about one run's files: attempts, checkpoints, what made it, and where its time went."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from rankwise.diagnose.report.markup import Markup, el, join, table, told
+from rankwise.diagnose.report.run_record import RunRecord, as_dict, as_list
+
+__all__ = ["attempts", "checkpoints", "made_of", "moment", "profile", "scaling", "size_text"]
+
+
+def moment(seconds: object) -> str:
+    """Return a time (seconds since 1970) as people read it, in UTC."""
+    if not isinstance(seconds, int | float) or not math.isfinite(seconds):
+        return "-"
+    try:
+        return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    except (OverflowError, ValueError, OSError):
+        return told(seconds)
+
+
+def size_text(num_bytes: float) -> str:
+    """Return a size with its unit."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if num_bytes < 1024:
+            return f"{num_bytes:.3g} {unit}" if unit != "B" else f"{num_bytes:.0f} B"
+        num_bytes /= 1024
+    return f"{num_bytes:.4g} TiB"
+
+
+def made_of(runs: Sequence[RunRecord]) -> Markup:
+    """Return what made the runs, side by side; what differs is marked."""
+    columns = [_flat(run) for run in runs]
+    names = list(dict.fromkeys(name for column in columns for name in column))
+    rows = []
+    for name in names:
+        values = [column.get(name, "-") for column in columns]
+        differs = len(set(values)) > 1
+        label = el("strong", name, " ≠") if differs else name
+        rows.append([label, *(el("code", value) for value in values)])
+    return table(["", *(run.name for run in runs)], rows, name="what made the runs")
+
+
+def _flat(run: RunRecord) -> dict[str, str]:
+    around = run.attempts[-1][1] if run.attempts else {}
+    code = as_dict(around.get("code"))
+    command = around.get("command")
+    flat = {
+        "directory": str(run.path),
+        "command": " ".join(map(str, command)) if isinstance(command, list) else told(command),
+        "code": f"{code.get('commit')}{' + changes' if code.get('dirty') else ''}" if code else "no git repository",
+        "ranks": f"{told(around.get('world_size'))} on {told(around.get('num_nodes'))} machine(s)",
+        "device": f"{told(around.get('device'))}, {told(around.get('backend'))}",
+        "created": moment(run.config.get("created")),
+    }
+    taken = {"command", "code", "world_size", "num_nodes", "device", "backend", "time", "pid", "interrupted", "changed"}
+    flat |= {name: told(value) for name, value in around.items() if name not in taken}
+    _flatten("", as_dict(run.config.get("config")), flat, depth=0)
+    return flat
+
+
+def _flatten(prefix: str, value: dict[str, Any], into: dict[str, str], *, depth: int) -> None:
+    for name, inner in value.items():
+        if isinstance(inner, dict) and inner and depth < 6:
+            _flatten(f"{prefix}{name}.", inner, into, depth=depth + 1)
+        else:
+            into[f"config {prefix}{name}"] = told(inner)
+
+
+def attempts(run: RunRecord) -> Markup:
+    """Return when the run was started, from which step, and how each attempt ended."""
+    if not run.attempts:
+        return el("p", "not recorded: config.json names no attempt", class_="none")
+    starts, rows = dict(run.starts), []
+    for index, (number, record) in enumerate(run.attempts):
+        following = run.attempts[index + 1][1].get("time") if index + 1 < len(run.attempts) else math.inf
+        steps = [line["step"] for line in run.lines if line["attempt"] == number]
+        changed = ", ".join(map(str, as_list(record.get("changed"))))
+        rows.append(
+            [
+                number,
+                moment(record.get("time")),
+                told(record.get("host")),
+                told(record.get("world_size")),
+                told(starts.get(number)),
+                told(max(steps, default=None)),
+                _ending(run, number, record, following),
+                changed or "-",
+            ]
+        )
+    head = ["attempt", "started", "host", "ranks", "from step", "last step that counts", "how it ended", "changed"]
+    return table(head, rows, name=f"attempts of {run.name}")
+
+
+def _ending(run: RunRecord, number: int, record: dict[str, Any], following: object) -> object:
+    asked = as_dict(record.get("interrupted"))
+    if asked:
+        return f"saved and stopped at step {told(asked.get('step'))}: {told(asked.get('reason'))}"
+    if run.finished.get("attempt") == number:
+        return "finished"
+    begin, end = record.get("time"), following
+    if isinstance(begin, int | float) and isinstance(end, int | float):
+        for folder in run.logs.folders:
+            if begin <= folder.last_s <= end and folder.failure:
+                first, _, rest = folder.failure.partition("\n")
+                return el("details", el("summary", first), el("pre", rest))
+            if begin <= folder.last_s <= end and folder.errors:
+                return join(el("div", f"{rank}: {line}") for rank, line in folder.errors)
+    if number == run.attempts[-1][0] and run.status == "running":
+        return "running"
+    return "not recorded: killed, or its logs were not kept (rankwise run --run-dir keeps them)"
+
+
+def checkpoints(run: RunRecord) -> Markup:
+    """Return the checkpoints that are there, with the best one marked."""
+    if not run.checkpoints:
+        return el("p", "none in checkpoints/", class_="none")
+    best, why = _best(run)
+    rows = [
+        [
+            el("strong", info["step"], " ★ best") if index == best else info["step"],
+            moment(info.get("time")),
+            told(info.get("attempt")),
+            told(info.get("world_size")),
+            size_text(info["size"]),
+            ", ".join(f"{name} {told(value)}" for name, value in as_dict(info.get("metrics")).items()) or "-",
+        ]
+        for index, info in enumerate(run.checkpoints)
+    ]
+    head = ["step", "saved", "attempt", "ranks", "size", "metrics"]
+    return join([table(head, rows, name=f"checkpoints of {run.name}"), el("p", why, class_="note")])
+
+
+def _best(run: RunRecord) -> tuple[int | None, str]:
+    options = as_dict(as_dict(run.config.get("config")).get("train"))
+    name, mode = str(options.get("best_metric") or "val_loss"), options.get("best_mode")
+    values = [as_dict(info.get("metrics")).get(name) for info in run.checkpoints]
+    logged = {line["step"]: line[name] for line in run.lines if name in line}
+    values = [
+        logged.get(info["step"]) if value is None else value
+        for info, value in zip(run.checkpoints, values, strict=True)
+    ]
+    known = [
+        (value if mode != "max" else -value, index)
+        for index, value in enumerate(values)
+        if isinstance(value, int | float) and math.isfinite(value)
+    ]
+    if not known:
+        return (
+            None,
+            f"Which is best is not known: no {name} with the checkpoints, nor in the metrics of their steps.",
+        )
+    return min(known)[1], f"Best of these by {name} ({'highest' if mode == 'max' else 'lowest'})."
+
+
+def profile(run: RunRecord) -> Markup:
+    """Return where the time of the steps went, by rank: bars, the same as a table, the causes, the straggler."""
+    found = run.profile
+    parts = [str(part) for part in as_list(found.get("parts"))]
+    ranks = [as_dict(rank) for rank in as_list(found.get("ranks"))]
+    if not parts or not ranks:
+        return el("p", "not recorded: run ", el("code", "rankwise profile"), class_="none")
+    findings = [as_dict(finding) for finding in as_list(found.get("findings"))]
+    rows = [
+        [
+            told(rank.get("rank")),
+            told(rank.get("host")),
+            _ms(rank.get("step_ms")),
+            *(_ms(as_dict(rank.get("mean_ms")).get(part)) for part in parts),
+            _ms(rank.get("ready_ms")),
+            told(rank.get("score")),
+        ]
+        for rank in ranks
+    ]
+    head = ["rank", "host", "step", *parts, "first bucket ready", "score"]
+    return join(
+        [
+            el("p", f"{_ms(found.get('step_ms'))} a step (median), {told(found.get('world_size'))} ranks, "
+               f"{told(found.get('device'))}, {len(as_list(found.get('steps')))} steps recorded."),
+            _bars(parts, ranks),
+            table(head, rows, name=f"times per rank of {run.name}"),
+            _straggler(as_dict(found.get("straggler"))),
+            _causes(findings),
+            _sweep(as_dict(found.get("sweep"))),
+        ]
+    )  # fmt: skip
+
+
+def _ms(value: object) -> str:
+    return f"{value:.4g} ms" if isinstance(value, int | float) and math.isfinite(value) else "-"
+
+
+def _bars(parts: Sequence[str], ranks: Sequence[dict[str, Any]]) -> Markup:
+    shown, longest = ranks[:64], 0.0
+    values = [[_number(as_dict(rank.get("mean_ms")).get(part)) for part in parts] for rank in shown]
+    longest = max((sum(row) for row in values), default=0.0) or 1.0
+    rows = []
+    for rank, row in zip(shown, values, strict=True):
+        left, pieces = 0.0, []
+        for index, (part, value) in enumerate(zip(parts, row, strict=True)):
+            width = 100 * value / longest
+            title = el("title", f"{part}: {_ms(value)}")
+            place = {"x": f"{left:.3f}%", "width": f"{width:.3f}%", "y": 0, "height": 18}
+            pieces.append(el("rect", title, class_=f"part{index % 8}", **place))
+            left += width
+        label = ", ".join(f"{part} {_ms(value)}" for part, value in zip(parts, row, strict=True))
+        bar = el("svg", *pieces, width="100%", height=18, role="img", aria_label=label)
+        rows.append(el("div", el("span", f"rank {told(rank.get('rank'))}"), bar, class_="bar"))
+    keys = [el("li", el("i", class_=f"part{index % 8}"), part) for index, part in enumerate(parts)]
+    more = el("p", f"the first 64 of {len(ranks)} ranks", class_="note") if len(ranks) > 64 else None
+    return join([el("ul", *keys, class_="key"), *rows, more])
+
+
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) and value > 0 else 0.0
+
+
+def _straggler(found: dict[str, Any]) -> Markup:
+    if not found:
+        return el("p", "No straggler: no rank was ready last by a clear margin.")
+    share = _number(found.get("last_share"))
+    return el(
+        "p",
+        el("strong", f"Straggler: rank {told(found.get('rank'))}"),
+        f", {_ms(found.get('lag_ms'))} behind the median rank, last in {share:.0%} of the steps, "
+        f"score {told(found.get('score'))}.",
+        class_="warn",
+    )
+
+
+def _causes(findings: Sequence[dict[str, Any]]) -> Markup | None:
+    rows = [
+        [
+            told(finding.get("cause")),
+            told(finding.get("rank")),
+            _ms(finding.get("cost_ms")),
+            f"{_number(finding.get('share')):.1%}",
+            told(finding.get("text")),
+            told(finding.get("change")),
+        ]
+        for finding in findings
+    ]
+    return (
+        table(["cause", "rank", "costs per step", "share", "what", "what to change"], rows, name="causes")
+        if rows
+        else None
+    )
+
+
+def _sweep(found: dict[str, Any]) -> Markup | None:
+    values = [as_dict(value) for value in as_list(found.get("values"))]
+    rows = [
+        [
+            told(v.get("value")),
+            _ms(v.get("step_ms")),
+            f"{_ms(v.get('low_ms'))} to {_ms(v.get('high_ms'))}",
+            told(v.get("verdict")),
+        ]
+        for v in values
+    ]  # fmt: skip
+    head = [told(found.get("setting")), "step", "quartiles", "verdict"]
+    return table(head, rows, name="sweep of a setting") if rows else None
+
+
+def scaling(run: RunRecord) -> Markup | None:
+    """Return throughput by number of ranks; None where it was not measured."""
+    sizes = [as_dict(size) for size in as_list(run.scaling.get("sizes"))]
+    unit = told(run.scaling.get("unit"))
+    rows = [
+        [
+            told(size.get("ranks")),
+            f"{told(size.get('throughput'))} {unit}",
+            f"{told(size.get('low'))} to {told(size.get('high'))}",
+            told(size.get("efficiency")),
+            told(size.get("text") or size.get("verdict")),
+        ]
+        for size in sizes
+    ]
+    return table(["ranks", "throughput", "quartiles", "efficiency", "verdict"], rows, name="scaling") if rows else None

@@ -1,0 +1,102 @@
+"""Curves that stay small: a hundred thousand steps become a few hundred ranges that hide no spike."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+__all__ = ["collect", "envelope", "summary"]
+
+_RESERVED = {"step", "epoch", "attempt", "time", "event", "nonfinite", "superseded", "restored_step"}
+_MOST_ODD = 20
+
+
+def collect(lines: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[int, float]]]:
+    """Return for each metric its (step, value), by step; tags and other text are no metrics.
+
+    Where no line has a rate of its own, ``steps_per_s`` is worked out from the times at which lines were written.
+    """
+    found: dict[str, list[tuple[int, float]]] = {}
+    for line in lines:
+        step = int(line["step"])
+        for name, value in line.items():
+            if name not in _RESERVED and isinstance(value, int | float) and not isinstance(value, bool):
+                found.setdefault(name, []).append((step, _as_float(value)))
+    if not any(name.endswith("_per_s") for name in found):
+        rates = _rates(lines)
+        if rates:
+            found["steps_per_s"] = rates
+    for points in found.values():
+        points.sort(key=lambda point: point[0])
+    return found
+
+
+def _as_float(value: float) -> float:
+    try:
+        return float(value)
+    except OverflowError:  # a whole number of more than 308 digits
+        return math.inf if value > 0 else -math.inf
+
+
+def _rates(lines: Sequence[Mapping[str, Any]]) -> list[tuple[int, float]]:
+    rates: list[tuple[int, float]] = []
+    before: tuple[object, int, float] | None = None
+    for line in lines:
+        attempt, step, now = line.get("attempt"), int(line["step"]), line.get("time")
+        if not isinstance(now, int | float):
+            continue
+        if before is not None and attempt == before[0] and step > before[1] and now > before[2]:
+            rates.append((step, (step - before[1]) / (now - before[2])))
+        if before is None or (attempt, step) != before[:2]:
+            before = attempt, step, now
+    return rates
+
+
+def envelope(points: Sequence[tuple[int, float]], most: int) -> dict[str, Any]:
+    """Return a curve of at most `most` ranges: where each begins, its mean, and its lowest and highest value.
+
+    Values that are not finite stand apart under ``odd``; a curve that fits keeps its points, with a gap at each.
+
+    Args:
+        points: (step, value), by step.
+        most: how many ranges.
+
+    Returns:
+        ``{"x", "mean", "lo", "hi", "last", "odd": [[step, kind], ...], "num_odd", "n"}``; lo and hi are None where
+        every range is one point. Made for JSON: no value in it is not finite.
+    """
+    odd = [[step, str(value)] for step, value in points if not math.isfinite(value)]
+    finite = [point for point in points if math.isfinite(point[1])]
+    record: dict[str, Any] = {"odd": odd[:_MOST_ODD], "num_odd": len(odd), "n": len(points)}
+    record["last"] = points[-1][0] if points else 0
+    if len(points) <= most:
+        means = [_short(value) if math.isfinite(value) else None for _, value in points]
+        return {**record, "x": [step for step, _ in points], "mean": means, "lo": None, "hi": None}
+    cuts = [round(index * len(finite) / most) for index in range(most + 1)]
+    ranges = [finite[begin:end] for begin, end in itertools.pairwise(cuts) if end > begin]
+    values = [[value for _, value in part] for part in ranges]
+    return {
+        **record,
+        "x": [part[0][0] for part in ranges],
+        # divided first: the sum of values near the largest float is not finite
+        "mean": [_short(math.fsum(value / len(part) for value in part)) for part in values],
+        "lo": [_short(min(part)) for part in values],
+        "hi": [_short(max(part)) for part in values],
+    }
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.6g}") if abs(value) < 1e308 else math.copysign(1e308, value)
+
+
+def summary(points: Sequence[tuple[int, float]]) -> dict[str, Any]:
+    """Return last, lowest and highest finite value as (step, value), or None each, and how many are not finite."""
+    finite = [point for point in points if math.isfinite(point[1])]
+    return {
+        "last": points[-1] if points else None,
+        "low": min(finite, key=lambda point: point[1], default=None),
+        "high": max(finite, key=lambda point: point[1], default=None),
+        "num_odd": len(points) - len(finite),
+    }

@@ -1,0 +1,166 @@
+"""The report: what the run's files hold stands on the page, nothing else runs there, and damage does not stop it."""
+
+import json
+import math
+import re
+import subprocess
+import sys
+
+import pytest
+
+from rankwise.diagnose.report import write_report
+from rankwise.diagnose.report.series import collect, envelope
+from rankwise.errors import ConfigError
+
+EVIL = "</script><img src=x onerror=\"document.title='owned'\"><!--\u2028&amp;"
+PARTS = ["data", "forward", "other" + EVIL]
+
+
+def make_run(path, *, num_steps=20, evil=""):
+    """A run of two attempts with everything that a report reads; `evil` stands in every text."""
+    logs, saved = path / "logs" / "attempt-0", path / "checkpoints" / "step-0000000010"
+    logs.mkdir(parents=True)
+    saved.mkdir(parents=True)
+    around = {"world_size": 2, "host": f"node{evil}", "command": [f"train.py{evil}"], "torch": f"2.13{evil}"}
+    environment = {"1": {**around, "time": 1.0}, "2": {**around, "time": 9e9, "changed": [f"lr{evil}"]}}
+    config = {"created": 1.0, "config": {f"name{evil}": f"net{evil}"}, "environment": environment}
+    lines = [{"event": "attempt", "attempt": 1, "restored_step": None}]
+    for step in range(1, num_steps + 1):
+        if step == 11:
+            lines.append({"step": 12, "attempt": 1, "loss": 99.0})
+            lines.append({"event": "attempt", "attempt": 2, "restored_step": 10})
+        values = {"loss": 1 / step, f"odd{evil}": float(step), "tag": evil}
+        lines.append({"step": step, "attempt": 1 + (step > 10), "time": float(step), **values})
+    lines[5] |= {"loss": None, "nonfinite": {"loss": "nan"}}
+    rank = {"rank": 0, "host": evil, "step_ms": 6.0, "mean_ms": dict.fromkeys(PARTS, 2.0)}
+    finding = {"cause": evil, "rank": 1, "cost_ms": 2.0, "share": 0.5, "text": evil, "change": evil}
+    profile = {"parts": PARTS if evil else ["data", "forward", "other"], "ranks": [rank], "findings": [finding]}
+    profile |= {"straggler": {"rank": 1, "score": math.nan}, "sweep": {"setting": evil, "values": [{"verdict": evil}]}}
+    files = {
+        "config.json": config,
+        "profile.json": profile,
+        "scaling.json": {"unit": evil, "sizes": [{"ranks": 2, "throughput": 3.0, "text": evil}]},
+        "lint.json": {"findings": [dict.fromkeys(("file", "code", "slug", "level", "message"), f"RW101{evil}")]},
+        "doctor.json": [dict.fromkeys(("section", "name", "evidence", "mend"), f"shm{evil}") | {"status": "fail"}],
+        "rankwise-stall-1.json": {"verdict": {"text": f"rank 2 has not joined all_reduce #417{evil}"}},
+        "checkpoints/step-0000000010/manifest.json": {
+            "step": 10,
+            "parts": {"model": {"files": [{"bytes": 3 << 20}]}},
+            "metrics": {"val_loss": 0.5, f"x{evil}": 1.0},
+        },
+    }
+    for name, value in files.items():
+        (path / name).write_text(json.dumps(value))
+    (path / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines) + '{"step": 3, "att')
+    said = (
+        f"[replicas] after step 7, rank 1, w: differs{evil}; wanted: equal.\nrank 0 left out 3 damaged samples in all"
+    )
+    (logs / "rank-1.err").write_text(f"{said}\nTraceback (most recent call last):\n  x\nValueError: boom{evil}\n")
+    return path
+
+
+def page_of(*paths, **options):
+    out = paths[0] / "report.html"
+    write_report(paths, out, **options)
+    return out.read_text()
+
+
+def test_everything_that_is_recorded_is_told(tmp_path):
+    """Each file of the run is found again in the page, and the lineage is the one that survives."""
+    page = page_of(make_run(tmp_path / "run"))
+    for text in (
+        "2 has not joined all_reduce #417",
+        "[replicas] after step 7, rank 1",
+        "rank 0 left out 3 damaged samples in all",
+        "ValueError: boom",
+        "10 ★ best",
+        "3 MiB",
+        "Straggler: rank 1",
+        "RW101",
+        "doctor: 1 check(s) say fail",
+        "loss is not finite at 1 of 20 points",
+        "1 lines of earlier attempts were left behind",
+        "steps_per_s",
+    ):
+        assert text in page, text
+    data = json.loads(re.search(r'id="data">(.*?)</script>', page)[1])
+    assert data["runs"] == [{"name": "run", "restarts": [10], "saved": [10]}]
+    [loss] = data["charts"][0]["series"]
+    assert loss["x"] == list(range(1, 21))
+    assert loss["mean"][4] is None
+    assert loss["odd"] == [[5, "nan"]]
+    assert max(value for value in loss["mean"] if value is not None) == 1
+
+
+def test_text_of_a_run_is_never_markup(tmp_path):
+    """`</script><img onerror>` in every text, JSON blocks included, adds no tag to the page of the same run without."""
+    plain, evil = (page_of(make_run(tmp_path / name, evil=text)) for name, text in (("a", ""), ("b", EVIL)))
+    tags = [sorted(re.findall(r"<[a-z!][a-z]*", page.lower())) for page in (plain, evil)]
+    assert "owned" in evil
+    assert "<img" not in evil
+    assert tags[0] == tags[1]
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', evil)[1]
+    assert policy.startswith("default-src &#x27;none&#x27;;")
+    assert not re.search(r'(?:src|href)="(?!#)', evil)
+
+
+def test_a_long_curve_keeps_its_spikes(tmp_path):
+    """100,000 steps become at most 1,500 ranges; their band holds the one wild value; the page stays small."""
+    points = [(step, 1.0 if step != 77_777 else 500.0) for step in range(100_000)]
+    curve = envelope(points, 1500)
+    assert len(curve["x"]) == 1500
+    assert max(curve["hi"]) == 500
+    assert min(curve["lo"]) == 1
+    assert curve["x"][0] == 0
+    assert curve["last"] == 99_999
+    page = page_of(make_run(tmp_path / "run", num_steps=20_000))
+    assert len(page.encode()) < 2_000_000
+
+
+def test_values_that_are_not_numbers_do_not_spoil_a_curve():
+    """Infinity, NaN, huge integers, texts and booleans."""
+    lines = [
+        {"step": n, "a": value} for n, value in enumerate([1.0, math.inf, -math.inf, math.nan, 10**400, "x", True])
+    ]
+    curve = envelope(collect(lines)["a"], 10)
+    assert curve["mean"] == [1.0, None, None, None, None]
+    assert curve["num_odd"] == 4
+    json.dumps(envelope([(n, 1.7e308) for n in range(100)], 5), allow_nan=False)
+
+
+@pytest.mark.parametrize("damage", ["config.json", "profile.json", "checkpoints/step-0000000010/manifest.json"])
+def test_a_damaged_file_is_named_and_the_rest_is_told(tmp_path, damage):
+    """Half a file, and a file of another shape."""
+    run = make_run(tmp_path / "run")
+    (run / damage).write_text('{"half": ')
+    assert damage.split("/")[-1] in page_of(run)
+    (run / damage).write_text("[1, null]")
+    assert "ValueError: boom" in page_of(run)
+
+
+def test_runs_side_by_side_mark_what_differs(tmp_path):
+    """Two runs of one name are told apart by their parents; one run twice is refused."""
+    one, two = make_run(tmp_path / "a" / "run"), make_run(tmp_path / "b" / "run", num_steps=30)
+    config = json.loads((two / "config.json").read_text())
+    config["config"]["name"] = "wider"
+    (two / "config.json").write_text(json.dumps(config))
+    page = page_of(one, two)
+    assert "<strong>config name ≠</strong>" in page
+    assert "1: a/run" in page
+    assert "2: b/run" in page
+    with pytest.raises(ConfigError, match="each run once"):
+        page_of(one, one)
+
+
+def test_the_command_writes_the_page_without_torch(tmp_path):
+    """An empty run is a page of "not recorded"; a folder that is no run is refused."""
+    (tmp_path / "run").mkdir()
+    command = [sys.executable, "-X", "importtime", "-m", "rankwise", "report"]
+    done = subprocess.run([*command, "run"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "holds no run" in done.stderr
+    (tmp_path / "run" / "metrics.jsonl").write_text("")
+    done = subprocess.run([*command, "run", "-o", "p.html"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "p.html", done.stderr
+    assert not re.search(r"\btorch$", done.stderr, re.MULTILINE)
+    assert (tmp_path / "p.html").read_text().count("not recorded") >= 6
