@@ -16,7 +16,7 @@ _BAD = ("fail", "warn")
 def attention(run: RunRecord, curves: dict[str, list[tuple[int, float]]]) -> list[tuple[str, str, str]]:
     """Return what a reader should look at first: (level, text, id of the section)."""
     found = []
-    failed = [folder for folder in run.logs.folders if folder.failure or folder.errors]
+    failed = [folder for folder in run.logs.folders if folder.errors]
     if failed:
         found.append(("error", f"{len(failed)} start(s) of the ranks ended in a failure", "attempts"))
     if run.stalls or run.logs.hangs:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,13 +23,11 @@ class LogFolder:
     Attributes:
         name: of the folder.
         last_s: when a rank last wrote there, in seconds since 1970.
-        failure: what the supervisor told of its end, "" where nothing was kept.
         errors: (rank, line) of the last exception of each rank that died of one.
     """
 
     name: str
     last_s: float
-    failure: str
     errors: list[tuple[str, str]]
 
 
@@ -61,19 +58,8 @@ def read_logs(root: Path, notes: list[str]) -> LogNotes:
             _search(text, where, found, seen)
             if "Traceback (most recent call last)" in text and (lines := _ERROR.findall(text)):
                 errors.append((file.stem, lines[-1]))
-        found.folders.append(LogFolder(name=folder.name, last_s=last_s, failure=_failure(folder, notes), errors=errors))
+        found.folders.append(LogFolder(name=folder.name, last_s=last_s, errors=errors))
     return found
-
-
-def _failure(folder: Path, notes: list[str]) -> str:
-    try:
-        record = json.loads((folder / "failure.json").read_text(encoding="utf-8", errors="replace"))
-        return str(record["text"])
-    except FileNotFoundError:
-        return ""
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        notes.append(f"logs/{folder.name}/failure.json cannot be read: {error}")
-        return ""
 
 
 def _ends(file: Path) -> str:

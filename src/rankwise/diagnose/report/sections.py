@@ -74,7 +74,8 @@ def _flatten(prefix: str, value: dict[str, Any], into: dict[str, str], *, depth:
 def attempts(run: RunRecord) -> Markup:
     """Return when the run was started, from which step, and how each attempt ended."""
     if not run.attempts:
-        return el("p", "not recorded: config.json names no attempt", class_="none")
+        nothing = el("p", "not recorded: config.json names no attempt", class_="none")
+        return join([nothing, _failures(run)])
     starts, rows = dict(run.starts), []
     for index, (number, record) in enumerate(run.attempts):
         following = run.attempts[index + 1][1].get("time") if index + 1 < len(run.attempts) else math.inf
@@ -93,7 +94,17 @@ def attempts(run: RunRecord) -> Markup:
             ]
         )
     head = ["attempt", "started", "host", "ranks", "from step", "last step that counts", "how it ended", "changed"]
-    return table(head, rows, name=f"attempts of {run.name}")
+    return join([table(head, rows, name=f"attempts of {run.name}"), _failures(run)])
+
+
+def _failures(run: RunRecord) -> Markup | None:
+    """Return what the ranks died of, start by start: one that failed before it opened the run is no attempt."""
+    rows = [
+        [f"logs/{folder.name}", moment(folder.last_s), rank, line]
+        for folder in run.logs.folders
+        for rank, line in folder.errors
+    ]
+    return table(["logs", "last written", "rank", "died of"], rows, name=f"failures of {run.name}") if rows else None
 
 
 def _ending(run: RunRecord, number: int, record: dict[str, Any], following: object) -> object:
@@ -105,9 +116,6 @@ def _ending(run: RunRecord, number: int, record: dict[str, Any], following: obje
     begin, end = record.get("time"), following
     if isinstance(begin, int | float) and isinstance(end, int | float):
         for folder in run.logs.folders:
-            if begin <= folder.last_s <= end and folder.failure:
-                first, _, rest = folder.failure.partition("\n")
-                return el("details", el("summary", first), el("pre", rest))
             if begin <= folder.last_s <= end and folder.errors:
                 return join(el("div", f"{rank}: {line}") for rank, line in folder.errors)
     if number == run.attempts[-1][0] and run.status == "running":
