@@ -223,6 +223,7 @@ def run_command(  # noqa: PLR0917  (typer's way: a parameter per option)
     container: SlurmWords.container = None,
     detach: SlurmWords.detach = False,
     requeue: SlurmWords.requeue = None,
+    max_requeues: SlurmWords.max_requeues = None,
     standalone: Annotated[bool, typer.Option("--standalone", hidden=True)] = False,
     rdzv_backend: Annotated[str | None, typer.Option("--rdzv-backend", hidden=True)] = None,
     rdzv_endpoint: Annotated[str | None, typer.Option("--rdzv-endpoint", hidden=True)] = None,

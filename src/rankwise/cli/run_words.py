@@ -65,6 +65,7 @@ class RunWords:
     container: str | None = None
     detach: bool = False
     requeue: bool | None = None
+    max_requeues: int | None = None
     standalone: bool = False
     rdzv_backend: str | None = None
     rdzv_endpoint: str | None = None

@@ -33,21 +33,37 @@ def run_in_slurm(
     if words["slurm"]:
         return _submit(job, words, nproc=nproc, dry_run=dry_run)
     given = [name for name, value in words.items() if value and (name, value) not in {("nodes", 1), ("time", "1h")}]
-    others = [name for name in given if name != "requeue"]
+    others = [name for name in given if name not in {"requeue", "max_requeues"}]
     if others:
         raise ConfigError(f"--{others[0].replace('_', '-')} is for jobs of Slurm: give --slurm too")
     if job.nodes is not None:
         return None  # who names the nodes has started us on each of them
-    from rankwise.launch.slurm.allocation import Allocation, run_on_nodes
+    from rankwise.launch.slurm.allocation import Allocation
+    from rankwise.launch.slurm.launcher import run_on_nodes
 
     allocation = Allocation.find(environ)
+    most = _max_requeues(words, default=False)
     if allocation is None:
-        if words["requeue"]:
+        if most:
             raise ConfigError("--requeue is for jobs of Slurm, and this is none (no SLURM_JOB_ID, or inside a task)")
         return None
     if dry_run or (allocation.num_nodes == 1 and job.min_ranks is not None):
         return None  # one machine, as ever
-    return run_on_nodes(job, allocation, requeue=bool(words["requeue"])).exitcode
+    return run_on_nodes(job, allocation, max_requeues=most).exitcode
+
+
+def _max_requeues(words: dict[str, Any], *, default: bool) -> int:
+    """Return what --requeue, --no-requeue and --max-requeues mean together."""
+    wanted, most = words["requeue"], words["max_requeues"]
+    if wanted is False and most:
+        raise ConfigError(f"--no-requeue and --max-requeues {most} contradict each other: give one of them")
+    if wanted is True and most == 0:
+        raise ConfigError("--requeue and --max-requeues 0 contradict each other: give one of them")
+    if most is not None:
+        return int(most)
+    from rankwise.launch.slurm.requeue import MAX_REQUEUES
+
+    return MAX_REQUEUES if (default if wanted is None else wanted) else 0
 
 
 def _submit(job: Job, words: dict[str, Any], *, nproc: str, dry_run: bool) -> int:
@@ -74,7 +90,7 @@ def _submit(job: Job, words: dict[str, Any], *, nproc: str, dry_run: bool) -> in
         time_min=parse_time(words["time"]),
         parameters=parameters | _pairs(words["slurm_arg"] or ()),
         container=words["container"],
-        requeue=words["requeue"] is not False,
+        max_requeues=_max_requeues(words, default=True),
     )
     if dry_run:
         print(batch_script(request))

@@ -45,6 +45,16 @@ class SlurmWords:
         _option(
             "--requeue/--no-requeue",
             text="Put the Slurm job back into the queue when its ranks have saved because of a signal or their time "
-            "limit (exit code 75). Default: with --slurm yes, inside a batch script no.",
+            "limit (exit code 75), or a node is lost. Default: with --slurm yes, inside a batch script no.",
+        ),
+    ]
+    max_requeues = Annotated[
+        int | None,
+        typer.Option(
+            "--max-requeues",
+            metavar="N",
+            min=0,
+            help="How often at most. Default: 100; two in a row without progress end it in any case.",
+            rich_help_panel=_PANEL,
         ),
     ]

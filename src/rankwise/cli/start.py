@@ -24,7 +24,7 @@ _UNNEEDED = (
 )
 _SLURM = (
     *("slurm", "partition", "gpus_per_node", "time", "account", "qos", "constraint", "mem", "cpus_per_task"),
-    *("job_name", "slurm_arg", "container", "detach", "requeue"),
+    *("job_name", "slurm_arg", "container", "detach", "requeue", "max_requeues"),
 )
 
 

@@ -72,6 +72,8 @@ class Platform:
             on one machine, on the job's first node on Slurm.
         num_ranks: number of ranks (of a node); None takes `n_gpus_per_node`. On Slurm they are CPU ranks, and no GPU is
             asked for.
+        max_requeues: how often the job may go back into the queue when its ranks have saved at a preemption or the time
+            limit, or a node is lost; 0: never. Slurm only.
         ipc_timeout_s: how long ranks wait for each other.
 
     Raises:
@@ -99,6 +101,7 @@ class Platform:
     upon_finish: Callable[[], Any] | None = None
     num_ranks: int | None = field(default=None, kw_only=True)
     ipc_timeout_s: float = field(default=600.0, kw_only=True)
+    max_requeues: int = field(default=100, kw_only=True)
 
     def __post_init__(self) -> None:
         if isinstance(self.device, str):
@@ -136,6 +139,8 @@ class Platform:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.num_ranks is not None and self.num_ranks < 1:
             raise ConfigError(f"num_ranks must be at least 1, got {self.num_ranks}")
+        if self.max_requeues < 0:
+            raise ConfigError(f"max_requeues must be at least 0, got {self.max_requeues}")
         if self.num_ranks is not None and self.n_gpus_per_node not in {1, self.num_ranks}:
             raise ConfigError(f"num_ranks={self.num_ranks} and n_gpus_per_node={self.n_gpus_per_node} differ: give one")
         if self.device is Device.SLURM and self.n_cpus_per_node % self.n_gpus_per_node:

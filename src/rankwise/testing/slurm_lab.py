@@ -18,6 +18,7 @@ __all__ = ["SlurmLab", "why_no_slurm"]
 _TOOLS = ("slurmctld", "slurmd", "sbatch", "srun", "munged", "ip", "nsenter", "unshare", "setpriv")
 _MUNGE_SOCKET = Path("/run/munge/munge.socket.2")
 _PATIENCE_S = 60.0
+_NODE_LOST_S = 20
 
 _CONF = """
 ClusterName={name}
@@ -39,7 +40,7 @@ SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=0,bf
 GresTypes=gpu
 ReturnToService=2
 KillWait=10
-SlurmdTimeout=60
+SlurmdTimeout={timeout}
 SlurmdParameters=config_overrides
 StateSaveLocation={folder}/state
 SlurmctldPidFile={folder}/ctld.pid
@@ -50,6 +51,8 @@ SlurmdLogFile={folder}/log/slurmd-%n
 {nodes}
 PartitionName=general Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=60
 PartitionName=high Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=10 PreemptMode=OFF
+PartitionName=short Nodes=node1 MaxTime=2 State=UP
+PartitionName=closed Nodes=ALL AllowAccounts=physics State=UP
 """
 # own hostname, hosts and name service; the host's /sys stays, or slurmd finds no cgroups (`ip netns exec` remounts it)
 _ENTER = 'hostname "$1"; mount --bind "$2/hosts" /etc/hosts; mount --bind "$2/nsswitch" /etc/nsswitch.conf; shift 2; '
@@ -69,7 +72,8 @@ def why_no_slurm() -> str:
 class SlurmLab:
     """Slurm with nodes `node1`, `node2`, ... of two CPUs and two pretended GPUs each; a context manager.
 
-    Partition `general` is the default, `high` preempts its jobs with SIGTERM and 60 s of grace. Names, addresses and
+    Partition `general` is the default, `high` preempts its jobs with SIGTERM and 60 s of grace, `short` has the first
+    node for two minutes, `closed` is for the account `physics`. A silent node is lost after 20 s. Names, addresses and
     ports are its own, so that several may run side by side; munged is shared. All of it ends with this process.
 
     Args:
@@ -96,7 +100,7 @@ class SlurmLab:
             control = 'hostname "$1"; shift; exec "$@"'
             self._start(["unshare", "-u", "sh", "-c", control, "sh", f"{self.name}-ctl", "slurmctld", "-D"])
             for node in self.nodes:
-                self._start(self.inside(node, ["slurmd", "-D", "-N", node]))
+                self.revive(node)
             self.wait_idle()
         except BaseException:
             self.close()
@@ -153,9 +157,9 @@ class SlurmLab:
         """Return the command lines of all that runs on the nodes."""
         found = []
         for node in self.nodes:
-            for pid in _run(["ip", "netns", "pids", f"{self.name}-{node}"]).stdout.split():
+            for pid in self._pids(node):
                 with contextlib.suppress(OSError):
-                    found.append(Path("/proc", pid, "cmdline").read_bytes().replace(b"\0", b" ").decode())
+                    found.append(Path("/proc", str(pid), "cmdline").read_bytes().replace(b"\0", b" ").decode())
         return found
 
     def wait_idle(self) -> None:
@@ -181,6 +185,31 @@ class SlurmLab:
         """Cut a node off, silently, or connect it again."""
         _run(["ip", "link", "set", self._link(node), "up" if restore else "down"])
 
+    def kill(self, node: str) -> None:
+        """Kill all that runs on a node at once, slurmd and job steps, as when it loses its power.
+
+        Raises:
+            TimeoutError: something stays.
+        """
+        deadline = time.monotonic() + _PATIENCE_S
+        while pids := self._pids(node):
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            for daemon in self._daemons:
+                daemon.poll()
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"processes {pids} stay on {node}")
+            time.sleep(0.02)
+
+    def revive(self, node: str) -> None:
+        """Start the slurmd of a node."""
+        self._start(self.inside(node, ["slurmd", "-D", "-N", node]))
+
+    def _pids(self, node: str) -> list[int]:
+        found = _run(["ip", "netns", "pids", f"{self.name}-{node}"], check=False).stdout.split()
+        return [int(pid) for pid in found]
+
     def close(self) -> None:
         """End all daemons, what they have started, and the networks."""
         for daemon in reversed(self._daemons):
@@ -193,9 +222,8 @@ class SlurmLab:
                 daemon.wait()
         for node in self.nodes:
             space = f"{self.name}-{node}"
-            for pid in _run(["ip", "netns", "pids", space], check=False).stdout.split():
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(int(pid), signal.SIGKILL)
+            with contextlib.suppress(TimeoutError):  # the networks are still to be removed
+                self.kill(node)
             # our end first: a namespace lives on for a while, and its name would be taken
             _run(["ip", "link", "del", self._link(node)], check=False)
             _run(["ip", "netns", "del", space], check=False)
@@ -218,7 +246,14 @@ class SlurmLab:
             f"NodeName={node} NodeAddr={address} CPUs=2 RealMemory=8000 Gres=gpu:2 State=UNKNOWN"
             for node, address in addresses.items()
         ]
-        text = _CONF.format(name=self.name, net=self.net, port=_free_port(), folder=self.folder, nodes="\n".join(nodes))
+        text = _CONF.format(
+            name=self.name,
+            net=self.net,
+            port=_free_port(),
+            folder=self.folder,
+            nodes="\n".join(nodes),
+            timeout=_NODE_LOST_S,
+        )
         (self.folder / "slurm.conf").write_text(text)
         (self.folder / "gres.conf").write_text(
             f"NodeName={','.join(self.nodes)} Name=gpu File={self.folder}/dev/gpu[0-1]\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import time
 from collections.abc import Mapping
@@ -62,6 +63,7 @@ class Attempt:
         fellows: Fellows | None = None,
     ) -> None:
         self.interrupted: int | None = None
+        self.furthest_step: int | None = None  # that a rank said it works on, once all have ended
         self.hidden_lines: dict[int, int] = {}
         self._job, self._number, self._run_id = job, number, run_id
         self._loop, self._console, self._logs = loop, console, logs
@@ -351,4 +353,7 @@ class Attempt:
                     self.hidden_lines[process.rank] = pump.num_lines
         for merger in self._mergers.values():
             merger.flush()
+        with contextlib.suppress(OSError):
+            steps = [vital.step for vital in vitals.read(self._folder) if vital.step is not None]
+            self.furthest_step = max(steps, default=None)
         vitals.remove_folder(self._folder)

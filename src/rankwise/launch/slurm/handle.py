@@ -12,7 +12,7 @@ from typing import Any
 
 from rankwise.errors import ConfigError, LaunchError, RankFailure
 from rankwise.launch.bound import value_path
-from rankwise.launch.slurm.queue import JobState, job_states, slurm_command
+from rankwise.launch.slurm.queue import JobState, job_fields, job_states, slurm_command
 from rankwise.launch.slurm.start import write_whole
 
 __all__ = ["SlurmHandle"]
@@ -82,11 +82,18 @@ class SlurmHandle:
         return "".join(path.read_text(errors="replace") for path in paths if path.exists())
 
     def ending(self) -> dict[str, Any] | None:
-        """Return how the launch ended, None while it has not, or was killed."""
+        """Return how the launch ended, None while it has not, or was killed, or Slurm starts it once more."""
         try:
-            return json.loads((self.folder / "ending.json").read_bytes())  # type: ignore[no-any-return]
+            ending: dict[str, Any] = json.loads((self.folder / "ending.json").read_bytes())
         except FileNotFoundError:
             return None
+        fields = job_fields(self.job_id)
+        if fields is None:  # forgotten: it does not come back
+            return ending
+        if int(fields.get("Restarts", 0)) > ending["restarts"]:
+            return None
+        comes_back = ending["interrupted"] is not None and not JobState(state=fields["JobState"]).has_ended
+        return None if comes_back else ending
 
     def wait(self) -> dict[str, Any]:
         """Wait until the launch has ended, requeues included, and return how.

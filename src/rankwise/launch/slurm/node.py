@@ -23,7 +23,7 @@ from rankwise.launch.local.environment import Part
 from rankwise.launch.local.loop import Loop
 from rankwise.launch.local.ports import HeldPort
 from rankwise.launch.local.telling import describe_end, tell_hidden
-from rankwise.launch.slurm.start import Meeting, Record, Start, leave, read_meeting
+from rankwise.launch.slurm.start import Meeting, Record, Start, leave, read_meeting, say_ready
 from rankwise.launch.verdict import Failure, RankEnd
 
 __all__: list[str] = []
@@ -56,6 +56,8 @@ def main(folder: Path) -> int:
 
 
 def _run(start: Start, node: int, host: str, folder: Path, stack: contextlib.ExitStack) -> Record:
+    loop, console = stack.enter_context(Loop()), Console()
+    say_ready(node, folder)
     meeting = _host(folder, stack) if node == 0 else _find(folder)
     job = _with_own_call(start.job, folder, stack) if start.job.target.kind == "call" else start.job
     part = Part(
@@ -68,7 +70,6 @@ def _run(start: Start, node: int, host: str, folder: Path, stack: contextlib.Exi
         secret=start.secret,
         interface="" if is_loopback(meeting.address) else interface_of(_address_towards(meeting.address)),
     )
-    loop, console = stack.enter_context(Loop()), Console()
     attempt = Attempt(job, start.attempt, start.run_id, loop=loop, console=console, logs=start.logs, part=part)
     failure, ends = attempt.run()
     tell_hidden(console, attempt.hidden_lines, start.logs)
@@ -76,7 +77,7 @@ def _run(start: Start, node: int, host: str, folder: Path, stack: contextlib.Exi
     if job.target.kind == "call":
         _hand_in(Path(job.target.name).parent, range(part.first_rank, part.first_rank + job.num_ranks), folder)
     again = failure is None and any(end.interrupted for end in ends)
-    record = Record(node=node, host=host, interrupted=attempt.interrupted, again=again)
+    record = Record(node=node, host=host, interrupted=attempt.interrupted, again=again, step=attempt.furthest_step)
     return record if failure is None else _failed(record, failure, ends, part.world_size, start.logs)
 
 

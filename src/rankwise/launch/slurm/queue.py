@@ -6,10 +6,11 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
 from rankwise.errors import LaunchError
 
-__all__ = ["JobState", "job_states", "slurm_command"]
+__all__ = ["JobState", "end_time", "job_fields", "job_states", "slurm_command"]
 
 _PATIENCE_S = 60.0
 _UNDER_WAY = frozenset(
@@ -79,3 +80,20 @@ def job_states(job_ids: Sequence[str]) -> dict[str, JobState]:
             if job_id in found:
                 found[job_id] = JobState(state=state.split()[0], nodes=nodes)  # "CANCELLED by 1000"
     return found
+
+
+def job_fields(job_id: str) -> dict[str, str] | None:
+    """Return what the controller knows of a job, anybody's, by its own names; None if it does not know it."""
+    done = slurm_command("scontrol", "--oneliner", "show", "job", job_id)
+    if done.returncode or not done.stdout.startswith("JobId="):
+        return None
+    return dict(word.split("=", 1) for word in done.stdout.split() if "=" in word)
+
+
+def end_time(job_id: str) -> float | None:
+    """Return when the time limit of a running job ends it, in seconds since the epoch; None without a limit."""
+    text = (job_fields(job_id) or {}).get("EndTime", "")
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:  # "Unknown"
+        return None

@@ -11,10 +11,12 @@ from typing import Any
 from rankwise.errors import ConfigError
 from rankwise.launch.job import Job
 from rankwise.launch.slurm.queue import slurm_command
+from rankwise.launch.slurm.requeue import MAX_REQUEUES
 
 __all__ = ["Request", "parse_time"]
 
-_WARN_S = 120  # before the time limit; Slurm may be a minute early, and saving takes what it takes
+_WARN_S = 120.0  # before the time limit, at most; saving takes what it takes
+_WARN_SHARE = 4  # a short job trains for most of its time
 _DAYS = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
 _WORDS = re.compile(r"(?=.)(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m(?:in)?)?")
 
@@ -35,7 +37,7 @@ class Request:
         time_min: time limit in minutes.
         parameters: more options of sbatch by name, as they are; True is an option without a value.
         container: image in which the ranks run (`srun --container-image`, of the Pyxis plugin).
-        requeue: whether a job that has saved goes back into the queue.
+        max_requeues: how often a job goes back into the queue, when its ranks have saved or a node is lost; 0: never.
     """
 
     folder: Path
@@ -49,15 +51,22 @@ class Request:
     time_min: int = 60
     parameters: Mapping[str, Any] = field(default_factory=dict)
     container: str | None = None
-    requeue: bool = True
+    max_requeues: int = MAX_REQUEUES
 
     def __post_init__(self) -> None:
         for name in ("nodes", "ranks_per_node", "cpus_per_task", "time_min"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1, got {value}")
+        if self.max_requeues < 0:
+            raise ConfigError(f"max_requeues must be at least 0, got {self.max_requeues}")
         if "%" in str(self.folder):
             raise ConfigError(f"Slurm reads % in a path as a pattern: choose another folder than {str(self.folder)!r}")
+
+    @property
+    def warn_s(self) -> float | None:
+        """Seconds before the time limit at which ranks are asked to save; None: `signal` of the parameters does it."""
+        return None if "signal" in self.parameters else min(_WARN_S, self.time_min * 60 / _WARN_SHARE)
 
     def check(self, job: Job) -> None:
         """Refuse what would fail only after a time in the queue.
@@ -77,8 +86,9 @@ class Request:
 
     def sbatch_parameters(self) -> dict[str, Any]:
         """Return what submitit's Slurm executor is told."""
-        ours: dict[str, Any] = {"signal": f"USR1@{_WARN_S}", "open-mode": "append"}
-        ours |= {"requeue": True} if self.requeue else {"no-requeue": True}
+        # the launcher warns, on time and once there is whom to warn; submitit would have Slurm send SIGUSR2
+        ours: dict[str, Any] = {"signal": "URG@1", "open-mode": "append"}
+        ours |= {"requeue": True} if self.max_requeues else {"no-requeue": True}
         # submitit would wait for a result of each task; our one supervisor answers for all of them
         ours |= {"nodes": self.nodes, "ntasks-per-node": self.ranks_per_node}
         given = {

@@ -13,7 +13,17 @@ from typing import Any, Self
 from rankwise.errors import LaunchError
 from rankwise.launch.job import Job
 
-__all__ = ["Meeting", "Record", "Start", "leave", "read_meeting", "state_folder", "write_whole"]
+__all__ = [
+    "Meeting",
+    "Record",
+    "Start",
+    "leave",
+    "num_ready",
+    "read_meeting",
+    "say_ready",
+    "state_folder",
+    "write_whole",
+]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,6 +99,7 @@ class Record:
         time_s: when it failed, seconds since the epoch.
         interrupted: the signal that stopped the ranks from outside, None if none did.
         again: the ranks have saved and ended because they were asked to.
+        step: the highest step that a rank said it works on, None if none did.
     """
 
     node: int
@@ -102,6 +113,7 @@ class Record:
     time_s: float = 0.0
     interrupted: int | None = None
     again: bool = False
+    step: int | None = None
 
     @classmethod
     def read_all(cls, folder: Path) -> list[Self]:
@@ -122,6 +134,16 @@ def read_meeting(folder: Path) -> Meeting | None:
         return Meeting(**_load(folder / "meeting.json"))
     except FileNotFoundError:
         return None
+
+
+def say_ready(node: int, folder: Path) -> None:
+    """Say that the supervisor of a node listens to signals."""
+    write_whole(folder / f"ready-{node}", b"")
+
+
+def num_ready(folder: Path) -> int:
+    """Return how many supervisors have said that they listen to signals."""
+    return sum(1 for _ in folder.glob("ready-*"))
 
 
 def write_whole(path: Path, data: bytes) -> None:

@@ -16,10 +16,12 @@ from typing import Any
 
 from rankwise.errors import ConfigError, LaunchError, MissingExtraError
 from rankwise.launch.job import Job
-from rankwise.launch.slurm.allocation import Allocation, Ending, run_on_nodes
+from rankwise.launch.slurm.allocation import Allocation
 from rankwise.launch.slurm.handle import SlurmHandle
+from rankwise.launch.slurm.launcher import run_on_nodes
 from rankwise.launch.slurm.request import Request
 from rankwise.launch.slurm.start import Record, state_folder, write_whole
+from rankwise.launch.slurm.step import Ending
 
 __all__ = ["Submitted", "batch_script", "submit"]
 
@@ -30,7 +32,8 @@ class Submitted:
 
     Attributes:
         job: the launch.
-        requeue: whether the job goes back into the queue when its ranks have saved.
+        max_requeues: how often the job may go back into the queue.
+        warn_s: seconds before the time limit at which the ranks are asked to save, None: Slurm asks them.
         umask: of who submitted it.
         call: what the ranks call, None for scripts.
         upon_finish: called on the first node after all ranks have ended well.
@@ -38,8 +41,9 @@ class Submitted:
     """
 
     job: Job
-    requeue: bool
+    max_requeues: int
     umask: int
+    warn_s: float | None = None
     call: bytes | None = None
     upon_finish: Callable[[], Any] | None = None
     srun_args: tuple[str, ...] = ()
@@ -55,13 +59,20 @@ class Submitted:
         # of a run before a requeue: who waits must not take it for the end of this one
         (folder / "ending.json").unlink(missing_ok=True)
         ending = run_on_nodes(
-            job, allocation, requeue=self.requeue, call=self.call, values=folder, srun_args=self.srun_args
+            job,
+            allocation,
+            max_requeues=self.max_requeues,
+            call=self.call,
+            values=folder,
+            srun_args=self.srun_args,
+            warn_s=self.warn_s,
         )
-        if ending.again and self.requeue and ending.record is None:
+        if ending.requeued:
             sys.exit(ending.exitcode)  # it is not over: nothing is left for who waits for the end
         if ending.exitcode == 0 and self.upon_finish is not None:
             ending = _finish(self.upon_finish)
         fields = {"exitcode": ending.exitcode, "interrupted": ending.interrupted, "again": ending.again}
+        fields["restarts"] = allocation.restarts  # an ending is that of one run, Slurm may begin another one
         record = None if ending.record is None else asdict(ending.record)
         write_whole(folder / "ending.json", json.dumps({**fields, "record": record}).encode())
         if ending.exitcode:
@@ -105,7 +116,8 @@ def submit(
 
     submitted = Submitted(
         job=replace(job, num_ranks=request.ranks_per_node, run_dir=job.run_dir and job.run_dir.absolute()),
-        requeue=request.requeue,
+        max_requeues=request.max_requeues,
+        warn_s=request.warn_s,
         umask=_umask(),
         call=call,
         upon_finish=upon_finish,

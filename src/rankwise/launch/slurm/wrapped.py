@@ -55,6 +55,7 @@ def start_in_slurm(
         mem=f"{platform.mem_per_node}G",
         time_min=platform.timeout_min,
         parameters=platform.slurm_additional_parameters or {},
+        max_requeues=platform.max_requeues,
     )
     meeting = platform.store_file(secrets.token_hex(8))
     if meeting is not None:

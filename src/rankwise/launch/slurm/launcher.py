@@ -1,0 +1,128 @@
+"""The launcher inside an allocation: starts on all nodes, their fate, restarts, and the way back into the queue."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from rankwise.errors import ConfigError
+from rankwise.launch.job import Job
+from rankwise.launch.local.console import Console
+from rankwise.launch.local.loop import Loop
+from rankwise.launch.local.telling import next_logs, tell, with_time_left
+from rankwise.launch.slurm.allocation import Allocation
+from rankwise.launch.slurm.requeue import Progress, ProgressLog, requeue
+from rankwise.launch.slurm.start import Record, Start
+from rankwise.launch.slurm.step import Ending, Step
+
+__all__ = ["run_on_nodes"]
+
+
+def run_on_nodes(
+    job: Job,
+    allocation: Allocation,
+    *,
+    max_requeues: int = 0,
+    call: bytes | None = None,
+    values: Path | None = None,
+    srun_args: Sequence[str] = (),
+    warn_s: float | None = None,
+) -> Ending:
+    """Run a launch on all nodes of the allocation, `job.num_ranks` ranks on each; in the main thread.
+
+    Args:
+        job: the launch; its restarts are of all nodes together.
+        allocation: where.
+        max_requeues: how often the Slurm job may go back into the queue, when its ranks have saved because they were
+            asked to, or a node is lost; 0: it does not.
+        call: what the ranks call, for a target of kind "call".
+        values: existing folder for the values by rank.
+        srun_args: more words for srun.
+        warn_s: seconds before the job's time limit at which the ranks are asked to save; None leaves it to Slurm.
+
+    Raises:
+        ConfigError: `min_ranks` is asked for.
+        LaunchError: srun or the folder of the start cannot be used.
+    """
+    if job.min_ranks is not None:
+        raise ConfigError("--min-ranks is for one machine: inside a Slurm allocation ask for fewer nodes instead")
+    console, ending, attempt = Console(), Ending(), 0
+    begun_s, most = time.monotonic(), job.max_restarts
+    run_id = f"rankwise-slurm-{allocation.job_id}-{secrets.token_hex(4)}"
+    nodes = allocation.num_nodes
+    console.say(
+        f"Slurm job {allocation.job_id}: {nodes * job.num_ranks} rank(s), {job.num_ranks} on each of {nodes} "
+        f"node(s) {allocation.nodes}" + (f", requeued {allocation.restarts} time(s)" if allocation.restarts else "")
+    )
+    if deaf := _deaf_shell(os.getppid()):
+        console.say(deaf)
+    with Loop() as loop:
+        while True:
+            start = Start(
+                job=with_time_left(job, begun_s),
+                num_nodes=nodes,
+                attempt=attempt,
+                run_id=run_id,
+                logs=next_logs(job.logs, job.run_dir),
+                secret=secrets.token_hex(16),
+            )
+            step = Step(start, allocation, loop, console, srun_args=srun_args, warn_s=warn_s)
+            ending = step.run(call, values)
+            if ending.record is not None:
+                tell(console, ending.record.text)
+            if ending.record is None or ending.interrupted is not None or attempt >= most:
+                break
+            attempt += 1
+            console.say(f"starting all ranks again, restart {attempt} of {most}")
+        ending = _after(ending, job, allocation, console, max_requeues)
+    console.flush()
+    return ending
+
+
+def _after(ending: Ending, job: Job, allocation: Allocation, console: Console, max_requeues: int) -> Ending:
+    """Put the job back into the queue where that goes on with the run; say so, or why not."""
+    if ending.again:
+        said = "the ranks have saved and ended as they were asked to"
+        if not max_requeues:
+            said += ": the same command goes on (--requeue lets Slurm start it again)"
+        console.say(said)
+    if not max_requeues or not (ending.again or ending.lost):
+        if ending.interrupted is None:  # else Slurm may have its own reasons to start it once more
+            ProgressLog(allocation).forget()
+        return ending
+    refused = requeue(allocation, console, Progress.find(job.run_dir, ending.step), most=max_requeues)
+    if not refused:
+        return replace(ending, requeued=True)
+    if ending.record is not None:
+        return replace(ending, record=replace(ending.record, text=f"{ending.record.text}\n{refused}"))
+    return replace(ending, record=Record(node=0, host=os.uname().nodename, text=refused, exitcode=ending.exitcode))
+
+
+def _deaf_shell(parent: int) -> str:
+    """Return what to say of a batch shell that would die of the warning it asks for, "" if it would not.
+
+    `#SBATCH --signal=B:USR1@300` reaches the batch shell alone: one that neither catches the signal nor has been
+    replaced by us (`exec`) ends, and the job with it.
+    """
+    try:
+        words = Path(f"/proc/{parent}/cmdline").read_bytes().decode(errors="replace").split("\0")
+        script = next((word for word in words if word.endswith("slurm_script")), "")
+        found = re.search(r"^#SBATCH\b.*--signal[= ]B:(\w+)", Path(script).read_text(), re.MULTILINE)
+        status = Path(f"/proc/{parent}/status").read_text()
+    except OSError:
+        return ""
+    name = "" if found is None else found[1].upper()
+    number = int(name) if name.isdigit() else getattr(signal, f"SIG{name.removeprefix('SIG')}", 0)
+    masks = (int(mask, 16) for mask in re.findall(r"^Sig(?:Cgt|Ign):\s*(\w+)", status, re.MULTILINE))
+    if not number or any(mask >> (number - 1) & 1 for mask in masks):
+        return ""
+    return (
+        f"--signal=B:{name} reaches the batch shell alone, which will end of it, and this job with it: write "
+        "`exec rankwise run ...` as its last line, or leave the B: out"
+    )

@@ -1,0 +1,122 @@
+"""Whether a job goes back into Slurm's queue: how often it may, and whether the last times have brought it further."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Self
+
+from rankwise.launch.local.console import Console
+from rankwise.launch.slurm.allocation import Allocation
+from rankwise.launch.slurm.queue import job_fields, slurm_command
+from rankwise.launch.slurm.start import state_folder, write_whole
+
+__all__ = ["MAX_REQUEUES", "Progress", "ProgressLog", "requeue"]
+
+MAX_REQUEUES = 100
+_FUTILE = 2  # so many requeues in a row without progress are enough
+_LEAVING = frozenset({"PENDING", "COMPLETING", "REQUEUED", "PREEMPTED", "CONFIGURING"})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Progress:
+    """How far a run had come when its job stopped; None: nothing showed it.
+
+    Attributes:
+        checkpoint: step of the newest checkpoint in the run directory.
+        step: the highest step that a rank said it works on.
+    """
+
+    checkpoint: int | None = None
+    step: int | None = None
+
+    @classmethod
+    def find(cls, run_dir: Path | None, step: int | None) -> Self:
+        """Look at the names of the checkpoints in a run directory."""
+        names = [] if run_dir is None else [path.name for path in (run_dir / "checkpoints").glob("step-*")]
+        steps = [int(found[1]) for name in names if (found := re.fullmatch(r"step-(\d+)", name))]
+        return cls(checkpoint=max(steps, default=None), step=step)
+
+    def is_beyond(self, before: Self) -> bool:
+        """Whether it is further than before, or cannot be told: checkpoints count, steps where there are none."""
+        if self.checkpoint is not None or before.checkpoint is not None:
+            return (-1 if self.checkpoint is None else self.checkpoint) > (
+                -1 if before.checkpoint is None else before.checkpoint
+            )
+        return self.step is None or before.step is None or self.step > before.step
+
+    def __str__(self) -> str:
+        if self.checkpoint is not None:
+            return f"the newest checkpoint is still that of step {self.checkpoint}"
+        return f"no checkpoint in the run directory, and no step after {self.step}"
+
+
+class ProgressLog:
+    """How far each run of a job came, for the next ones; in a file that lives as long as the job.
+
+    Args:
+        allocation: the job; without requeues so far, what is there is of another job of this number.
+    """
+
+    def __init__(self, allocation: Allocation) -> None:
+        self._path = state_folder() / f"progress-{allocation.job_id}.json"
+        self.entries: list[Progress] = []
+        if allocation.restarts and self._path.exists():
+            self.entries = [Progress(**fields) for fields in json.loads(self._path.read_bytes())]
+
+    def add(self, progress: Progress) -> None:
+        """Write down how far this run came."""
+        self.entries.append(progress)
+        write_whole(self._path, json.dumps([asdict(entry) for entry in self.entries[-_FUTILE - 1 :]]).encode())
+
+    def forget(self) -> None:
+        """The job does not come back."""
+        self._path.unlink(missing_ok=True)
+
+    @property
+    def is_futile(self) -> bool:
+        """Whether none of the last runs came further than the one before it."""
+        last = self.entries[-_FUTILE - 1 :]
+        return len(last) > _FUTILE and not any(b.is_beyond(a) for a, b in itertools.pairwise(last))
+
+
+def requeue(allocation: Allocation, console: Console, progress: Progress, *, most: int) -> str:
+    """Put the job back into the queue; return why it is not, "" if it is.
+
+    Args:
+        allocation: the job, of which this is the launcher.
+        console: where it is said.
+        progress: how far this run came.
+        most: how often the job may be requeued, by whomever.
+    """
+    log = ProgressLog(allocation)
+    log.add(progress)
+    refused = _refusal(allocation, log, most)
+    if not refused:
+        count = f"requeue {allocation.restarts + 1} of at most {most}"
+        console.say(f"job {allocation.job_id} goes back into the queue ({count})")
+        console.flush()
+        done = slurm_command("scontrol", "requeue", allocation.job_id)
+        # Slurm ends all that runs in the job, also the command that has asked for it
+        if done.returncode > 0 and (job_fields(allocation.job_id) or {}).get("JobState") not in _LEAVING:
+            refused = f"cannot be requeued: {done.stderr.strip()}; submit it again"
+    if refused:
+        log.forget()
+        refused = f"job {allocation.job_id} {refused}"
+        console.say(refused)
+    return refused
+
+
+def _refusal(allocation: Allocation, log: ProgressLog, most: int) -> str:
+    if allocation.restarts >= most:
+        done = f"was requeued {allocation.restarts} time(s), at most {most} are allowed"
+        return f"{done} (--max-requeues): submit it again"
+    if log.is_futile:
+        return (
+            f"is not requeued: {_FUTILE} requeues in a row have brought no progress, {log.entries[-1]}. Its runs end "
+            "before they can save: give it more time (--time), save more often, or look for what ends it"
+        )
+    return ""

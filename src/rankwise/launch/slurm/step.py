@@ -1,0 +1,241 @@
+"""One srun with a supervisor on each node: its folder, its signals, and what is the root cause of its end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rankwise.errors import Interrupted, LaunchError
+from rankwise.launch.bound import value_path
+from rankwise.launch.local.console import Console
+from rankwise.launch.local.loop import Loop
+from rankwise.launch.slurm.allocation import Allocation
+from rankwise.launch.slurm.noise import SrunErrors
+from rankwise.launch.slurm.queue import end_time, slurm_command
+from rankwise.launch.slurm.start import Record, Start, num_ready, read_meeting, state_folder, write_whole
+
+__all__ = ["Ending", "Step"]
+
+# what an sbatch or salloc with tasks has left in the environment, and what srun would read as wishes for our step
+_STALE = re.compile(
+    r"(SLURM|SRUN)_(NTASKS.*|NPROCS|TASKS_PER_NODE|CPUS_PER_TASK|GPUS_PER_TASK|DISTRIBUTION|CPU_BIND.*)"
+)
+_LATE_S = 5.0  # how long a record may take to be seen here
+_CONSEQUENCE = 2  # Record.suspicion: something else has failed before
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ending:
+    """What became of a launch on the nodes of an allocation.
+
+    Attributes:
+        record: of the node with the root cause; None without a failure.
+        interrupted: the signal that stopped it from outside, None if none did.
+        again: the ranks have saved and ended as they were asked to.
+        lost: supervisors have ended without a word, as those of a lost node do.
+        requeued: the job is back in the queue.
+        step: the highest step that a rank said it works on, None if none did.
+    """
+
+    record: Record | None = None
+    interrupted: int | None = None
+    again: bool = False
+    lost: bool = False
+    requeued: bool = False
+    step: int | None = None
+
+    @property
+    def exitcode(self) -> int:
+        """What the command exits with."""
+        if self.again:
+            return Interrupted.EXIT_CODE
+        if self.record is not None:
+            return self.record.exitcode
+        return 128 + self.interrupted if self.interrupted is not None else 0
+
+
+class Step:
+    """One srun with a supervisor on each node.
+
+    Args:
+        start: what the nodes are to do.
+        allocation: where.
+        loop: entered by the caller.
+        console: where output goes.
+        srun_args: more words for srun.
+        warn_s: seconds before the job's time limit at which the ranks are asked to save; None leaves it to Slurm.
+    """
+
+    def __init__(
+        self,
+        start: Start,
+        allocation: Allocation,
+        loop: Loop,
+        console: Console,
+        *,
+        srun_args: Sequence[str] = (),
+        warn_s: float | None = None,
+    ) -> None:
+        self._start, self._allocation, self._loop, self._console = start, allocation, loop, console
+        self._srun_args, self._warn_s = srun_args, warn_s
+        self._interrupted: int | None = None
+        self._held: list[int] = []  # signals for supervisors that have not all begun to listen
+        self._due_s = None if warn_s is None else self._warning_time(warn_s)
+
+    def run(self, call: bytes | None, values: Path | None) -> Ending:
+        """Start it and stay with it to its end."""
+        with _own_folder(self._allocation) as folder:
+            self._folder = folder
+            self._start.write(folder)
+            if call is not None:
+                write_whole(folder / "call", call)
+            self._srun = subprocess.Popen(  # noqa: S603
+                self._command(),
+                env=_environment(),
+                stdin=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+            )
+            assert self._srun.stderr is not None
+            errors = SrunErrors(self._srun.stderr, self._loop, self._console)
+            try:
+                while self._srun.poll() is None:
+                    self._loop.step(1.0)
+                    self._take_signals()
+            finally:
+                self._srun.kill()
+                code = self._srun.wait()
+                errors.close()
+            ending = self._judge(code)
+            if ending.lost:
+                errors.show_held()
+            if values is not None and ending.record is None:
+                for rank in range(self._start.num_nodes * self._start.job.num_ranks):
+                    with contextlib.suppress(FileNotFoundError):
+                        shutil.copyfile(value_path(folder, rank), value_path(values, rank))
+        return ending
+
+    def _command(self) -> list[str]:
+        nodes = str(self._allocation.num_nodes)
+        return [
+            "srun",
+            f"--nodes={nodes}",
+            f"--ntasks={nodes}",
+            "--ntasks-per-node=1",
+            "--kill-on-bad-exit=1",
+            # all cores of the job for the one task of a node, also beside the step of a terminal
+            "--cpu-bind=none",
+            "--overlap",
+            "--quiet",
+            "--job-name=rankwise",
+            *self._srun_args,
+            sys.executable,
+            "-P",
+            "-m",
+            "rankwise.launch.slurm.node",
+            str(self._folder),
+        ]
+
+    def _take_signals(self) -> None:
+        self._warn_when_due()
+        while self._loop.signals:
+            number = self._loop.signals.popleft()
+            if number in {signal.SIGUSR1, signal.SIGUSR2}:
+                self._held.append(number)
+            elif number in {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}:
+                # the second one ends them at once, as on one machine
+                self._signal(number if self._interrupted is None else signal.SIGKILL)
+                self._interrupted = number
+        # a supervisor that does not listen yet would die of them
+        if self._held and num_ready(self._folder) == self._allocation.num_nodes:
+            for number in self._held:
+                self._signal(number)
+            self._held.clear()
+
+    def _warning_time(self, warn_s: float) -> float | None:
+        """Return when to warn, in seconds since the epoch: by our clock, for Slurm warns up to a minute early."""
+        end = end_time(self._allocation.job_id)
+        return None if end is None else end - warn_s
+
+    def _warn_when_due(self) -> None:
+        if self._due_s is None or self._warn_s is None or time.time() < self._due_s:
+            return
+        self._due_s = self._warning_time(self._warn_s)  # somebody may have given the job more time
+        if self._due_s is not None and time.time() >= self._due_s:
+            self._due_s = None
+            self._console.say(f"the time limit is {self._warn_s:g} s away: asking the ranks to save and end")
+            self._held.append(signal.SIGUSR1)
+
+    def _signal(self, number: int) -> None:
+        """Send a signal to the supervisors: srun itself passes on only some, and ends the step for others."""
+        meeting = read_meeting(self._folder)
+        if meeting is None or not meeting.step:
+            self._srun.send_signal(signal.SIGTERM if number != signal.SIGUSR1 else number)
+            return
+        step = f"{self._allocation.job_id}.{meeting.step}"
+        slurm_command("scancel", f"--signal={signal.Signals(number).name}", step)
+
+    def _judge(self, code: int) -> Ending:
+        """Find the root cause among the records of the nodes."""
+        records = self._records()
+        steps = [record.step for record in records if record.step is not None]
+        step = max(steps, default=None)
+        failed = [record for record in records if record.text]
+        silent = sorted(set(range(self._allocation.num_nodes)) - {record.node for record in records})
+        asked = next((record.interrupted for record in records if record.interrupted is not None), self._interrupted)
+        causes = [record for record in failed if record.suspicion < _CONSEQUENCE]
+        if silent and not causes and self._interrupted is None:
+            return Ending(record=self._lost(silent, code, failed), lost=True, step=step)
+        if failed:
+            cause = min(failed, key=lambda record: (record.suspicion, record.time_s))
+            return Ending(record=cause, interrupted=self._interrupted, step=step)
+        return Ending(interrupted=asked, again=any(record.again for record in records), step=step)
+
+    def _lost(self, silent: Sequence[int], code: int, failed: Sequence[Record]) -> Record:
+        names = self._allocation.name_nodes(silent)
+        text = (
+            f"the supervisor of {names} has ended without a word (srun: {code}): killed, the node is lost, or it could "
+            "not start; see the output above"
+        )
+        if failed:
+            text += "\n" + "\n".join(f"then: {record.text.partition(chr(10))[0]}" for record in failed[:8])
+        return Record(node=silent[0], host="", text=text, exitcode=code or 1, time_s=time.time())
+
+    def _records(self) -> list[Record]:
+        """Wait until all have said how they ended, or one has said what the cause is."""
+        deadline = time.monotonic() + _LATE_S
+        while len(records := Record.read_all(self._folder)) < self._allocation.num_nodes:
+            if time.monotonic() > deadline or any(r.text and r.suspicion < _CONSEQUENCE for r in records):
+                break
+            time.sleep(0.05)
+        return records
+
+
+def _environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not _STALE.fullmatch(name)}
+
+
+@contextlib.contextmanager
+def _own_folder(allocation: Allocation) -> Iterator[Path]:
+    """Make a folder that the nodes see and only this user can enter."""
+    try:
+        folder = Path(tempfile.mkdtemp(prefix=f"start-{allocation.job_id}-", dir=state_folder()))
+    except OSError as error:
+        raise LaunchError(
+            f"no folder for the start of job {allocation.job_id}: {error}; set XDG_STATE_HOME to a folder that the "
+            "nodes share"
+        ) from error
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
