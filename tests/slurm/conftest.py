@@ -1,5 +1,6 @@
 """A real Slurm for the tests of this folder, started once for each worker."""
 
+import json
 import os
 import subprocess
 import sys
@@ -7,12 +8,56 @@ import textwrap
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from rankwise.testing.slurm_lab import SlurmLab, why_no_slurm
 
 DEADLINE_S = 240.0  # for machines that many share
 ROOT = Path(__file__).parents[2]
+
+# with "hold" the first attempt stands in its fifth step until a file is there, and goes on slowly
+TRAIN = """
+import os
+import sys
+import time
+
+import numpy as np
+import torch
+
+import rankwise
+from rankwise.data.samples import ArraySource, SampleLoader
+
+hold = "hold" in sys.argv and not os.path.exists("go")
+done = 0
+
+
+def step(model, batch):
+    global done
+    done += 1
+    if hold and done == 5 and os.environ.get("SLURM_NODEID") == "0":
+        open("holding", "w").close()
+    while hold and done >= 5 and not os.path.exists("go"):
+        time.sleep(0.05)
+    if hold and done > 5:
+        time.sleep(0.05)
+    return (model(batch["x"]) ** 2).mean(1)
+
+
+with rankwise.bind(threads=1, timeout=200) as world:
+    print("rank", world.rank, "of", world.world_size, "on", os.uname().nodename, flush=True)
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 2).double()
+    source = ArraySource({"x": np.random.default_rng(0).normal(size=(400, 3))})
+    loader = SampleLoader(source, order=rankwise.Order(source, batch_size=10))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    trainer = rankwise.Trainer(model, optimizer, step, progress=False)
+    result = trainer.fit(loader, epochs=2)
+    if world.is_main:
+        weights = torch.cat([p.detach().flatten() for p in model.parameters()])
+        np.save(os.path.join(result.run_dir, "weights.npy"), weights.numpy())
+        print("steps", result.num_steps, flush=True)
+"""
 
 
 @pytest.fixture(scope="session")
@@ -24,6 +69,10 @@ def lab(tmp_path_factory):
     # short paths: Slurm's sockets lie there, and pytest keeps the folder of a failed test
     with SlurmLab(tmp_path_factory.mktemp("lab")) as made:
         yield made
+
+
+def weights(folder):
+    return np.load(folder / "weights.npy")
 
 
 class Cluster:
@@ -46,6 +95,17 @@ class Cluster:
         path = self.folder / name
         path.write_text(textwrap.dedent(text).lstrip())
         return str(path)
+
+    def write_training(self):
+        return self.write("train.py", TRAIN)
+
+    def weights(self, run_dir="run"):
+        return weights(self.folder / run_dir)
+
+    def restored_steps(self, run_dir="run"):
+        """The step from which each attempt of a run has begun."""
+        events = map(json.loads, (self.folder / run_dir / "metrics.jsonl").read_text().splitlines())
+        return [event["restored_step"] for event in events if event.get("event") == "attempt"]
 
     def start(self, *command, **popen):
         popen = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL} | popen
@@ -91,3 +151,13 @@ def cluster(lab, tmp_path):
     yield Cluster(lab, tmp_path)
     lab.command("scancel", "--user=root")
     lab.wait_idle()
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory, run_python):
+    """Weights of a run on this machine that nobody disturbed, by number of ranks."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    (folder / "train.py").write_text(TRAIN)
+    for ranks in (1, 2):
+        run_python(folder, "-m", "rankwise", "run", "--nproc", ranks, "--run-dir", f"run{ranks}", "train.py")
+    return {ranks: weights(folder / f"run{ranks}") for ranks in (1, 2)}

@@ -3,7 +3,6 @@
 import json
 
 import numpy as np
-import pytest
 
 PLACE = """
 import os
@@ -19,71 +18,9 @@ with rankwise.bind(timeout=200) as world:
     world.barrier()
 """
 
-# with "hold" the first attempt stands in its fifth step until a file is there, and goes on slowly
-TRAIN = """
-import os
-import sys
-import time
-
-import numpy as np
-import torch
-
-import rankwise
-from rankwise.data.samples import ArraySource, SampleLoader
-
-hold = "hold" in sys.argv and not os.path.exists("go")
-done = 0
-
-
-def step(model, batch):
-    global done
-    done += 1
-    if hold and done == 5 and os.environ.get("SLURM_NODEID") == "0":
-        open("holding", "w").close()
-    while hold and done >= 5 and not os.path.exists("go"):
-        time.sleep(0.05)
-    if hold and done > 5:
-        time.sleep(0.05)
-    return (model(batch["x"]) ** 2).mean(1)
-
-
-with rankwise.bind(threads=1, timeout=200) as world:
-    print("rank", world.rank, "of", world.world_size, "on", os.uname().nodename, flush=True)
-    torch.manual_seed(0)
-    model = torch.nn.Linear(3, 2).double()
-    source = ArraySource({"x": np.random.default_rng(0).normal(size=(400, 3))})
-    loader = SampleLoader(source, order=rankwise.Order(source, batch_size=10))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    trainer = rankwise.Trainer(model, optimizer, step, progress=False)
-    result = trainer.fit(loader, epochs=2)
-    if world.is_main:
-        weights = torch.cat([p.detach().flatten() for p in model.parameters()])
-        np.save(os.path.join(result.run_dir, "weights.npy"), weights.numpy())
-        print("steps", result.num_steps, flush=True)
-"""
-
 
 def lines(text, word):
     return sorted(line for line in text.splitlines() if word in line)
-
-
-def weights(folder):
-    return np.load(folder / "weights.npy")
-
-
-def restored_steps(run_dir):
-    events = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
-    return [event["restored_step"] for event in events if event.get("event") == "attempt"]
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory, run_python):
-    """Weights of a run on this machine that nobody disturbed, by number of ranks."""
-    folder = tmp_path_factory.mktemp("undisturbed")
-    (folder / "train.py").write_text(TRAIN)
-    for ranks in (1, 2):
-        run_python(folder, "-m", "rankwise", "run", "--nproc", ranks, "--run-dir", f"run{ranks}", "train.py")
-    return {ranks: weights(folder / f"run{ranks}") for ranks in (1, 2)}
 
 
 def test_a_script_is_submitted_and_followed(cluster):
@@ -111,7 +48,7 @@ def test_a_script_is_submitted_and_followed(cluster):
 
 def test_a_preempted_job_saves_is_requeued_and_ends_in_the_same_bits(cluster, undisturbed):
     """A job of higher priority takes the nodes in mid-epoch; who follows the first one sees its end, exit code 0."""
-    cluster.write("train.py", TRAIN)
+    cluster.write_training()
     follower = cluster.start(
         *("rankwise", "run", "--slurm", "--nodes", "2", "--nproc", "1", "--cpus-per-task", "2", "--mem", "500M"),
         *("--run-dir", "run", "train.py", "hold"),
@@ -130,15 +67,15 @@ def test_a_preempted_job_saves_is_requeued_and_ends_in_the_same_bits(cluster, un
     assert "steps 80" in out
     assert "goes back into the queue" in err
     assert "requeued 1 time(s)" in err
-    first, second = restored_steps(cluster.folder / "run")
+    first, second = cluster.restored_steps()
     assert first == 0
     assert 1 <= second < 80
-    assert (weights(cluster.folder / "run") == undisturbed[2]).all()
+    assert (cluster.weights() == undisturbed[2]).all()
 
 
 def test_a_batch_script_of_ones_own_is_warned_saves_and_is_requeued(cluster, undisturbed):
     """`--signal=B:` reaches the batch shell alone, which rankwise run has taken the place of."""
-    cluster.write("train.py", TRAIN)
+    cluster.write_training()
     job = cluster.sbatch(
         "-N2",
         script="""
@@ -157,8 +94,8 @@ def test_a_batch_script_of_ones_own_is_warned_saves_and_is_requeued(cluster, und
     assert found["JobState"] == "COMPLETED", (found, log)
     assert "steps 80" in log, (found, log)
     assert f"Slurm job {job}: 2 rank(s), 1 on each of 2 node(s) node[1-2], requeued 1 time(s)" in log
-    assert 1 <= restored_steps(cluster.folder / "run")[1] < 80
-    assert (weights(cluster.folder / "run") == undisturbed[2]).all()
+    assert 1 <= cluster.restored_steps()[1] < 80
+    assert (cluster.weights() == undisturbed[2]).all()
 
 
 def test_a_batch_shell_that_would_die_of_the_warning_is_named(cluster):
@@ -182,7 +119,7 @@ def test_a_batch_shell_that_would_die_of_the_warning_is_named(cluster):
 
 def test_srun_python_finds_its_place_and_trains_to_the_same_numbers(cluster, undisturbed):
     """Two nodes with two tasks each, no launcher of ours: as one process, within rounding."""
-    cluster.write("train.py", TRAIN)
+    cluster.write_training()
     job = cluster.sbatch(
         *("-N2", "--ntasks-per-node=2", "--mem=500M"),
         script="""
@@ -196,7 +133,7 @@ def test_srun_python_finds_its_place_and_trains_to_the_same_numbers(cluster, und
     places = [f"rank {rank} of 4 on node{1 + rank // 2}" for rank in range(4)]
     assert lines(log, "of 4 on node") == places, log
     assert "steps 80" in log
-    np.testing.assert_allclose(weights(cluster.folder / "run"), undisturbed[1], rtol=1e-12)
+    np.testing.assert_allclose(cluster.weights(), undisturbed[1], rtol=1e-12)
 
 
 def test_what_an_allocation_leaves_in_a_shell_does_no_harm(cluster):

@@ -59,3 +59,23 @@ def test_torch_is_asked():
     """What torch sees on this machine is a valid answer, and device="auto" works with it."""
     visible = visible_devices()
     assert choose_device("auto", local_rank=0, world_size=1, visible=visible)
+
+
+def test_gpus_that_slurm_has_given_are_not_replaced_by_the_cpu(monkeypatch):
+    """The node, what was given and what is seen; not in a shell of salloc, not where nothing was given."""
+    for name in ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS", "SLURM_GPUS_PER_TASK", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setenv("SLURM_GPUS_ON_NODE", "2")
+    monkeypatch.delenv("SLURM_PROCID", raising=False)
+    assert visible_devices().promised == ""
+    monkeypatch.setenv("SLURM_PROCID", "0")
+    visible = visible_devices()
+    for wish in ("auto", "cuda"):
+        with pytest.raises(
+            WorldError, match=r"node .*SLURM_GPUS_ON_NODE=2.*sees none of them.*VISIBLE_DEVICES=not set"
+        ):
+            choose_device(wish, local_rank=0, world_size=1, visible=visible)
+    assert choose_device("cpu", local_rank=0, world_size=1, visible=visible) == "cpu"
+    monkeypatch.setenv("SLURM_GPUS_ON_NODE", "0")
+    assert visible_devices().promised == ""

@@ -13,6 +13,11 @@ from rankwise.launch.job import Job
 
 __all__ = ["run_in_slurm"]
 
+_OUR_OPTIONS = frozenset(
+    {"partition", "nodes", "gpus-per-node", "time", "account", "qos", "constraint", "mem", "cpus-per-task", "job-name"}
+)
+_GPU_OPTIONS = frozenset({"gres", "gpus", "gpus-per-task", "gpus-per-socket"})
+
 
 def run_in_slurm(
     job: Job, words: dict[str, Any], *, nproc: str, dry_run: bool, environ: dict[str, str] | os._Environ[str]
@@ -68,14 +73,22 @@ def _max_requeues(words: dict[str, Any], *, default: bool) -> int:
 
 def _submit(job: Job, words: dict[str, Any], *, nproc: str, dry_run: bool) -> int:
     from rankwise.launch.slurm.following import follow
-    from rankwise.launch.slurm.request import Request, parse_time
+    from rankwise.launch.slurm.request import Request
     from rankwise.launch.slurm.submission import batch_script, submit
+    from rankwise.launch.slurm.time_limit import parse_time
 
     gpus = words["gpus_per_node"]
     if gpus is not None and nproc not in {"auto", "gpu", str(gpus)}:
         raise ConfigError(f"--nproc {nproc} and --gpus-per-node {gpus} differ: with GPUs each has one rank")
     if gpus is None and nproc in {"auto", "gpu", "cpu"} and nproc != "auto":
         raise ConfigError(f"--nproc {nproc} counts what this machine has: say --gpus-per-node G, or --nproc N for CPUs")
+    given = _pairs(words["slurm_arg"] or ())
+    others = [key for key in given if key in _GPU_OPTIONS]
+    if others and (gpus is not None or nproc == "auto"):
+        raise ConfigError(
+            f"--slurm-arg {others[0]} does not say how many ranks a node has: say --gpus-per-node G, one rank "
+            f"for each, or --nproc N beside it{'' if gpus is None else ', not both'}"
+        )
     name = words["job_name"] or Path(job.target.name).stem.partition(":")[0]
     parameters: dict[str, Any] = {key: words[key] for key in ("account", "qos", "constraint") if words[key]}
     request = Request(
@@ -88,7 +101,7 @@ def _submit(job: Job, words: dict[str, Any], *, nproc: str, dry_run: bool) -> in
         cpus_per_task=words["cpus_per_task"],
         mem=words["mem"],
         time_min=parse_time(words["time"]),
-        parameters=parameters | _pairs(words["slurm_arg"] or ()),
+        parameters=parameters | given,
         container=words["container"],
         max_requeues=_max_requeues(words, default=True),
     )
@@ -105,5 +118,8 @@ def _submit(job: Job, words: dict[str, Any], *, nproc: str, dry_run: bool) -> in
 
 def _pairs(words: Sequence[str]) -> dict[str, Any]:
     """Read `--slurm-arg key=value`, and `--slurm-arg key` for an option without a value."""
-    pairs = (word.removeprefix("--").partition("=") for word in words)
-    return {key: value if sign else True for key, sign, value in pairs}
+    pairs = {key: value if sign else True for key, sign, value in (w.removeprefix("--").partition("=") for w in words)}
+    for key in pairs:
+        if key.replace("_", "-") in _OUR_OPTIONS:
+            raise ConfigError(f"--slurm-arg {key}: say --{key.replace('_', '-')}, which is checked before the queue")
+    return pairs

@@ -11,7 +11,7 @@ from rankwise.launch.platforms import Device, Platform
 
 __all__ = ["run_task"]
 
-_DEVICES = {Device.CPU: "cpu", Device.GPU: "cuda", Device.MPS: "mps", Device.SLURM: "auto"}
+_DEVICES = {Device.CPU: "cpu", Device.GPU: "cuda", Device.MPS: "mps"}
 
 
 def run_task(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], platform: Platform) -> Any:
@@ -30,9 +30,8 @@ def run_task(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str,
         return fn(*args, **given, group=None)
     from rankwise.world import bind
 
-    assert isinstance(platform.device, Device)
     with bind(
-        device=_DEVICES[platform.device],
+        device=_device(platform),
         backend=platform.backend,
         seed=platform.seed,
         timeout=platform.ipc_timeout_s,
@@ -41,6 +40,14 @@ def run_task(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str,
         if platform.verbose:
             print(f"rankwise: rank {rank} of {world.world_size} on {world.device}, {world.backend}", flush=True)  # noqa: T201
         return fn(*args, **given, group=_group_of(rank, platform))
+
+
+def _device(platform: Platform) -> str:
+    """Return what to bind to: who has asked Slurm for GPUs never computes on the CPU instead."""
+    if platform.device is Device.SLURM:
+        return "cuda" if platform.num_ranks is None else "auto"
+    assert isinstance(platform.device, Device)
+    return _DEVICES[platform.device]
 
 
 def _group_of(rank: int, platform: Platform) -> Any:
@@ -60,7 +67,9 @@ def _prepare_alone(platform: Platform, local_rank: int) -> None:
     import torch
 
     from rankwise.world import seed_generators
+    from rankwise.world.devices import choose_device, visible_devices
 
     seed_generators(platform.seed)
-    if platform.device is Device.GPU or (platform.device is Device.SLURM and torch.cuda.is_available()):
-        torch.cuda.set_device(local_rank if torch.cuda.device_count() > 1 else 0)  # Slurm may show a rank its own only
+    device = choose_device(_device(platform), local_rank=local_rank, world_size=1, visible=visible_devices())
+    if device.startswith("cuda"):
+        torch.cuda.set_device(device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 from rankwise.errors import ConfigError, WorldError
 from rankwise.world.variables import int_of
 
-__all__ = ["Visible", "choose_device", "default_backend", "ranks_per_gpu", "visible_devices"]
+__all__ = ["Visible", "choose_device", "default_backend", "given_gpus", "ranks_per_gpu", "visible_devices"]
 
 _RANKS_PER_GPU = "RANKWISE_RANKS_PER_GPU"
 
@@ -21,10 +22,12 @@ class Visible:
     Attributes:
         num_cuda: CUDA devices.
         mps: whether Apple's GPU can be used.
+        promised: "" or why there must be a GPU, and what was seen instead.
     """
 
     num_cuda: int = 0
     mps: bool = False
+    promised: str = ""
 
 
 def visible_devices() -> Visible:
@@ -32,7 +35,23 @@ def visible_devices() -> Visible:
     import torch
 
     num_cuda = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    return Visible(num_cuda=num_cuda, mps=torch.backends.mps.is_available())
+    promised = ""
+    if not num_cuda and (given := given_gpus(os.environ)):
+        built = "ROCm" if torch.version.hip else f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPUs only"
+        promised = (
+            f"node {os.uname().nodename}: Slurm has given this task GPUs ({given}), and torch {torch.__version__}, "
+            f"built for {built}, sees none of them "
+            f"(CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', 'not set')})"
+        )
+    return Visible(num_cuda=num_cuda, mps=torch.backends.mps.is_available(), promised=promised)
+
+
+def given_gpus(environ: Mapping[str, str]) -> str:
+    """Return the variables in which Slurm tells a task of its GPUs, "" without any; a shell of salloc has no task."""
+    if "SLURM_PROCID" not in environ:
+        return ""
+    names = ("SLURM_GPUS_ON_NODE", "SLURM_STEP_GPUS", "SLURM_JOB_GPUS", "SLURM_GPUS_PER_TASK")
+    return ", ".join(f"{name}={environ[name]}" for name in names if environ.get(name, "0") not in {"", "0"})
 
 
 def ranks_per_gpu(environ: Mapping[str, str]) -> int:
@@ -60,11 +79,15 @@ def choose_device(request: str, *, local_rank: int, world_size: int, visible: Vi
 
     Raises:
         ConfigError: the request is none of these.
-        WorldError: the device is not there, or cannot serve several ranks.
+        WorldError: the device is not there, also for "auto" where Slurm has given GPUs, or cannot serve several ranks.
     """
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?|mps", request):
         raise ConfigError(f'device is "auto", "cpu", "cuda", "cuda:<index>" or "mps"; got {request!r}')
     if request == "auto":
+        if visible.promised and not visible.num_cuda:
+            raise WorldError(
+                f'{visible.promised}: look at the driver and at this torch; bind(device="cpu") takes the CPU'
+            )
         request = "cuda" if visible.num_cuda else "mps" if visible.mps and world_size == 1 else "cpu"
     if request == "mps":
         return _mps(world_size, visible)
@@ -82,8 +105,8 @@ def _mps(world_size: int, visible: Visible) -> str:
 def _cuda(request: str, turn: int, visible: Visible, local_rank: int) -> str:
     if not visible.num_cuda:
         raise WorldError(
-            f"device={request!r} was asked for, but torch finds no CUDA device: check CUDA_VISIBLE_DEVICES and that "
-            'this torch is built for CUDA, or use device="cpu"'
+            f"device={request!r} was asked for, but {visible.promised or 'torch finds no CUDA device'}: check "
+            'CUDA_VISIBLE_DEVICES and that this torch is built for CUDA, or use device="cpu"'
         )
     explicit = request.partition(":")[2]
     index = int(explicit) if explicit else turn if visible.num_cuda > 1 else 0

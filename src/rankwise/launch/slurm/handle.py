@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import re
 import time
@@ -149,12 +150,27 @@ class SlurmHandle:
         """Return the one of this number.
 
         Raises:
-            ConfigError: it was not submitted by rankwise, or by another user.
+            ConfigError: there is none, it is another user's, or rankwise has not submitted it.
+            LaunchError: Slurm, which is asked about jobs that are not known here, does not answer.
         """
+        if not job_id.isdigit():
+            raise ConfigError(f"a job of Slurm is a number, got {job_id!r}; `rankwise jobs --all` lists yours")
         path = root / f"job-{job_id}.json"
-        if not job_id.isdigit() or not path.exists():
-            raise ConfigError(f"job {job_id!r} is not among those that rankwise has submitted for you: `rankwise jobs`")
-        return _read(path)
+        if path.exists():
+            return _read(path)
+        fields = job_fields(job_id)
+        if fields is None:
+            raise ConfigError(
+                f"Slurm knows no job {job_id} (any more), and rankwise has not submitted it for you from here: "
+                "`rankwise jobs --all` lists those"
+            )
+        user, _, number = fields.get("UserId", "").rstrip(")").partition("(")
+        if number != str(os.geteuid()):
+            raise ConfigError(f"job {job_id} is of the user {user}, who alone can see its files and cancel it")
+        raise ConfigError(
+            f"job {job_id} ({fields.get('JobName', '')}) is yours, but was not submitted by `rankwise run --slurm` "
+            f"or a Platform: its output is {fields.get('StdOut', 'unknown')}, `scancel {job_id}` cancels it"
+        )
 
     def _value(self, rank: int) -> Any:
         path = value_path(self.folder, rank)

@@ -17,7 +17,7 @@ from rankwise.launch.local.console import Console
 from rankwise.launch.local.loop import Loop
 from rankwise.launch.local.telling import next_logs, tell, with_time_left
 from rankwise.launch.slurm.allocation import Allocation
-from rankwise.launch.slurm.requeue import Progress, ProgressLog, requeue
+from rankwise.launch.slurm.requeue import Progress, ProgressLog, put_back
 from rankwise.launch.slurm.start import Record, Start
 from rankwise.launch.slurm.step import Ending, Step
 
@@ -96,7 +96,7 @@ def _after(ending: Ending, job: Job, allocation: Allocation, console: Console, m
         if ending.interrupted is None:  # else Slurm may have its own reasons to start it once more
             ProgressLog(allocation).forget()
         return ending
-    refused = requeue(allocation, console, Progress.find(job.run_dir, ending.step), most=max_requeues)
+    refused = put_back(allocation, console, Progress.find(job.run_dir, ending.step), most=max_requeues)
     if not refused:
         return replace(ending, requeued=True)
     if ending.record is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,15 +9,13 @@ from typing import Any
 
 from rankwise.errors import ConfigError
 from rankwise.launch.job import Job
-from rankwise.launch.slurm.queue import slurm_command
+from rankwise.launch.slurm.partition import Partition
 from rankwise.launch.slurm.requeue import MAX_REQUEUES
 
-__all__ = ["Request", "parse_time"]
+__all__ = ["Request"]
 
 _WARN_S = 120.0  # before the time limit, at most; saving takes what it takes
 _WARN_SHARE = 4  # a short job trains for most of its time
-_DAYS = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
-_WORDS = re.compile(r"(?=.)(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m(?:in)?)?")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,17 +69,33 @@ class Request:
         """Refuse what would fail only after a time in the queue.
 
         Raises:
-            ConfigError: the partition does not exist, or the launch is not for several nodes.
+            ConfigError: the partition does not exist or can never run it, or the launch is not for several nodes.
             LaunchError: Slurm is not here or does not answer.
         """
         if job.min_ranks is not None:
             raise ConfigError("--min-ranks is for one machine: ask Slurm for fewer nodes instead")
-        done = slurm_command("sinfo", "--noheader", "--format=%R")
-        if done.returncode:
-            raise ConfigError(f"Slurm does not answer: {done.stderr.strip()}")
-        names = sorted(set(done.stdout.split()))
-        if self.partition is not None and not set(self.partition.split(",")) <= set(names):
-            raise ConfigError(f"no partition {self.partition!r} here; there are {', '.join(names)}")
+        own = {name.replace("_", "-"): value for name, value in self.parameters.items()}
+        refusals = [
+            found.refusal(
+                nodes=self.nodes,
+                # an option of sbatch by its own name has the last word, in its own units
+                time_min=None if "time" in own else self.time_min,
+                account=own.get("account"),
+                cpus_per_node=self.ranks_per_node * (self.cpus_per_task or 1),
+                gpus_per_node=self.gpus_per_node,
+            )
+            for found in Partition.find(own.get("partition", self.partition))
+        ]
+        if refusals and all(refusals):  # one of several that are named is enough
+            raise ConfigError("; ".join(refusals))
+
+    @property
+    def described(self) -> str:
+        """What Slurm was asked for, by name, for messages."""
+        names = ("account", "qos", "constraint", "reservation")
+        own = {name: self.parameters[name] for name in names if name in self.parameters}
+        asked = {"partition": self.partition, "nodes": self.nodes, "gpus-per-node": self.gpus_per_node, "mem": self.mem}
+        return ", ".join(f"{name}={value}" for name, value in {**asked, **own}.items() if value is not None)
 
     def sbatch_parameters(self) -> dict[str, Any]:
         """Return what submitit's Slurm executor is told."""
@@ -107,25 +120,3 @@ class Request:
             "setup": ["export SUBMITIT_LOG_LEVEL=CRITICAL"],
             "additional_parameters": ours | parameters,
         }
-
-
-def parse_time(text: str) -> int:
-    """Return minutes, rounded up, of "2h", "1d12h", "90m", or Slurm's own "90", "2:00:00", "1-12", "1-12:30:00".
-
-    Raises:
-        ConfigError: it is none of these, or no time at all.
-    """
-    words, days = _WORDS.fullmatch(text), _DAYS.fullmatch(text)
-    if words:
-        day, hour, minute = (int(number or 0) for number in words.groups())
-        seconds = ((day * 24 + hour) * 60 + minute) * 60
-    elif days:
-        first, *rest = (int(number) for number in days.groups()[1:] if number is not None)
-        by_length: tuple[tuple[int, ...], ...] = ((60,), (60, 1), (3600, 60, 1))  # M, M:S, H:M:S
-        units = by_length[len(rest)] if days[1] is None else (3600, 60, 1)  # D-H, D-H:M, D-H:M:S
-        seconds = int(days[1] or 0) * 86400 + sum(a * b for a, b in zip((first, *rest), units, strict=False))
-    else:
-        seconds = 0
-    if seconds <= 0:
-        raise ConfigError(f"--time takes 2h, 1d12h, 90m, or Slurm's minutes, H:MM:SS, D-HH:MM; got {text!r}")
-    return -(-seconds // 60)

@@ -14,7 +14,7 @@ from rankwise.launch.slurm.allocation import Allocation
 from rankwise.launch.slurm.queue import job_fields, slurm_command
 from rankwise.launch.slurm.start import state_folder, write_whole
 
-__all__ = ["MAX_REQUEUES", "Progress", "ProgressLog", "requeue"]
+__all__ = ["MAX_REQUEUES", "Progress", "ProgressLog", "put_back"]
 
 MAX_REQUEUES = 100
 _FUTILE = 2  # so many requeues in a row without progress are enough
@@ -83,7 +83,7 @@ class ProgressLog:
         return len(last) > _FUTILE and not any(b.is_beyond(a) for a, b in itertools.pairwise(last))
 
 
-def requeue(allocation: Allocation, console: Console, progress: Progress, *, most: int) -> str:
+def put_back(allocation: Allocation, console: Console, progress: Progress, *, most: int) -> str:
     """Put the job back into the queue; return why it is not, "" if it is.
 
     Args:

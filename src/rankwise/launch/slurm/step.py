@@ -42,7 +42,8 @@ class Ending:
         record: of the node with the root cause; None without a failure.
         interrupted: the signal that stopped it from outside, None if none did.
         again: the ranks have saved and ended as they were asked to.
-        lost: supervisors have ended without a word, as those of a lost node do.
+        silent: supervisors have ended without a word.
+        lost: they had begun before, so that it is like the end of a node, and not a srun that cannot start.
         requeued: the job is back in the queue.
         step: the highest step that a rank said it works on, None if none did.
     """
@@ -50,6 +51,7 @@ class Ending:
     record: Record | None = None
     interrupted: int | None = None
     again: bool = False
+    silent: bool = False
     lost: bool = False
     requeued: bool = False
     step: int | None = None
@@ -117,7 +119,7 @@ class Step:
                 code = self._srun.wait()
                 errors.close()
             ending = self._judge(code)
-            if ending.lost:
+            if ending.silent:
                 errors.show_held()
             if values is not None and ending.record is None:
                 for rank in range(self._start.num_nodes * self._start.job.num_ranks):
@@ -195,7 +197,8 @@ class Step:
         asked = next((record.interrupted for record in records if record.interrupted is not None), self._interrupted)
         causes = [record for record in failed if record.suspicion < _CONSEQUENCE]
         if silent and not causes and self._interrupted is None:
-            return Ending(record=self._lost(silent, code, failed), lost=True, step=step)
+            began = num_ready(self._folder) > 0
+            return Ending(record=self._lost(silent, code, failed), silent=True, lost=began, step=step)
         if failed:
             cause = min(failed, key=lambda record: (record.suspicion, record.time_s))
             return Ending(record=cause, interrupted=self._interrupted, step=step)

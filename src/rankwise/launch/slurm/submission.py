@@ -128,7 +128,7 @@ def submit(
         try:
             found = executor.submit(submitted)
         except FailedJobError as error:
-            raise ConfigError(f"Slurm refuses the job: {_last_line(error)}") from error
+            raise ConfigError(f"Slurm refuses the job ({request.described}): {_last_line(error)}") from error
     handle = SlurmHandle(
         job_id=found.job_id,
         folder=found.paths.folder,

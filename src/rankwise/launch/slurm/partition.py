@@ -1,0 +1,136 @@
+"""What a partition can give: asked before a job is queued, where it would wait for ever."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import Self
+
+from rankwise.errors import ConfigError
+from rankwise.launch.slurm.queue import slurm_command
+from rankwise.launch.slurm.time_limit import parse_time
+
+__all__ = ["Partition"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Partition:
+    """A partition of Slurm; None and "" stand for no limit.
+
+    Attributes:
+        name: as Slurm writes it.
+        is_default: whether jobs that name none go here.
+        max_time_min: longest time limit of a job.
+        max_nodes: how many nodes a job may have.
+        min_nodes: how many it must have.
+        allowed_accounts: the only accounts that may use it.
+        denied_accounts: accounts that may not.
+        node_cpus: cores of the node that has most.
+        node_gpus: GPUs of the node that has most; None: Slurm does not count them.
+    """
+
+    name: str
+    is_default: bool = False
+    max_time_min: int | None = None
+    max_nodes: int | None = None
+    min_nodes: int = 0
+    allowed_accounts: tuple[str, ...] = ()
+    denied_accounts: tuple[str, ...] = ()
+    node_cpus: int | None = None
+    node_gpus: int | None = None
+
+    @classmethod
+    def find(cls, names: str | None) -> list[Partition]:
+        """Return the partitions of a list of names, or Slurm's default one, if it has one.
+
+        Raises:
+            ConfigError: one does not exist.
+            LaunchError: Slurm is not here or does not answer.
+        """
+        done = slurm_command("scontrol", "--oneliner", "show", "partition")
+        if done.returncode:
+            raise ConfigError(f"Slurm does not answer: {(done.stderr or done.stdout).strip()}")
+        known = {found.name: found for line in done.stdout.splitlines() if (found := cls._read(line)).name}
+        wanted = [name for name, found in known.items() if found.is_default] if names is None else names.split(",")
+        for name in wanted:
+            if name not in known:
+                raise ConfigError(f"no partition {name!r} here; there are {', '.join(sorted(known))}")
+        return [_with_nodes(known[name]) for name in wanted]
+
+    @classmethod
+    def _read(cls, line: str) -> Self:
+        fields = dict(word.split("=", 1) for word in line.split() if "=" in word)
+        limits = [int(text) for name in ("MaxNodes", "TotalNodes") if (text := fields.get(name, "")).isdigit()]
+        least = fields.get("MinNodes", "0")
+        return cls(
+            name=fields.get("PartitionName", ""),
+            is_default=fields.get("Default") == "YES",
+            max_time_min=_minutes(fields.get("MaxTime", "")),
+            max_nodes=min(limits, default=None),
+            min_nodes=int(least) if least.isdigit() else 0,
+            allowed_accounts=_names(fields.get("AllowAccounts", "ALL")),
+            denied_accounts=_names(fields.get("DenyAccounts", "")),
+        )
+
+    def refusal(
+        self, *, nodes: int, time_min: int | None, account: str | None, cpus_per_node: int, gpus_per_node: int | None
+    ) -> str:
+        """Return why a job can never run here, "" if it can.
+
+        Args:
+            nodes: how many it asks for.
+            time_min: its time limit, None where it is not known here.
+            account: who pays, None for the user's default.
+            cpus_per_node: cores that its ranks on a node need.
+            gpus_per_node: GPUs of a node, None for none.
+        """
+        where = f"partition {self.name!r}"
+        gpus = gpus_per_node or 0
+        reasons = {
+            f"{where} gives a job at most {self.max_nodes} node(s), --nodes {nodes} are wanted": _exceeds(
+                nodes, self.max_nodes
+            ),
+            f"{where} takes jobs of at least {self.min_nodes} nodes, --nodes {nodes} is less": nodes < self.min_nodes,
+            f"{where} has a time limit of {self.max_time_min} minutes, --time asks for {time_min}": _exceeds(
+                time_min, self.max_time_min
+            ),
+            f"{where} is for the account(s) {', '.join(self.allowed_accounts)}, not for --account {account}": bool(
+                account and self.allowed_accounts and account not in self.allowed_accounts
+            ),
+            f"{where} is not for --account {account}": account in self.denied_accounts,
+            f"a node of {where} has {self.node_gpus} GPU(s), --gpus-per-node {gpus} are wanted": _exceeds(
+                gpus, self.node_gpus
+            ),
+            f"a node of {where} has {self.node_cpus} cores, ranks x --cpus-per-task need {cpus_per_node}": _exceeds(
+                cpus_per_node, self.node_cpus
+            ),
+        }
+        return next((reason for reason, holds in reasons.items() if holds), "")
+
+
+def _exceeds(wanted: int | None, limit: int | None) -> bool:
+    return wanted is not None and limit is not None and wanted > limit
+
+
+def _with_nodes(partition: Partition) -> Partition:
+    done = slurm_command("sinfo", "--noheader", "--exact", f"--partition={partition.name}", "--format=%c|%G")
+    rows = [line.partition("|") for line in done.stdout.splitlines()]
+    cpus = [int(row[0].strip()) for row in rows if row[0].strip().isdigit()]
+    gpus = [num_gpus(row[2]) for row in rows]
+    return replace(partition, node_cpus=max(cpus, default=None), node_gpus=max(gpus, default=None))
+
+
+def num_gpus(gres: str) -> int:
+    """Count the GPUs in Slurm's words: "gpu:2", "gpu:a100:4(S:0-1),gpu:v100:2", "(null)"."""
+    return sum(int(found[1]) for found in re.finditer(r"(?:^|,)\s*gpu(?::[^:,()]+)??:(\d+)", gres))
+
+
+def _minutes(text: str) -> int | None:
+    try:
+        return parse_time(text)
+    except ConfigError:  # UNLIMITED
+        return None
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return () if text in {"ALL", "", "(null)"} else tuple(text.split(","))
