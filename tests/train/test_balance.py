@@ -11,9 +11,9 @@ from torch import nn
 
 from rankwise.data.order import Order
 from rankwise.data.samples import ArraySource, DatasetLoader, SampleLoader
-from rankwise.errors import ConfigError
+from rankwise.errors import ConfigError, StepError
 from rankwise.testing import run_ranks
-from rankwise.train import Balance, ExactStep, Hooks, Trainer, prepare, prepare_optimizer
+from rankwise.train import Balance, ExactStep, Hooks, StreamLoader, Trainer, prepare, prepare_optimizer
 from rankwise.world import World
 
 NUM, BATCH = 150, 16
@@ -172,21 +172,55 @@ def refusals(world):
         lambda: Balance(prepare(make_model(), world), world, speeds=[1, 2, 3]),
         lambda: Balance(prepare(make_model(), world), world, warmup=2),
         lambda: next(Balance(prepare(make_model(), world), world).steps([1, 2])),
+        lambda: next(Balance(prepare(make_model(), world), world).steps(StreamLoader(iter([X[:2]]), world=world))),
     ):
         with pytest.raises(ConfigError) as caught:
             case()
         said.append(str(caught.value))
-    return said
+    return said, lone_cuts(world), lone_said(world)
+
+
+def lone_said(world):
+    """What a trainer says before its first step of speeds that are far apart."""
+    model = prepare(nn.Sequential(nn.Linear(6, 2), nn.BatchNorm1d(2), nn.Linear(2, 1)).double(), world)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    trainer = Trainer(model, optimizer, per_sample, world=world, run=False, progress=False, balance=(1, 20))
+    with pytest.raises(StepError) as caught:
+        trainer.fit(SampleLoader(SOURCE, order=Order(NUM, batch_size=8), world=world))
+    return str(caught.value)
+
+
+def lone_cuts(world):
+    """Which speeds a loader has after the ranks have agreed on 1 : 30, for norms over rows and over pixels."""
+    found = []
+    for norm in (nn.BatchNorm1d(2), nn.BatchNorm2d(2)):
+        balance = Balance(prepare(nn.Sequential(nn.Linear(2, 2), norm), world), world)
+        loader = SampleLoader(SOURCE, order=Order(NUM, batch_size=8), world=world)
+        for _ in range(2):
+            balance._seen.extend([(lambda: 1.0 if world.rank else 30.0, 4)] * 3)
+            balance._agree(loader)
+        found.append(loader.speeds)
+    return found
+
+
+def test_a_cut_that_leaves_a_lone_sample_is_not_taken():
+    """Batch statistics of one sample are none: measured shares stay equal, given ones raise; pixels have some."""
+    for _, cuts, said in run_ranks(refusals, 2):
+        assert cuts == [None, (2, 64)]
+        assert (
+            "a full step of an epoch has 8 of 150 samples, shared by 2 ranks by their speeds 3, 64: a rank has" in said
+        )
 
 
 def test_what_cannot_be_balanced_is_refused_by_name():
     """Where ranks wait for each other inside a pass no speed can be told; data without an order are not cut anew."""
-    fsdp, norms, number, warmup, loader = run_ranks(refusals, 2)[0]
+    fsdp, norms, number, warmup, loader, stream = run_ranks(refusals, 2)[0][0]
     assert 'strategy="fsdp"' in fsdp
     assert "sync_batchnorm" in norms
     assert "each of the 2 ranks, got 3" in number
     assert "more than 2 steps" in warmup
     assert "got a list" in loader
+    assert "got a StreamLoader" in stream
     with pytest.raises(ConfigError, match="one number for each rank, or None, got 'fast'"):
         Trainer(make_model(), lambda p: torch.optim.SGD(p, 0.1), per_sample, run=False, balance="fast")
     one = SampleLoader(SOURCE, order=Order(NUM, batch_size=4))

@@ -199,7 +199,7 @@ def lone_share(world):
 def test_a_lone_share_is_told_too():
     """3 samples on 2 ranks: one of them has one alone, and every rank says so."""
     for said in run_ranks(lone_share, 2):
-        assert "has 3 of 27 samples, shared by 2 ranks: a rank has one alone" in said
+        assert "the last step of an epoch has 3 of 27 samples, shared by 2 ranks: a rank has one alone" in said
 
 
 def test_a_lone_micro_batch_is_told_too():

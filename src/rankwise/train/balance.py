@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rankwise.data.contract import whole_speeds
 from rankwise.errors import ConfigError
+from rankwise.train.checks import lone_sample
 from rankwise.train.sharding import is_sharded, watch_gradients
 from rankwise.train.wrapping import replicas_of, unwrapped
 from rankwise.world import World
@@ -77,6 +78,7 @@ class Balance:
         self._model, self._warmup = model, warmup
         self._watch = _Stopwatch(model, self._world.device)
         self._seen: deque[tuple[Any, int]] = deque(maxlen=_NUM_KEPT)
+        self._said_lone = False
 
     def steps(self, loader: Any) -> Iterator[tuple[Any, ...]]:
         """Yield the loader's steps to the end of its epoch. Collective: every rank iterates it to the same step.
@@ -93,6 +95,11 @@ class Balance:
             raise ConfigError(
                 "balance= wants a loader over an Order, whose steps it may cut anew (SampleLoader, DatasetLoader, rows "
                 f"in an order), got a {type(loader).__name__}: leave it out"
+            )
+        if because := getattr(loader, "equal_because", ""):
+            raise ConfigError(
+                f"balance= wants a loader whose shares may be unequal, and this {type(loader).__name__} cuts equal ones"
+                f" only: {because}; leave it out"
             )
         if self._fixed is not None and loader.speeds != self._fixed:
             loader.set_speeds(self._fixed)
@@ -137,7 +144,7 @@ class Balance:
         speeds = whole_speeds([1 / (seconds or usual) for seconds in told], world_size=len(told))
         old = loader.speeds or (1,) * len(told)
         moved = max(abs(s * sum(old) / (o * sum(speeds)) - 1) for s, o in zip(speeds, old, strict=True))
-        if moved < _MOVED:
+        if moved < _MOVED or self._leaves_one(loader, speeds):
             return False
         loader.set_speeds(speeds)
         self._seen.clear()
@@ -145,6 +152,19 @@ class Balance:
             parts = ", ".join(f"rank {rank} {speed / sum(speeds):.0%}" for rank, speed in enumerate(speeds))
             _LOG.info("shares go by the ranks' speed from here on: %s of each step", parts)
         return True
+
+    def _leaves_one(self, loader: Any, speeds: tuple[int, ...]) -> bool:
+        """Whether batch statistics forbid a cut: the same on every rank. Said once, on the main rank."""
+        from torch import nn
+
+        # those over pixels have statistics of a single sample
+        if not any(isinstance(module, nn.BatchNorm1d) and module.training for module in self._model.modules()):
+            return False
+        lone = lone_sample(loader, self._world, None, speeds)
+        if lone and not self._said_lone and self._world.is_main:
+            self._said_lone = True
+            _LOG.warning("shares stay as they are, as batch statistics need two samples: by the ranks' speed %s", lone)
+        return bool(lone)
 
 
 class _Stopwatch:

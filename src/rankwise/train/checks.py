@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from rankwise.data.contract import BatchLoader, num_micro_batches
+from rankwise.data.contract import BatchLoader, num_micro_batches, share_sizes, whole_speeds
 from rankwise.errors import ConfigError
 from rankwise.train.sharding import check_sharded, is_sharded, prepared_as, shards_state
 from rankwise.train.wrapping import refuse_strategies, replicas_of, unwrapped
@@ -67,24 +67,39 @@ def _other_way(loader: object) -> str:
     return "for a map-style Dataset take DatasetLoader; put any other iterable of batches into a StreamLoader"
 
 
-def lone_sample(train: BatchLoader, world: World, limit_steps: int | None) -> str:
-    """Return which step leaves some rank a single sample, as the order knows beforehand; "" if none does."""
+def lone_sample(train: BatchLoader, world: World, limit_steps: int | None, balance: Any = None) -> str:
+    """Return which step leaves some rank a single sample, as the order knows beforehand; "" if none does.
+
+    Args:
+        train: the loader.
+        world: this rank's world.
+        limit_steps: steps that are taken at most.
+        balance: speeds of the ranks, by which the steps are going to be cut; None and "speed": as the loader cuts now.
+
+    Raises:
+        ConfigError: there is not one speed for each rank.
+    """
     order: Any = getattr(train, "order", None)
     batch_size = getattr(order, "batch_size", None)
     if batch_size is None or not hasattr(order, "num_samples"):
         return ""
-    total = int(order.num_samples(int(str(train.state_dict()["epoch"]))))
+    total, size = int(order.num_samples(int(str(train.state_dict()["epoch"])))), world.world_size
+    is_given = balance is not None and not isinstance(balance, str)
+    speeds = whole_speeds(balance, world_size=size) if is_given else getattr(train, "speeds", None)
     last = batch_size if getattr(order, "remainder", "split") == "pad" else total % batch_size
-    reached = limit_steps is None or limit_steps >= -(-total // batch_size)
+    steps = [] if limit_steps is not None and limit_steps < -(-total // batch_size) else [("the last step", last)]
+    if speeds is not None and total >= batch_size:  # by equal shares a full step shows it at once
+        steps.insert(0, ("a full step", batch_size))
     micro_batch = getattr(train, "micro_batch", None)
-    parts = num_micro_batches(last, world_size=world.world_size, micro_batch=micro_batch)
-    whole = {last // world.world_size, -(-last // world.world_size)}
-    sizes = {size for share in whole for size in (share // parts, -(-share // parts))}
-    if not reached or 1 not in sizes:
-        return ""
-    ranks = "" if world.world_size == 1 else f", shared by {world.world_size} ranks"
-    cut = "" if parts == 1 else f", cut into {parts} micro-batches of at most {micro_batch}"
-    return f"the last step of an epoch has {last} of {total} samples{ranks}{cut}: a rank has one alone"
+    for which, count in steps:
+        parts = num_micro_batches(count, world_size=size, micro_batch=micro_batch, speeds=speeds)
+        sizes = share_sizes(count, world_size=size, speeds=speeds)
+        if 1 in {piece for share in sizes for piece in (share // parts, -(-share // parts))}:
+            how = "" if speeds is None else f" by their speeds {', '.join(map(str, speeds))}"
+            ranks = "" if size == 1 else f", shared by {size} ranks{how}"
+            cut = "" if parts == 1 else f", cut into {parts} micro-batches of at most {micro_batch}"
+            return f"{which} of an epoch has {count} of {total} samples{ranks}{cut}: a rank has one alone"
+    return ""
 
 
 def check_model(model: nn.Module, world: World) -> None:

@@ -248,7 +248,7 @@ class Trainer:
         guard: Guard,
     ) -> FitResult:
         step = self._new_step()
-        step.lone_sample = lone_sample(train, self.world, self.options.limit_steps)
+        step.lone_sample = lone_sample(train, self.world, self.options.limit_steps, self.options.balance)
         loop = Loop(
             world=self.world,
             step=step,

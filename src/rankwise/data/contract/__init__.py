@@ -5,7 +5,14 @@ A name changes only together with a page in ``docs/decisions``.
 """
 
 from rankwise.data.contract.choosing import choose_fields
-from rankwise.data.contract.cutting import num_micro_batches, sample_keys, shares, smallest_share, whole_speeds
+from rankwise.data.contract.cutting import (
+    num_micro_batches,
+    sample_keys,
+    share_sizes,
+    shares,
+    smallest_share,
+    whole_speeds,
+)
 from rankwise.data.contract.protocols import Batch, BatchBuffer, BatchLoader, Order, Plan, Source, Stateful
 from rankwise.data.contract.types import JSON, BoolArray, DType, FloatArray, IntArray, NDArray
 from rankwise.data.contract.values import FieldSpec, OrderState, ReadReport, Share, Step
@@ -32,6 +39,7 @@ __all__ = [
     "choose_fields",
     "num_micro_batches",
     "sample_keys",
+    "share_sizes",
     "shares",
     "smallest_share",
     "whole_speeds",

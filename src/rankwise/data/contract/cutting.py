@@ -12,7 +12,7 @@ from rankwise.data.contract.types import IntArray
 from rankwise.data.contract.values import Share, Step
 from rankwise.errors import ConfigError
 
-__all__ = ["num_micro_batches", "sample_keys", "shares", "smallest_share", "whole_speeds"]
+__all__ = ["num_micro_batches", "sample_keys", "share_sizes", "shares", "smallest_share", "whole_speeds"]
 
 _MOST_SPEED = 64  # the cut of a step moves by 1.6 % at least
 
@@ -112,10 +112,22 @@ def shares(
 def smallest_share(share: Share) -> int:
     """Return how many samples the rank with the fewest has of a share's step, padding included."""
     total, size, speeds = len(share.step.ids), share.world_size, share.speeds
-    if speeds is None:
-        return total // size
-    begins = [_begin(total, rank, size, speeds) for rank in range(size + 1)]
-    return min(high - low for low, high in itertools.pairwise(begins))
+    return total // size if speeds is None else min(share_sizes(total, world_size=size, speeds=speeds))
+
+
+def share_sizes(count: int, *, world_size: int, speeds: Sequence[int] | None = None) -> tuple[int, ...]:
+    """Return how many samples each rank has of a step of `count` samples, padding included, as `shares` cuts it.
+
+    Args:
+        count: samples of the global batch, padding included.
+        world_size: number of ranks.
+        speeds: see `shares`.
+
+    Raises:
+        ConfigError: there is not one speed for each rank.
+    """
+    begins = [_begin(count, rank, world_size, speeds) for rank in range(world_size + 1)]
+    return tuple(high - low for low, high in itertools.pairwise(begins))
 
 
 def _begin(total: int, rank: int, world_size: int, speeds: Sequence[int] | None) -> int:

@@ -229,6 +229,11 @@ class CursorLoader(ABC):
         """By which the ranks' shares are cut; None where they are equal."""
         return self._cursor.speeds
 
+    @property
+    def equal_because(self) -> str:
+        """Why this loader cuts equal shares only; "" where it need not."""
+        return self._cursor.equal_because
+
     def set_speeds(self, speeds: Sequence[float] | None) -> None:
         """Cut each step's shares in proportion to the speeds of the ranks, from the next iteration on.
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 from rankwise.data.crops.exceptions import ShutdownError
 from rankwise.data.crops.index import CropIndex, Take
@@ -15,6 +16,8 @@ from rankwise.errors import ConfigError
 from rankwise.testing import run_ranks
 from rankwise.testing.new_threads import threads_since
 from rankwise.testing.sharing import RankPlace
+from rankwise.train import Balance
+from rankwise.world import World
 
 
 def crops_of(pipeline, volumes, *, steps=None):
@@ -182,6 +185,18 @@ def test_it_is_what_the_message_says(volumes):
         IndexPipeline(index, order=Order(other, batch_size=8), world=RankPlace())
     with pytest.raises(ConfigError, match=r"the index has the fields image, label; asked for \['depth'\]"):
         IndexPipeline(index, order=Order(index, batch_size=8), world=RankPlace(), fields=["depth"])
+
+
+def test_shares_are_equal(volumes):
+    """The memory of crops is settled for equal shares: another cut is refused before a step, by both ways to ask."""
+    index = CropIndex(volumes.images, shape=(8, 16, 16))
+    with IndexPipeline(index, order=Order(index, batch_size=8), world=RankPlace(), device=None) as pipeline:
+        with pytest.raises(ConfigError, match="cuts equal shares only: the memory of a pipeline of crops"):
+            pipeline.set_speeds([1])
+        for speeds in ("speed", [1]):
+            balance = Balance(nn.Linear(1, 1), World.single(), speeds=speeds)
+            with pytest.raises(ConfigError, match="this IndexPipeline cuts equal ones only: the memory of a pipeline"):
+                next(balance.steps(pipeline))
 
 
 def test_a_cache_too_small_for_the_order_is_said(volumes):

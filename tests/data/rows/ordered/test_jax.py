@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 from scipy.sparse import csr_matrix
+from torch import nn
 
 from rankwise.data.order import Order
 from rankwise.data.rows import Loader, Log1pCounts, RowSource
@@ -15,6 +16,8 @@ from rankwise.data.rows.abc import Sampler
 from rankwise.data.rows.samplers import DistributedSampler, RandomSampler
 from rankwise.errors import ConfigError
 from rankwise.testing.row_stores import make_stores
+from rankwise.train import Balance
+from rankwise.world import World
 
 jax = pytest.importorskip("jax")
 
@@ -35,6 +38,7 @@ from rankwise.data.crops import CropIndex, Pipeline
 from rankwise.data.rows import Loader, RowSource
 from rankwise.data.rows.samplers import DistributedSampler, RandomSampler
 from scipy.sparse import csr_matrix
+from torch import nn
 
 places, batch_size = json.loads(sys.argv[1]), int(sys.argv[2])
 rows = NamedSharding(Mesh(jax.devices(), ("data",)), P("data"))
@@ -256,6 +260,12 @@ def test_sparse_rows_of_one_process(held):
             np.testing.assert_array_equal(csr_matrix(parts, found.shape).toarray(), held.dense("X")[batch.ids])
     with pytest.raises(ConfigError, match="'X' is sparse, and global arrays of JAX are dense: take dense rows"):
         Loader(source, order=order_of(held), to="jax", sharding=of_one_device())
+    few = RowSource(held.places, genes=[0, 1], threads=1)
+    with Loader(few, order=order_of(held), to="jax", sharding=of_one_device()) as loader:
+        with pytest.raises(ConfigError, match="cuts equal shares only: sharding= wants as many rows of each process"):
+            loader.set_speeds([1])
+        with pytest.raises(ConfigError, match="cuts equal ones only: sharding= wants as many rows of each process"):
+            next(Balance(nn.Linear(1, 1), World.single(), speeds=[1]).steps(loader))
 
 
 @pytest.mark.parametrize("size", [None, "n"])
