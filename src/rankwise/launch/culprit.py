@@ -9,7 +9,7 @@ from typing import Any
 
 from rankwise.launch.topology import format_numbers
 
-__all__ = ["RankState", "Verdict", "find_culprit"]
+__all__ = ["Culprit", "RankState", "find_culprit"]
 
 # operations to which all ranks must bring the same shapes; of the others each rank's own are right
 _SAME_SHAPES = {"all_reduce", "broadcast", "reduce", "all_gather", "allgather", "allreduce", "barrier"}
@@ -36,7 +36,7 @@ class RankState:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class Culprit:
     """Who holds the others up.
 
     Attributes:
@@ -50,7 +50,7 @@ class Verdict:
     text: str
 
 
-def find_culprit(states: Sequence[RankState]) -> Verdict:
+def find_culprit(states: Sequence[RankState]) -> Culprit:
     """Say which ranks hold the others up.
 
     In this order: a process that ended or was stopped; a rank that has not joined a collective in which others wait;
@@ -63,7 +63,7 @@ def find_culprit(states: Sequence[RankState]) -> Verdict:
             others = [state for state in ordered if state.state not in {"gone", "stopped"}]
             verb = what if len(lost) == 1 else what.replace("has", "have").replace("is", "are", 1)
             text = f"{_names(lost)} {verb}{_waiting_text(others)}"
-            return Verdict(kind=kind, ranks=_ranks(lost), text=text)
+            return Culprit(kind=kind, ranks=_ranks(lost), text=text)
     groups = _open_groups(ordered)
     found = [verdict for group in groups if (verdict := _different(group)) is not None]
     if found and found[0].kind == "mismatch":
@@ -80,7 +80,7 @@ def find_culprit(states: Sequence[RankState]) -> Verdict:
             f"all ranks are in {_call_name(call, group)} with the same arguments{_lines(group.members)}: the data do "
             "not arrive; look at the network between them (rankwise doctor), and at a backend thread that has ended"
         )
-        return Verdict(kind="transport", ranks=(), text=text)
+        return Culprit(kind="transport", ranks=(), text=text)
     return _by_stacks(ordered)
 
 
@@ -120,7 +120,7 @@ def _calls_of(state: RankState, name: str, ranks: tuple[int, ...]) -> dict[int, 
     return {}
 
 
-def _different(group: _Group) -> Verdict | None:
+def _different(group: _Group) -> Culprit | None:
     """The first call, of those that all known ranks remember, that they made differently."""
     known = [state for state in group.members if group.calls[state.rank]]
     if len(known) < 2:
@@ -148,7 +148,7 @@ def _aspect(call: Mapping[str, Any], aspect: str) -> str:
 
 def _mismatch(
     group: _Group, number: int, aspect: str, values: Mapping[int, str], calls: Mapping[int, Mapping[str, Any]]
-) -> Verdict:
+) -> Culprit:
     usual, votes = Counter(values.values()).most_common(1)[0]
     agreed = votes > len(values) / 2
     odd = tuple(rank for rank in sorted(values) if values[rank] != usual) if agreed else tuple(sorted(values))
@@ -163,10 +163,10 @@ def _mismatch(
     place = f"call #{number} of {_group_name(group)}"
     # a call that has ended everywhere is wrong, but not what they wait for
     kind = "past" if all(call["ended"] is True for call in calls.values()) else "mismatch"
-    return Verdict(kind=kind, ranks=odd, text=f"the {what} of {place} differs: {'; '.join(parts)}")
+    return Culprit(kind=kind, ranks=odd, text=f"the {what} of {place} differs: {'; '.join(parts)}")
 
 
-def _missing(group: _Group) -> Verdict | None:
+def _missing(group: _Group) -> Culprit | None:
     """Those of a group that have not begun the call in which another one waits."""
     furthest = max(group.number(state.rank) for state in group.members)
     # who could not say what it called is taken to lack the last call only
@@ -183,10 +183,10 @@ def _missing(group: _Group) -> Verdict | None:
         f"{_names(behind)} {'has' if len(behind) == 1 else 'have'} not joined {name} "
         f"({_names(there)} {'waits' if len(there) == 1 else 'wait'} there{_lines(there)}); {_where(behind)}"
     )
-    return Verdict(kind="missing", ranks=_ranks(behind), text=text)
+    return Culprit(kind="missing", ranks=_ranks(behind), text=text)
 
 
-def _first_cause(missing: Sequence[Verdict], states: Sequence[RankState]) -> Verdict:
+def _first_cause(missing: Sequence[Culprit], states: Sequence[RankState]) -> Culprit:
     """A rank that is missed in one group because it waits in another one is no culprit, unless all are."""
     missed = {rank for verdict in missing for rank in verdict.ranks}
     waiting = {state.rank for state in states if _has_open_call(state)}
@@ -196,22 +196,22 @@ def _first_cause(missing: Sequence[Verdict], states: Sequence[RankState]) -> Ver
     if len(missing) == 1 or missed - waiting:
         return missing[0]
     text = "ranks wait for each other in different groups: " + "; ".join(verdict.text for verdict in missing)
-    return Verdict(kind="crossed", ranks=tuple(sorted(missed)), text=text)
+    return Culprit(kind="crossed", ranks=tuple(sorted(missed)), text=text)
 
 
 def _has_open_call(state: RankState) -> bool:
     return any(group["calls"] and group["calls"][-1]["ended"] is False for group in state.groups)
 
 
-def _by_stacks(states: Sequence[RankState]) -> Verdict:
+def _by_stacks(states: Sequence[RankState]) -> Culprit:
     """Without any call that is known to be open, only the stacks tell who waits."""
     busy = [state for state in states if not state.waits]
     if busy and len(busy) < len(states):
         there = [state for state in states if state.waits]
         wait = f"{_names(there)} {'waits' if len(there) == 1 else 'wait'} in a collective{_lines(there)}"
-        return Verdict(kind="missing", ranks=_ranks(busy), text=f"{wait}; {_where(busy)}")
+        return Culprit(kind="missing", ranks=_ranks(busy), text=f"{wait}; {_where(busy)}")
     what = "no rank waits in a collective" if busy else "all ranks wait in collectives, which ones is not recorded"
-    return Verdict(kind="unknown", ranks=(), text=f"{what}: {_where(states)}")
+    return Culprit(kind="unknown", ranks=(), text=f"{what}: {_where(states)}")
 
 
 def _where(states: Sequence[RankState]) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 from rankwise import vitals
 from rankwise.diagnose.watch.registry import Entry
-from rankwise.launch.culprit import RankState, Verdict, find_culprit
+from rankwise.launch.culprit import Culprit, RankState, find_culprit
 from rankwise.launch.local.sessions import process_state
 from rankwise.launch.standstill import describe_places, is_stopped, rank_states, read_stacks
 from rankwise.vitals import Vital
@@ -122,7 +122,7 @@ def _said(vital: Vital) -> str:
     return vital.place if vital.num_beats else ""
 
 
-def report(evidence: Evidence, headline: str, missing: Sequence[int] = ()) -> tuple[Verdict, str]:
+def report(evidence: Evidence, headline: str, missing: Sequence[int] = ()) -> tuple[Culprit, str]:
     """Judge, and return the verdict with the text for people: the sentence first, then every rank's stacks."""
     verdict = find_culprit(evidence.states)
     running = {rank: place for rank, place in evidence.places.items() if evidence.stacks.get(rank)}
@@ -134,7 +134,7 @@ def report(evidence: Evidence, headline: str, missing: Sequence[int] = ()) -> tu
     return verdict, text
 
 
-def save(folder: Path, evidence: Evidence, verdict: Verdict, text: str) -> Path:
+def save(folder: Path, evidence: Evidence, verdict: Culprit, text: str) -> Path:
     """Write the text, and all that is known as JSON beside it; return the text's path.
 
     Raises:
