@@ -90,8 +90,10 @@ def test_resume_must_and_never(tmp_path):
 
 
 def test_foreign_files_are_refused(tmp_path):
-    """A directory with other content is not taken over, not even with fresh; the launcher's logs are no foreigners."""
+    """A directory with other content is not taken over, not even with fresh; logs and a profile are no foreigners."""
     (tmp_path / "logs" / "attempt-0").mkdir(parents=True)
+    (tmp_path / "traces").mkdir()
+    (tmp_path / "profile.json").write_text("{}")
     (tmp_path / "thesis.tex").write_text("")
     for fresh in (False, True):
         with pytest.raises(RunDirError, match=r"holds no run .* but other files: thesis\.tex; choose an empty"):

@@ -43,6 +43,7 @@ def profile_traces(folder: Path) -> Profile:
             facts = json.loads(beside.read_text())
             settings |= facts["settings"]
             first_step = int(facts["first_traced"])
+            trace.steps = trace.steps[: facts["num_traced"]]  # a script that ended early leaves a piece of a step
     matching = match_collectives(traces)
     steps = {trace.rank or 0: split_steps(trace, find_phases(trace)) for trace in traces}
     if not set.intersection(*({step.number for step in mine} for mine in steps.values())):

@@ -131,6 +131,7 @@ class Recorder:
         """Mark the waits of rankwise's own loaders; what the script has not imported by its first step is not there."""
         for module, owner, name in (
             ("rankwise.data.feed.loader", "FeedLoader", "_next"),
+            ("rankwise.data.samples.dataset", "DatasetLoader", "_step"),
             ("rankwise.data.rows.loader.ahead", "RequestReader", "take"),
             ("rankwise.data.crops.stream.pipeline", "StreamPipeline", "pop"),
         ):
@@ -140,7 +141,10 @@ class Recorder:
     def _take(self, inner: Callable[..., Any], loader: Any, *args: Any, **kwargs: Any) -> Any:
         with self._mark("rankwise:data"):
             batch = inner(loader, *args, **kwargs)
-        self._pulled.append((id(loader), _num_samples(batch)))
+        if (
+            batch is not None and batch != ()
+        ):  # nothing at the end of an epoch; a request for rows is several batches, which have no ids here
+            self._pulled.append((id(loader), _num_known(batch)))
         return batch
 
     def _begin(self, optimizer: Any) -> None:
@@ -284,17 +288,19 @@ def _rank() -> int:
     return int(os.environ.get("RANK", "0"))
 
 
+def _num_known(batches: Any) -> int | None:
+    """Return the number of samples of a batch of rankwise, or of the micro-batches of a step, by their ids."""
+    parts = batches if isinstance(batches, tuple) else (batches,)
+    ids = [getattr(part, "ids", None) for part in parts]
+    return sum(map(len, ids)) if all(each is not None for each in ids) else None  # type: ignore[arg-type]
+
+
 def _num_samples(batch: Any) -> int | None:
-    """Return the number of samples of a batch: of its ids, or of the first tensor in it; None where there is none."""
-    ids = getattr(batch, "ids", None)
-    if ids is not None:
-        return len(ids)
+    """Return the number of samples of a batch: the length of the first tensor in it; None where there is none."""
     shape = getattr(batch, "shape", None)
     if shape is not None:
         return int(shape[0]) if len(shape) else None
     if isinstance(batch, tuple | list):
-        if batch and all(getattr(part, "ids", None) is not None for part in batch):
-            return sum(len(part.ids) for part in batch)
         found = (_num_samples(part) for part in batch)
     elif isinstance(batch, Mapping):
         found = (_num_samples(part) for part in batch.values())
