@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rankwise.data.contract import IntArray
-from rankwise.data.samples.trees import map_tree, no_rows
+from rankwise.data.samples.dataset_batch import map_tree, no_rows
 from rankwise.errors import ConfigError
 from rankwise.train.agreement import digest
 from rankwise.world import World

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from rankwise.data.contract import JSON, IntArray, OrderState, Share, Step
-from rankwise.data.samples.dataset_batch import DatasetBatch
-from rankwise.data.samples.trees import first_twice, move_tree
+from rankwise.data.samples.dataset_batch import DatasetBatch, first_twice, move_tree
 from rankwise.errors import ConfigError, StepError
 from rankwise.train.stream_data import Sharing, count_samples, digest_of, first_rows, sharing_of, without_rows
 from rankwise.train.warmup import kept_random_state

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from rankwise.data.feed.conveyor import Conveyor
+from rankwise.data.feed.prefetch import Conveyor
 
 
 def test_items_come_in_order_then_none():

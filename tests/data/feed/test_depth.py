@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rankwise.data.contract import FieldSpec
-from rankwise.data.feed.depth import window_depth
+from rankwise.data.feed.prefetch import window_depth
 from rankwise.data.order import Order
 
 

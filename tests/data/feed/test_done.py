@@ -5,9 +5,8 @@ import pytest
 
 from rankwise.data.contract import FieldSpec
 from rankwise.data.feed import HostBuffer
-from rankwise.data.feed.allocating import allocate_bytes
-from rankwise.data.feed.done import done_of
-from rankwise.data.feed.memory import MemoryPool
+from rankwise.data.feed.lease import done_of
+from rankwise.data.feed.memory import MemoryPool, allocate_bytes
 from rankwise.errors import ConfigError
 
 

@@ -9,10 +9,9 @@ import pytest
 
 from rankwise.data.contract import FieldSpec
 from rankwise.data.feed import memory as memory_module
-from rankwise.data.feed.allocating import allocate_bytes
 from rankwise.data.feed.buffer import HostBuffer, SharedBuffer
-from rankwise.data.feed.lending import Lease, Leases
-from rankwise.data.feed.memory import MemoryPool
+from rankwise.data.feed.lease import Lease, Leases
+from rankwise.data.feed.memory import MemoryPool, allocate_bytes
 from rankwise.errors import ConfigError
 
 SPECS = {

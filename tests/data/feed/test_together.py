@@ -5,7 +5,7 @@ import pytest
 
 from rankwise.data.contract import FieldSpec, ReadReport
 from rankwise.data.feed import FeedLoader, memory
-from rankwise.data.feed.allocating import allocate_bytes
+from rankwise.data.feed.memory import allocate_bytes
 from rankwise.data.order import Order
 from rankwise.errors import DataError, SampleError
 from rankwise.testing.free_plans import FreePlan

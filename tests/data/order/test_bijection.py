@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankwise.data.order.bijection import MAX_SIZE, permute, unpermute
-from rankwise.data.order.mixing import mix_words
+from rankwise.data.order.permutation import MAX_SIZE, mix_words, permute, unpermute
 
 FROZEN = {
     5: [4, 2, 0, 3, 1],

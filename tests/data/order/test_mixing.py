@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankwise.data.order.mixing import WORD, derive, mix_words
+from rankwise.data.order.permutation import WORD, derive, mix_words
 
 
 @given(st.lists(st.integers(-(2**200), 2**200), max_size=4))

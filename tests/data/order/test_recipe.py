@@ -1,7 +1,7 @@
 import pytest
 
 from rankwise.data.order.lanes import Grid
-from rankwise.data.order.recipe import Recipe
+from rankwise.data.order.layout import Recipe
 from rankwise.errors import ConfigError
 
 GRID = {"num_samples": 1000, "chunk_samples": 10, "lanes": 8, "window": 4}

@@ -4,9 +4,8 @@ import numpy as np
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from rankwise.data.order import rows
-from rankwise.data.order.lanes import Grid, lane_columns
-from rankwise.data.order.windows import lane_samples
+from rankwise.data.order import lanes as rows
+from rankwise.data.order.lanes import Grid, lane_columns, lane_samples
 
 
 @given(

@@ -5,10 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankwise.data.order import Order
-from rankwise.data.order.bijection import permute
-from rankwise.data.order.lanes import Grid, LaneColumns, lane_columns
-from rankwise.data.order.mixing import mix_words
-from rankwise.data.order.positions import run_of_samples, samples_at
+from rankwise.data.order.lanes import Grid, LaneColumns, lane_columns, run_of_samples, samples_at
+from rankwise.data.order.permutation import mix_words, permute
 
 
 @st.composite

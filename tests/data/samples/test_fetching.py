@@ -5,8 +5,7 @@ from torch.utils.data import DataLoader
 
 from rankwise.data.feed import Cursor
 from rankwise.data.order import Order
-from rankwise.data.samples.fetching import Fetching
-from rankwise.data.samples.requests import Requests
+from rankwise.data.samples.dataset import Fetching, Requests
 
 
 class Fetched:

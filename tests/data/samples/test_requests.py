@@ -3,7 +3,7 @@
 from rankwise.data.contract import sample_keys
 from rankwise.data.feed import Cursor
 from rankwise.data.order import Order
-from rankwise.data.samples.requests import Requests
+from rankwise.data.samples.dataset import Requests
 
 
 def test_requests_follow_the_shares():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from rankwise.data.samples.trees import first_twice, map_tree, move_tree, no_rows
+from rankwise.data.samples.dataset_batch import first_twice, map_tree, move_tree, no_rows
 from rankwise.errors import ConfigError
 
 Pair = namedtuple("Pair", "a b")  # noqa: PYI024

@@ -25,8 +25,8 @@ import zarr
 from zarr.storage import LocalStore
 
 from rankwise.data.store import BoxReader, BoxRequest, read_meta
-from rankwise.data.store.crc import crc32c
 from rankwise.data.store.reading.checked_reads import CheckedStore
+from rankwise.data.store.shard import crc32c
 from rankwise.errors import RankwiseError
 from rankwise.testing.any_arrays import UnwritableError, write_any
 

@@ -7,7 +7,7 @@ import zarr
 from rankwise import Order
 from rankwise.data.samples import ArraySource, SampleLoader
 from rankwise.data.store import BoxReader, BoxRequest, read_meta
-from rankwise.data.store.files import local_identity, standing
+from rankwise.data.store.files import facts, local_identity
 from rankwise.data.store.reading import failures
 from rankwise.errors import DataError
 
@@ -17,7 +17,7 @@ ROWS = 12
 @pytest.fixture(autouse=True)
 def _look_each_time(monkeypatch):
     """Files of one chunk are looked at now and then; these tests do not wait."""
-    monkeypatch.setattr(standing, "LOOK_AGAIN_S", 0.0)
+    monkeypatch.setattr(facts, "LOOK_AGAIN_S", 0.0)
 
 
 @pytest.fixture(params=["kept", "not kept"])
@@ -124,13 +124,13 @@ def test_files_are_not_looked_at_for_every_batch(tmp_path, reader, monkeypatch):
     """Within half a second the system is asked about each chunk file once, and again afterwards."""
     asked = []
     monkeypatch.setattr(failures, "local_identity", lambda path: asked.append(path) or local_identity(path))
-    monkeypatch.setattr(standing, "LOOK_AGAIN_S", 1000.0)
+    monkeypatch.setattr(facts, "LOOK_AGAIN_S", 1000.0)
     make(tmp_path / "a")
     meta = read_meta(tmp_path / "a")
     for _ in range(5):
         assert read(reader, meta)[1].valid.all()
     assert len(asked) == len(set(asked)) == ROWS // 2
-    monkeypatch.setattr(standing, "LOOK_AGAIN_S", 0.0)
+    monkeypatch.setattr(facts, "LOOK_AGAIN_S", 0.0)
     assert read(reader, meta)[1].valid.all()
     assert len(asked) == ROWS
 
@@ -141,6 +141,6 @@ def test_a_file_that_has_changed_stays_changed(tmp_path, reader, monkeypatch):
     assert read(reader, meta)[1].valid.all()
     array[2:4] = -7
     assert np.flatnonzero(~read(reader, meta)[1].valid).tolist() == [2, 3]
-    monkeypatch.setattr(standing, "LOOK_AGAIN_S", 1000.0)
+    monkeypatch.setattr(facts, "LOOK_AGAIN_S", 1000.0)
     for _ in range(3):
         assert 2 in np.flatnonzero(~read(reader, meta)[1].valid)

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import zarr
 
-from rankwise.data.store.codec_pipeline import plain_codecs
+from rankwise.data.store.zarr_python import plain_codecs
 
 KEY, PLAIN = "codec_pipeline.path", "zarr.core.codec_pipeline.BatchedCodecPipeline"
 

@@ -6,8 +6,8 @@ from dataclasses import asdict, fields
 import pytest
 
 from rankwise.data.store import ReaderStats
-from rankwise.data.store.counting import Tally
-from rankwise.data.store.remote.stats import RemoteStats
+from rankwise.data.store.remote.options import RemoteStats
+from rankwise.data.store.stats import Tally
 
 
 @pytest.mark.parametrize("kind", [ReaderStats, RemoteStats])

@@ -2,7 +2,7 @@
 
 import sys
 
-from rankwise.data.store.crc import crc32c
+from rankwise.data.store.shard import crc32c
 
 
 def test_known_values(monkeypatch):

@@ -12,7 +12,7 @@ from zarr.codecs import GzipCodec, ZstdCodec
 
 from rankwise.data.store import BoxReader, BoxRequest, read_meta
 from rankwise.data.store.decode.kernel import KernelDecoder
-from rankwise.data.store.decode.status import OS_ERROR
+from rankwise.data.store.decode.tasks import OS_ERROR
 from rankwise.data.store.decode.threads import ThreadsDecoder
 from rankwise.data.store.files import facts, handles
 from rankwise.data.store.reading import fast, slow_chunks

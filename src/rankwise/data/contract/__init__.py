@@ -4,7 +4,6 @@ Everything here is frozen, slotted and keyword-only, and needs numpy and the sta
 A name changes only together with a page in ``docs/decisions``.
 """
 
-from rankwise.data.contract.choosing import choose_fields
 from rankwise.data.contract.cutting import (
     num_micro_batches,
     sample_keys,
@@ -15,7 +14,7 @@ from rankwise.data.contract.cutting import (
 )
 from rankwise.data.contract.protocols import Batch, BatchBuffer, BatchLoader, Order, Plan, Source, Stateful
 from rankwise.data.contract.types import JSON, BoolArray, DType, FloatArray, IntArray, NDArray
-from rankwise.data.contract.values import FieldSpec, OrderState, ReadReport, Share, Step
+from rankwise.data.contract.values import FieldSpec, OrderState, ReadReport, Share, Step, choose_fields
 
 __all__ = [
     "JSON",

@@ -1,14 +1,11 @@
-"""What travels between the rooms: where an order stands, a global batch, a rank's part of it, fields, reports.
-
-Axes used in the shapes: ``count`` = samples of a global batch, ``B`` = samples of one share.
-"""
+"""What travels between the rooms: where an order stands, a global batch, a rank's part of it, fields, reports."""
 
 from __future__ import annotations
 
 import json
 import math
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -177,3 +174,23 @@ class ReadReport:
     fast_chunks: int = 0
     slow_chunks: int = 0
     errors: tuple[SampleError, ...] = ()
+
+
+__all__ = ["choose_fields"]
+
+
+def choose_fields(there: Iterable[str], fields: Sequence[str], *, of: str = "source") -> tuple[str, ...]:
+    """Return the names of the fields that were asked for, in the order in which the source has them.
+
+    Args:
+        there: names of all.
+        fields: names of those that are wanted.
+        of: what has them, for the message.
+
+    Raises:
+        ConfigError: there is no such field, or none is wanted.
+    """
+    names = tuple(there)
+    if not fields or any(name not in names for name in fields):
+        raise ConfigError(f"the {of} has the fields {', '.join(names)}; asked for {list(fields)}")
+    return tuple(name for name in names if name in fields)

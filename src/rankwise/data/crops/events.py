@@ -6,7 +6,7 @@ from collections import deque
 from typing import Any
 
 from rankwise.data.crops.exceptions import InvalidArgument
-from rankwise.data.feed.done import Done, done_of
+from rankwise.data.feed.lease import Done, done_of
 from rankwise.errors import ConfigError
 
 __all__ = ["Parked", "waitable"]

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from rankwise.data.feed.batch import FeedBatch
+from rankwise.data.feed.batch import FeedBatch, ShareView
 from rankwise.data.feed.buffer import HostBuffer
-from rankwise.data.feed.cursor import Cursor, CursorLoader, StartableOrder, check_fits
-from rankwise.data.feed.full_length import FullLength
+from rankwise.data.feed.cursor import Cursor, CursorLoader, FullLength, StartableOrder, check_fits
 from rankwise.data.feed.loader import FeedLoader
-from rankwise.data.feed.options import FeedOptions
+from rankwise.data.feed.options import FeedOptions, LoaderStats
 from rankwise.data.feed.rank_loader import RankLoader
-from rankwise.data.feed.skipping import OnBadSample
-from rankwise.data.feed.sources import BatchTransform, other_way
-from rankwise.data.feed.stats import LoaderStats
-from rankwise.data.feed.transform import Transform
-from rankwise.data.feed.view import ShareView
+from rankwise.data.feed.reader import OnBadSample
+from rankwise.data.feed.transform import BatchTransform, Transform, other_way
 
 __all__ = [
     "BatchTransform",

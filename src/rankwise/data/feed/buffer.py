@@ -9,8 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from rankwise.data.contract import BatchBuffer, BoolArray, DType, FieldSpec, NDArray
-from rankwise.data.feed.done import Done
-from rankwise.data.feed.lending import Lease
+from rankwise.data.feed.lease import Done, Lease
 from rankwise.data.feed.memory import MemoryPool
 from rankwise.errors import ConfigError
 

@@ -11,19 +11,24 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from rankwise.data.contract import Order, OrderState, Source
 from rankwise.data.feed.batch import FeedBatch
-from rankwise.data.feed.csr_rows import num_cols_of
+from rankwise.data.feed.csr import num_cols_of
 from rankwise.data.feed.cursor import Cursor, CursorLoader, check_fits
 from rankwise.data.feed.memory import MemoryPool
+from rankwise.data.feed.options import LoaderStats
 from rankwise.data.feed.passes import Passes
 from rankwise.data.feed.place import Placer, make_placer
 from rankwise.data.feed.place_jax import is_jax_target, make_jax_placer
-from rankwise.data.feed.reader import ReadBatch, StepReader
+from rankwise.data.feed.prefetch import Running
+from rankwise.data.feed.reader import OnBadSample, ReadBatch, SkipBudget, StepReader
 from rankwise.data.feed.repeating import Repeats
-from rankwise.data.feed.running import Running
-from rankwise.data.feed.skipping import OnBadSample, SkipBudget
-from rankwise.data.feed.sources import BatchTransform, counted_samples, fused_source, selected_source
-from rankwise.data.feed.stats import LoaderStats
-from rankwise.data.feed.transform import SampleTransform, Transform
+from rankwise.data.feed.transform import (
+    BatchTransform,
+    SampleTransform,
+    Transform,
+    counted_samples,
+    fused_source,
+    selected_source,
+)
 from rankwise.data.feed.workers import (
     SentBatch,
     asked_by_dataloader,
@@ -50,10 +55,9 @@ _OF_A_PROCESS = ("_placer", "_kept", "_under_way", "_memory")
 class FeedLoader(CursorLoader):
     """Implements `BatchLoader`: iterating yields one tuple of micro-batches per step, to the end of the epoch.
 
-    A background thread plans and hints two steps ahead and reads up to `depth` steps ahead. Batches belong to whoever
-    has them, as do tensors, arrays and views of them: ``list(loader)`` is right. Their memory is filled again when
-    nobody has any; where it is kept, further steps take new memory. On a CPU the tensors lie in that memory (no copy),
-    on a CUDA device they are copies made on a stream of their own, for which the current stream waits.
+    A background thread hints two steps ahead and reads up to `depth` steps ahead. Batches belong to whoever has them,
+    as do tensors, arrays and views of them: ``list(loader)`` is right. Their memory is filled again when nobody has
+    any. On a CPU the tensors lie in it (no copy), on a CUDA device they are copies made on a stream of their own.
 
     The position moves when a step is marked done, not when it is pulled: iterating again starts after the last step
     marked done, and an epoch that nobody marks starts from its beginning.
@@ -66,23 +70,19 @@ class FeedLoader(CursorLoader):
         micro_batch: most samples of this rank in one batch; None = its whole share at once.
         device: where tensors go, e.g. ``"cuda:0"``; None gives NumPy arrays, ``"jax"`` JAX arrays of this process, a
             ``jax.sharding.Sharding`` global ones: padded to one shape, ``batch.weights`` telling which rows are real.
-        depth: steps that may lie ready, at least 0; 0 reads in the calling thread, which suits a debugger. A source
-            whose ``gains_together`` is true reads so many steps as one.
-        transform: ``transform(fields, key) -> fields`` for one sample on the reader thread; gets a dict of NumPy
-            arrays that it may change (ragged fields as SciPy CSR matrices of one row), and the sample's key, an int
-            that is the same at any world size.
+        depth: steps that may lie ready; 0 reads in the calling thread. If `gains_together`, they are read as one.
+        transform: ``transform(fields, key) -> fields`` for one sample on the reader thread: a dict of NumPy arrays that
+            it may change (ragged fields: SciPy CSR matrices of one row), and a key that is the same at any world size.
         batch_transform: ``batch_transform(fields, keys) -> fields`` for a whole batch, on the consumer's thread and
             device, when the batch is handed over; batches may be empty.
         fields: the fields to read; None = all.
-        on_bad_sample: "raise", or how many damaged samples this rank may leave out, over all epochs: batches then have
-            fewer rows, and `ids`, `key` and `count` tell of those that arrived. Trouble with the storage is never
-            skipped. Give the same on all ranks: the training step then adds up how many samples arrived.
+        on_bad_sample: "raise", or how many damaged samples this rank may skip, over all epochs: `ids`, `key` and
+            `count` tell of those that arrived. Trouble with the storage is never skipped. The same on all ranks.
         buffer_limit_bytes: most bytes of one micro-batch in host memory; None = any.
         on_thread: called once on each background thread before it reads, to bind it to cores, say.
-        across_epochs: whether the reader goes on with the first `depth` steps of the next epoch while the last ones of
-            this one are in use, within the same memory; the next iteration finds them ready if it is the one that was
-            foreseen, and drops them otherwise. None = where nobody can tell but by the clock: the source says that it
-            is ``stateless``, its samples change with nothing but their share. A `transform` is never called early.
+        across_epochs: whether to read the first `depth` steps of the next epoch while the last ones of this one are in
+            use, within the same memory; they are dropped if another iteration comes. None = if the source is
+            ``stateless``: its samples change with nothing but their share. A `transform` is never called early.
 
     Raises:
         ConfigError: an argument is out of range, or there is no such field.

@@ -1,4 +1,4 @@
-"""`MemoryPool`: memory that is handed out, and used again once nobody looks at it any more."""
+"""Memory that is handed out, aligned for every consumer, and used again once nobody looks at it any more."""
 
 from __future__ import annotations
 
@@ -12,12 +12,31 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rankwise.data.contract import DType, NDArray
-from rankwise.data.feed.allocating import allocate_bytes
 from rankwise.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rankwise.data.feed.done import Done
-    from rankwise.data.feed.lending import Lease
+    from rankwise.data.feed.lease import Done, Lease
+
+__all__ = ["allocate_bytes"]
+
+_ALIGNMENT = 64  # XLA copies what is aligned less
+
+
+def allocate_bytes(num_bytes: int, *, pinned: bool) -> NDArray:
+    """Return uint8[num_bytes] at an address that is a multiple of 64; the array keeps its memory alive.
+
+    Args:
+        num_bytes: how many.
+        pinned: page-locked, for asynchronous copies to a CUDA device; taken from torch.
+    """
+    if pinned:
+        import torch
+
+        return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True).numpy()
+    whole = np.empty(num_bytes + _ALIGNMENT, dtype=np.uint8)
+    first = -whole.ctypes.data % _ALIGNMENT
+    return whole[first : first + num_bytes]
+
 
 __all__ = ["MemoryPool"]
 

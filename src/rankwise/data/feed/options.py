@@ -1,14 +1,17 @@
-"""`FeedOptions`: what any loader of a rank takes, whatever it reads."""
+"""What any loader of a rank takes and tells: its options, statistics, advice."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypedDict
 
+from rankwise.data.contract import Order, Source
+
 if TYPE_CHECKING:
-    from rankwise.data.feed.skipping import OnBadSample
-    from rankwise.data.feed.sources import BatchTransform
-    from rankwise.data.feed.transform import Transform
+    from rankwise.data.feed.reader import OnBadSample, ReadStep
+    from rankwise.data.feed.transform import BatchTransform, Transform
 
 __all__ = ["FeedOptions"]
 
@@ -21,3 +24,93 @@ class FeedOptions(TypedDict, total=False):
     fields: Sequence[str] | None
     on_bad_sample: OnBadSample
     across_epochs: bool | None
+
+
+__all__ = ["LoaderStats"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderStats:
+    """What a loader has handed out since it was made.
+
+    Attributes:
+        steps: steps.
+        samples: samples of this rank, padding included.
+        skipped: damaged samples of this rank that were left out.
+        chunks_decoded: chunks that were decoded for them (what a cache held is not counted).
+        slow_chunks: of these, chunks that only zarr-python decodes.
+        fill_chunks: chunks that are missing from the store and stand for the fill value.
+        read_s: seconds the reader spent on them.
+        wait_s: seconds the consumer waited for them.
+    """
+
+    steps: int = 0
+    samples: int = 0
+    skipped: int = 0
+    chunks_decoded: int = 0
+    slow_chunks: int = 0
+    fill_chunks: int = 0
+    read_s: float = 0.0
+    wait_s: float = 0.0
+
+    def after(self, step: ReadStep, *, waited_s: float) -> LoaderStats:
+        """Return these and a step that is handed out.
+
+        Args:
+            step: what was read.
+            waited_s: seconds that the consumer waited for it.
+        """
+        samples, skipped, fast, slow, fill = self.samples, self.skipped, 0, self.slow_chunks, self.fill_chunks
+        for batch in step.batches:  # at each step of every loader: one loop, and no `replace`
+            samples += batch.share.num_samples
+            skipped += batch.num_lost
+            fast += batch.report.fast_chunks
+            slow += batch.report.slow_chunks
+            fill += batch.report.fill_chunks
+        return LoaderStats(
+            steps=self.steps + 1,
+            samples=samples,
+            skipped=skipped,
+            chunks_decoded=self.chunks_decoded + fast + slow - self.slow_chunks,
+            slow_chunks=slow,
+            fill_chunks=fill,
+            read_s=self.read_s + step.read_s,
+            wait_s=self.wait_s + waited_s,
+        )
+
+
+__all__ = ["warn_small_cache"]
+
+
+def warn_small_cache(source: Source, order: Order, *, rank: int, world_size: int) -> None:
+    """Warn on the main rank if chunks will be decoded more than about once per epoch, and name the size that is needed.
+
+    A rank reads its part of the lanes, and of each lane it needs a window of chunks at a time. Says nothing where
+    source or order do not tell, and for a cache that was switched off.
+
+    Args:
+        source: has ``cache`` and ``decoded_bytes(num_samples)`` if it decodes chunks.
+        order: has ``grid`` if it is windowed.
+        rank: this rank.
+        world_size: number of ranks.
+    """
+    grid, cache = getattr(order, "grid", None), getattr(source, "cache", None)
+    decoded_bytes = getattr(source, "decoded_bytes", None)
+    if grid is None or cache is None or decoded_bytes is None or rank != 0 or cache.capacity_bytes == 0:
+        return
+    if getattr(order, "kind", None) == "sequential":
+        return
+    chunks = -(-grid.lanes // world_size) * grid.window
+    samples = chunks * max(source.chunk_samples, grid.chunk_samples)  # the order may be made for other fields
+    needed = min(decoded_bytes(samples), decoded_bytes(source.num_samples))
+    if needed > cache.capacity_bytes:
+        warnings.warn(
+            f"the order draws from {chunks} chunks at a time on each rank ({_mib(needed)} decoded), the cache keeps "
+            f"{_mib(cache.capacity_bytes)}: chunks will be decoded several times per epoch. Give the source "
+            f"cache={needed} or more, the order fewer lanes or a smaller window, or the store smaller chunks",
+            stacklevel=3,
+        )
+
+
+def _mib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**20:.1f} MiB"

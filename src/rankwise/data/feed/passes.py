@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from rankwise.data.contract import OrderState
 from rankwise.data.feed.cursor import Cursor
-from rankwise.data.feed.together import Shares
+from rankwise.data.feed.groups import Shares
 from rankwise.world.loader_worker import LoaderWorker
 
 __all__ = ["Passes"]

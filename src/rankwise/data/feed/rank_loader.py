@@ -6,12 +6,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from rankwise.data.contract import Order
-from rankwise.data.feed.advice import warn_small_cache
-from rankwise.data.feed.depth import window_depth
 from rankwise.data.feed.loader import FeedLoader
-from rankwise.data.feed.options import FeedOptions
+from rankwise.data.feed.options import FeedOptions, warn_small_cache
+from rankwise.data.feed.prefetch import window_depth
 from rankwise.data.feed.rank_place import find_place
-from rankwise.data.feed.sources import counted_samples
+from rankwise.data.feed.transform import counted_samples
 
 if TYPE_CHECKING:
     import jax

@@ -1,18 +1,129 @@
-"""Per-sample transforms on the reader thread: what comes out may differ from what went in, but not between samples."""
+"""The samples that a loader reads, and their transforms on the reader thread."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from rankwise.data.contract import BatchBuffer, FieldSpec, IntArray
-from rankwise.data.feed.csr_rows import fill_rows, is_sparse, one_row, row_spec
+from rankwise.data.contract import BatchBuffer, FieldSpec, IntArray, Order, Source
+from rankwise.data.feed.csr import fill_rows, is_sparse, one_row, row_spec
 from rankwise.data.feed.place import PlaceableBuffer
 from rankwise.errors import ConfigError
+
+__all__ = ["BatchTransform", "counted_samples", "fused_source", "other_way", "selected_source"]
+
+BatchTransform: TypeAlias = Callable[[dict[str, Any], Any], Mapping[str, Any]]
+
+_COLUMNS = "pass columns of numbers as arrays, ArraySource({'x': frame['x'].to_numpy()})"
+_HDF5 = (
+    "small data fit as they are read, ArraySource({'x': file['x'][:]}); for larger ones write a Dataset of torch that "
+    "opens the file in each process"
+)
+_WAYS = {  # by the first part of a class's module, and its name; subclasses too
+    "numpy.ndarray": "give the array a field's name, ArraySource({'x': array}), and that to a SampleLoader",
+    "torch.Tensor": "give the tensor a field's name, ArraySource({'x': tensor}), and that to a SampleLoader",
+    "zarr.Array": "give the array a field's name, ArraySource({'x': array}), and that to a SampleLoader",
+    "zarr.Group": "give its path to ArraySource.open(path), and that to a SampleLoader",
+    "builtins.list": "make an array of it, ArraySource({'x': np.asarray(values)})",
+    "builtins.tuple": "make an array of it, ArraySource({'x': np.asarray(values)})",
+    "builtins.dict": "make a source of its arrays, ArraySource({'x': array}), and give that to a SampleLoader",
+    "h5py.Dataset": _HDF5,
+    "h5py.Group": _HDF5,
+    "pandas.DataFrame": _COLUMNS,
+    "polars.DataFrame": _COLUMNS,
+    "pyarrow.Table": _COLUMNS,
+    "pandas.Series": "pass its values, ArraySource({'x': series.to_numpy()})",
+    "xarray.DataArray": "pass its values, ArraySource({'x': array.to_numpy()}), or the path of its Zarr array",
+    "xarray.Dataset": "write it to Zarr, dataset.to_zarr(path), and take ArraySource.open(path)",
+    "dask.Array": "write it to Zarr, array.to_zarr(path), and take ArraySource({'x': path})",
+    "scipy.spmatrix": "rows of sparse matrices are read by rankwise.data.rows (anndata.AnnData(matrix))",
+    "scipy.sparray": "rows of sparse matrices are read by rankwise.data.rows (anndata.AnnData(matrix))",
+    "anndata.AnnData": "its rows are read by rankwise.data.rows",
+    "torch.DataLoader": "take its dataset",
+}
+_FILES = {
+    (".npy",): "a file with one array is mapped, ArraySource({'x': path})",
+    (".npz",): "read its arrays, ArraySource(dict(np.load(path)))",
+    (".h5", ".hdf5", ".he5", ".nc"): _HDF5,
+    (".h5ad", ".h5mu"): "its rows are read by rankwise.data.rows",
+    (".parquet", ".feather", ".arrow", ".csv", ".tsv"): f"read it as a table, then {_COLUMNS}",
+    (".zarr", ".zip"): "a Zarr group is opened by ArraySource.open(path), an array of it by ArraySource({'x': path})",
+    (".pt", ".pth"): "load its tensors, ArraySource({'x': tensor})",
+    (".tar",): "unpack it",
+}
+
+
+def other_way(data: object) -> str:
+    """What to do with data that were refused, for the end of a message; names the `DatasetLoader` always.
+
+    Args:
+        data: array, table, dataset, or path.
+    """
+    if isinstance(data, (str, os.PathLike)):
+        is_zarr = any(Path(data, name).exists() for name in ("zarr.json", ".zgroup", ".zarray"))
+        suffix = ".zarr" if is_zarr else Path(data).suffix.lower()
+        way = next((way for suffixes, way in _FILES.items() if suffix in suffixes), "")
+    else:
+        kinds = [f"{kind.__module__.split('.')[0]}.{kind.__name__}" for kind in type(data).__mro__]
+        way = next((_WAYS[kind] for kind in kinds if kind in _WAYS), "")
+        if "torch.IterableDataset" in kinds or (not way and _is_stream(data)):
+            return (
+                "streams are not supported yet, an order needs samples by number: list the samples in a map-style "
+                "Dataset (__len__ and __getitem__, over files or offsets, say) for DatasetLoader(dataset, "
+                "order=Order(len(dataset), batch_size=...)), or iterate the stream in a loop of your own with Window"
+            )
+    return (
+        f"{way}{'; ' * bool(way)}whatever has samples by number (files in a folder, HDF5, tables) comes in as a "
+        "map-style Dataset of torch, DatasetLoader(dataset, order=Order(len(dataset), batch_size=...)): "
+        "docs/samples.md has a recipe for each"
+    )
+
+
+def _is_stream(data: object) -> bool:
+    return isinstance(data, Iterable) and not hasattr(data, "__getitem__")
+
+
+def counted_samples(source: Source, order: Order) -> Source:
+    """Return the samples that the order counts: a source that can draw does so as the order says.
+
+    Raises:
+        ConfigError: this is no source, or the order was made of other samples.
+    """
+    if not hasattr(source, "plan"):
+        raise ConfigError(
+            f"a loader wants a source of samples, such as an ArraySource or a RowSource, got {type(source).__name__}: "
+            f"{other_way(source)}"
+        )
+    bound_to = getattr(source, "bound_to", None)
+    bound: Source = source if bound_to is None else bound_to(order)
+    return bound
+
+
+def fused_source(source: Source, batch_transform: BatchTransform | None) -> tuple[Source, BatchTransform | None]:
+    """Return a source that does itself what was to be done to its batches, where it can; and what is left to do."""
+    fused_with = getattr(source, "fused_with", None)
+    fused: Source | None = None if fused_with is None or batch_transform is None else fused_with(batch_transform)
+    return (source, batch_transform) if fused is None else (fused, None)
+
+
+def selected_source(source: Source, fields: Sequence[str]) -> Source:
+    """Return a source of some of the fields.
+
+    Raises:
+        ConfigError: there are no such fields, or it cannot choose.
+    """
+    select = getattr(source, "select", None)
+    if select is None:
+        raise ConfigError(f"fields= needs a source that can select fields; {type(source).__name__} cannot")
+    chosen: Source = select(fields)
+    return chosen
+
 
 __all__ = ["SampleTransform", "Transform"]
 

@@ -1,25 +1,15 @@
-"""An epoch's ring of samples, cut into lanes: which run of the ring a lane owns, and which chunks it holds.
-
-Each epoch turns the ring by a keyed offset, cuts it into runs whose lengths differ by at most one, and deals the runs
-to the lanes anew. The chunks of a run are its *pieces*: all of `chunk_samples`, but for three that may be short (the
-run's first, the ring's last chunk, the run's last). So where a piece starts follows from its number and the deficits of
-the short ones before it, and no list of pieces is needed.
-
-The pieces of a lane are shuffled into *slots*, but the two at its edges come last: so the windows of all lanes change
-at the same positions, and a cache of lanes x window chunks suffices (with short pieces in any slot the lanes drift
-apart, and such a cache decoded 1.1 to 1.7 times as much). The edges are other samples in each epoch.
-"""
+"""An epoch's ring of samples cut into lanes, the windows of a lane, and from positions to samples."""
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
 from rankwise.data.contract import IntArray
-from rankwise.data.order.bijection import permute, unpermute
-from rankwise.data.order.mixing import WordArray, derive, mix_words
+from rankwise.data.order.permutation import WordArray, derive, mix_words, permute, unpermute
 
 __all__ = ["Grid", "LaneColumns", "lane_columns", "piece_in_slot"]
 
@@ -154,3 +144,168 @@ def piece_in_slot(columns: LaneColumns, slot: IntArray) -> IntArray:
     shuffled = permute(np.where(edge < 0, slot, 0), np.maximum(columns.pieces - 2, 1), columns.piece_key)
     at_edge = np.where(edge == columns.swap, 0, columns.pieces - 1)
     return np.where(edge < 0, shuffled + 1, at_edge)
+
+
+__all__ = ["lane_samples", "missing_before", "on_ring", "slot_start"]
+
+
+def lane_samples(grid: Grid, columns: LaneColumns, index: IntArray) -> IntArray:
+    """Return the samples at places of lanes, int64 of the broadcast shape.
+
+    Args:
+        grid: the numbers of the order.
+        columns: the lane of each place; broadcasts against `index`.
+        index: int64, place inside the lane, from 0.
+    """
+    place = _mix_window(grid, columns, index) if grid.window * grid.chunk_samples > 1 else index
+    if grid.chunk_samples == 1:
+        return on_ring(grid, columns.start + permute(place, columns.length, columns.piece_key))
+    slot, begin = _locate(grid, columns, place, slots=1)
+    piece = piece_in_slot(columns, slot)
+    offset = place - begin + piece * grid.chunk_samples - missing_before(columns, columns.short_piece, piece)
+    return on_ring(grid, columns.start + offset)
+
+
+def on_ring(grid: Grid, sample: IntArray) -> IntArray:
+    """Return samples counted on beyond the ring's end as those at its beginning."""
+    return sample - grid.num_samples * (sample >= grid.num_samples)
+
+
+def _mix_window(grid: Grid, columns: LaneColumns, index: IntArray) -> IntArray:
+    """Permute each place among those of its window."""
+    window, start = _locate(grid, columns, index, slots=grid.window)
+    size = slot_start(grid, columns, np.minimum((window + 1) * grid.window, columns.pieces)) - start
+    key = mix_words(window.astype(np.uint64) ^ columns.window_key)
+    return start + permute(index - start, size, key)
+
+
+def _locate(grid: Grid, columns: LaneColumns, place: IntArray, *, slots: int) -> tuple[IntArray, IntArray]:
+    """Return which group of `slots` slots holds each place, and the place at which the group starts."""
+    group = place // (slots * grid.chunk_samples)
+    group, _ = np.broadcast_arrays(group, columns.start)
+    # Short pieces only move later groups forward, by less than three chunks together: at most three corrections.
+    while True:
+        following = slot_start(grid, columns, np.minimum((group + 1) * slots, columns.pieces))
+        behind = following <= place
+        if not behind.any():
+            return group, slot_start(grid, columns, group * slots)
+        group = group + behind
+
+
+def slot_start(grid: Grid, columns: LaneColumns, slot: IntArray) -> IntArray:
+    """Return the place at which a slot starts; the slot after the last one starts at the lane's length."""
+    return slot * grid.chunk_samples - missing_before(columns, columns.short_slot, slot)
+
+
+def missing_before(columns: LaneColumns, short: IntArray, number: IntArray) -> IntArray:
+    """Return how many samples the short pieces before `number` lack."""
+    lacking: IntArray = columns.deficit[0] * (short[0] < number)
+    lacking += columns.deficit[1] * (short[1] < number)
+    lacking += columns.deficit[2] * (short[2] < number)
+    return lacking
+
+
+__all__ = ["rows_of_samples"]
+
+# A window with fewer samples over all lanes is not worth the calls that its table takes.
+LEAST = 1024
+
+
+def rows_of_samples(grid: Grid, columns: LaneColumns, low: int, high: int) -> IntArray:
+    """Return the samples at the places [low, high) of all lanes, int64[high - low, L]. All lanes must reach `high`."""
+    window_samples = grid.window * grid.chunk_samples
+    tabled = grid.chunk_samples > 1 and grid.window <= high - low and window_samples * grid.lanes >= LEAST
+    if not tabled:
+        return lane_samples(grid, columns, _column(low, high))
+    inner_cuts = range((low // window_samples + 1) * window_samples, high, window_samples)
+    parts = [_inside_window(grid, columns, *span) for span in itertools.pairwise((low, *inner_cuts, high))]
+    return np.concatenate(parts)
+
+
+def _column(low: int, high: int) -> IntArray:
+    return np.arange(low, high, dtype=np.int64)[:, None]
+
+
+def _inside_window(grid: Grid, columns: LaneColumns, low: int, high: int) -> IntArray:
+    """Return rows that a window of full chunks would hold; lanes whose window is another one are computed singly."""
+    full = _has_full_window(grid, columns, low)
+    if full.all():
+        return _in_full_window(grid, columns, low, high)
+    rows = np.empty((high - low, grid.lanes), dtype=np.int64)
+    for lanes, compute in ((np.flatnonzero(full), True), (np.flatnonzero(~full), False)):
+        if len(lanes) and compute:
+            rows[:, lanes] = _in_full_window(grid, columns.take(lanes), low, high)
+        elif len(lanes):
+            rows[:, lanes] = lane_samples(grid, columns.take(lanes), _column(low, high))
+    return rows
+
+
+def _has_full_window(grid: Grid, columns: LaneColumns, place: int) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
+    """Return which lanes have, around this place, a window of full chunks with nothing but full chunks before it."""
+    window_samples = grid.window * grid.chunk_samples
+    first_slot = np.full_like(columns.pieces, place // window_samples * grid.window)
+    start = slot_start(grid, columns, first_slot)
+    end = slot_start(grid, columns, np.minimum(first_slot + grid.window, columns.pieces))
+    full = (start == first_slot * grid.chunk_samples) & (end == start + window_samples)
+    return np.asarray(full, dtype=np.bool_)
+
+
+def _in_full_window(grid: Grid, columns: LaneColumns, low: int, high: int) -> IntArray:
+    window_samples = grid.window * grid.chunk_samples
+    window = low // window_samples
+    key = mix_words(np.uint64(window) ^ columns.window_key)
+    place = permute(_column(low, high) - window * window_samples, window_samples, key)
+    slot = place // grid.chunk_samples
+    # What a slot adds to a place of the window to give the place on the ring.
+    table_slot = np.arange(grid.window, dtype=np.int64)[:, None]
+    piece = piece_in_slot(columns, table_slot + window * grid.window)
+    shift = (piece - table_slot) * grid.chunk_samples - missing_before(columns, columns.short_piece, piece)
+    shift += columns.start
+    num_lanes = len(columns.start)
+    return on_ring(grid, shift.ravel()[slot * num_lanes + np.arange(num_lanes)] + place)
+
+
+__all__ = ["run_of_samples", "samples_at"]
+
+# Large enough to hide the cost of a NumPy call, small enough for the processor's cache and a start in a millisecond.
+BLOCK = 1 << 13
+
+
+def samples_at(grid: Grid, seed: int, epoch: int, positions: IntArray) -> IntArray:
+    """Return the samples at any positions of an epoch, int64[len(positions)]."""
+    columns = lane_columns(grid, seed, epoch)
+    found = np.empty(len(positions), dtype=np.int64)
+    for low in range(0, len(positions), BLOCK):
+        part = positions[low : low + BLOCK]
+        found[low : low + BLOCK] = lane_samples(grid, columns.take(part % grid.lanes), part // grid.lanes)
+    return found
+
+
+def run_of_samples(grid: Grid, seed: int, epoch: int, start: int, count: int) -> IntArray:
+    """Return the samples at the positions [start, start + count), int64[count]."""
+    size = _block_size(grid)
+    low, high = start // size, (start + count - 1) // size
+    blocks = [_block(grid, seed, epoch, number) for number in range(low, high + 1)]
+    run = np.concatenate(blocks) if len(blocks) > 1 else blocks[0]
+    begin = start - low * size
+    return run[begin : begin + count].copy()
+
+
+def _block_size(grid: Grid) -> int:
+    return max(1, BLOCK // grid.lanes) * grid.lanes
+
+
+@lru_cache(maxsize=8)
+def _block(grid: Grid, seed: int, epoch: int, number: int) -> IntArray:
+    """Return a block of consecutive positions: one row per place, one column per lane, so nothing is looked up."""
+    columns = lane_columns(grid, seed, epoch)
+    rows = _block_size(grid) // grid.lanes
+    low = number * rows
+    whole = min(low + rows, grid.num_samples // grid.lanes)
+    block = rows_of_samples(grid, columns, low, whole).ravel()
+    left = grid.num_samples - whole * grid.lanes
+    if whole < low + rows and left:
+        place = np.full(left, whole, dtype=np.int64)
+        block = np.concatenate([block, lane_samples(grid, columns.take(np.arange(left)), place)])
+    block.setflags(write=False)
+    return block

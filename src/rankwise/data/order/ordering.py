@@ -11,11 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from rankwise.data.contract import IntArray, OrderState, Step
-from rankwise.data.order.lanes import Grid
-from rankwise.data.order.layout import MAX_LANES, Facts, choose_lanes, choose_window, whole
+from rankwise.data.order.lanes import Grid, run_of_samples, samples_at
+from rankwise.data.order.layout import MAX_LANES, Facts, Recipe, choose_lanes, choose_window, whole
 from rankwise.data.order.opening import opened_samples
-from rankwise.data.order.positions import run_of_samples, samples_at
-from rankwise.data.order.recipe import Recipe
 from rankwise.errors import ConfigError
 
 __all__ = ["Order"]

@@ -12,7 +12,7 @@ import numpy as np
 
 from rankwise.data.contract import BatchBuffer, FieldSpec, OrderState, ReadReport, Share, Step, shares
 from rankwise.data.feed import HostBuffer
-from rankwise.data.feed.csr_rows import one_row
+from rankwise.data.feed.csr import one_row
 from rankwise.data.feed.memory import MemoryPool
 from rankwise.data.rows.failing import RowErrors
 from rankwise.data.rows.fields import RowField, read_fields

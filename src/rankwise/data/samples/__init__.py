@@ -5,7 +5,6 @@ from __future__ import annotations
 from rankwise.data.samples.dataset import DatasetLoader
 from rankwise.data.samples.dataset_batch import DatasetBatch
 from rankwise.data.samples.keyed import sample_key
-from rankwise.data.samples.loading import SampleLoader
-from rankwise.data.samples.source import ArrayPlan, ArraySource
+from rankwise.data.samples.source import ArrayPlan, ArraySource, SampleLoader
 
 __all__ = ["ArrayPlan", "ArraySource", "DatasetBatch", "DatasetLoader", "SampleLoader", "sample_key"]

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator
 from pickle import PicklingError
 from typing import TYPE_CHECKING, Any
 
-from rankwise.data.contract import Order, Share
+from rankwise.data.contract import Order, Share, sample_keys
 from rankwise.data.feed import Cursor, CursorLoader, check_fits, other_way
 from rankwise.data.feed.rank_place import find_place
 from rankwise.data.feed.repeating import Repeats
 from rankwise.data.feed.workers import InitWorker, check_importable, deaf_workers, start_server
-from rankwise.data.samples.dataset_batch import DatasetBatch
-from rankwise.data.samples.fetching import Fetching
+from rankwise.data.samples.dataset_batch import DatasetBatch, move_tree, no_rows
 from rankwise.data.samples.keyed import KeyedDataset
-from rankwise.data.samples.requests import Requests
-from rankwise.data.samples.trees import move_tree, no_rows
 from rankwise.errors import ConfigError, MissingExtraError
 
 if TYPE_CHECKING:
@@ -24,6 +22,73 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
     from rankwise.world import World
+
+__all__ = ["Requests"]
+
+
+class Requests:
+    """Yields lists of (sample, key), micro-batch by micro-batch, and remembers for which shares.
+
+    A share without samples asks for the step's first sample, so that the collate function shows what a batch looks
+    like; the loader cuts it to zero rows. The DataLoader pulls ahead of the training; nothing here moves the state.
+
+    Args:
+        cursor: where the loader stands.
+    """
+
+    def __init__(self, cursor: Cursor) -> None:
+        self._cursor = cursor
+        self.pulled: deque[Share] = deque()
+
+    def begin(self) -> deque[Share]:
+        """Start anew at the cursor; return where the shares of this iteration will queue up."""
+        self.pulled = deque()
+        return self.pulled
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        pulled, speeds = self.pulled, self._cursor.speeds
+        for step in self._cursor.steps():
+            for share in self._cursor.shares(step, speeds):
+                ids = share.ids if share.num_samples else step.ids[:1]
+                keys = sample_keys(step.resume.seed, step.epoch, ids)
+                pulled.append(share)
+                yield list(zip(ids.tolist(), keys.tolist(), strict=True))
+
+
+__all__ = ["Fetching"]
+
+
+class Fetching:
+    """One iteration of a DataLoader, from where the loader stands; with workers they begin at once.
+
+    Args:
+        loader: torch's.
+        requests: its batch sampler.
+        cursor: where the loader stands.
+
+    Attributes:
+        batches: what comes.
+        pulled: the share of each batch, added when the batch is asked for.
+    """
+
+    def __init__(self, loader: DataLoader[Any], requests: Requests, cursor: Cursor) -> None:
+        self._loader, self._cursor = loader, cursor
+        self._begun_at = cursor.order, cursor.done, cursor.speeds
+        self._random = loader.generator.get_state()
+        self.pulled: deque[Share] = requests.begin()
+        self.batches: Iterator[Any] = iter(loader)
+
+    @property
+    def is_next(self) -> bool:
+        """Whether the loader stands where this began."""
+        order, done, speeds = self._begun_at
+        return order is self._cursor.order and (done, speeds) == (self._cursor.done, self._cursor.speeds)
+
+    def drop(self) -> None:
+        """Make it as if this had not been: the workers' seeds, and those of an order of torch's, are drawn again."""
+        self.batches = iter(())
+        self._loader.generator.set_state(self._random)
+
 
 __all__ = ["DatasetLoader"]
 

@@ -1,8 +1,8 @@
-"""One micro-batch out of a map-style dataset."""
+"""One micro-batch out of a map-style dataset, and the nested tensors that a collate function returns."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
@@ -11,7 +11,83 @@ import numpy as np
 
 from rankwise.data.contract import Share
 from rankwise.data.feed import ShareView
-from rankwise.data.samples.trees import first_twice
+from rankwise.errors import ConfigError
+
+__all__ = ["first_twice", "map_tree", "move_tree", "no_rows"]
+
+
+def map_tree(function: Callable[[Any], Any], tree: Any) -> Any:
+    """Return `tree` with its leaves replaced; dicts, lists, tuples and named tuples keep their kind."""
+    if isinstance(tree, (Mapping, list, tuple)):
+        return _children(tree, lambda value: map_tree(function, value))
+    return function(tree)
+
+
+def move_tree(tree: Any, device: Any, *, non_blocking: bool) -> Any:
+    """Return `tree` with everything that has ``.to`` (tensors, and batches of other libraries) on `device`."""
+    return map_tree(lambda leaf: leaf.to(device, non_blocking=non_blocking) if hasattr(leaf, "to") else leaf, tree)
+
+
+def first_twice(tree: Any) -> Any:
+    """Return a copy of a collated batch: its first sample twice, or all of it where samples cannot be told apart.
+
+    The batch axis is the first one of every tensor and array, and the items of a list of texts. Where these differ in
+    length (documents laid end to end, beside their lengths) the first row of each is no sample.
+    """
+    try:
+        no_rows(tree)
+    except ConfigError:
+        return tree
+    return _doubled(tree) if len(set(_num_rows(tree))) <= 1 else tree
+
+
+def _num_rows(tree: Any) -> Iterator[int]:
+    """Yield the number of rows of each leaf."""
+    if isinstance(tree, (Mapping, list, tuple)) and not (isinstance(tree, list) and _are_texts(tree)):
+        for value in tree.values() if isinstance(tree, Mapping) else tree:
+            yield from _num_rows(value)
+    elif tree is not None:
+        yield len(tree)
+
+
+def _are_texts(values: list[Any]) -> bool:
+    return bool(values) and all(isinstance(value, (str, bytes)) for value in values)
+
+
+def _doubled(tree: Any) -> Any:
+    if isinstance(tree, list) and _are_texts(tree):
+        return tree[:1] * 2
+    if isinstance(tree, (Mapping, list, tuple)):
+        return _children(tree, _doubled)
+    return None if tree is None else tree[[0, 0]]
+
+
+def no_rows(tree: Any) -> Any:
+    """Return a collated batch cut to zero samples: each tensor or array ``[:0]``, each list of texts empty.
+
+    Raises:
+        ConfigError: it holds something whose batch axis is not known.
+    """
+    if isinstance(tree, list) and _are_texts(tree):
+        return []
+    if isinstance(tree, (Mapping, list, tuple)):
+        return _children(tree, no_rows)
+    if tree is None or (hasattr(tree, "ndim") and tree.ndim > 0):
+        return None if tree is None else tree[:0]
+    raise ConfigError(
+        f"this rank has no sample in this step and the collated batch holds a {type(tree).__name__}, of which zero "
+        'samples cannot be cut: let collate_fn return tensors with a batch axis, or use remainder="drop" or a larger '
+        "batch_size so that no rank goes without"
+    )
+
+
+def _children(tree: Any, function: Callable[[Any], Any]) -> Any:
+    if isinstance(tree, Mapping):
+        return type(tree)({name: function(value) for name, value in tree.items()})  # type: ignore[call-arg]
+    if hasattr(tree, "_fields"):
+        return type(tree)(*(function(value) for value in tree))
+    return type(tree)(function(value) for value in tree)
+
 
 __all__ = ["DatasetBatch"]
 

@@ -13,8 +13,7 @@ import numpy as np
 
 from rankwise.data.contract import NDArray
 from rankwise.data.feed import other_way
-from rankwise.data.samples.column import Column, MemoryColumn
-from rankwise.data.samples.stored import StoredColumn
+from rankwise.data.samples.columns import Column, MemoryColumn, StoredColumn
 from rankwise.data.store import ArrayMeta, BoxReader, list_arrays, load_zarr, read_meta, require_codecs, understands_url
 from rankwise.errors import ConfigError, DataError
 

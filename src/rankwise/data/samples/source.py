@@ -1,4 +1,4 @@
-"""`ArraySource`: one sample is `array[i]` of each of its fields, Zarr and NumPy alike."""
+"""`ArraySource`: one sample is `array[i]` of each of its fields, Zarr and NumPy alike; and its loader."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from typing import Any, Literal, Self
 import numpy as np
 
 from rankwise.data.contract import BatchBuffer, FieldSpec, IntArray, NDArray, ReadReport, Share, choose_fields
-from rankwise.data.feed import other_way
-from rankwise.data.samples.column import Column, MemoryColumn
+from rankwise.data.feed import RankLoader, other_way
+from rankwise.data.samples.columns import Column, MemoryColumn, StoredColumn
 from rankwise.data.samples.opening import GroupArrays, make_column
-from rankwise.data.samples.stored import StoredColumn
 from rankwise.data.store import DEFAULT_CACHE_BYTES, BoxPlan, BoxReader, ChunkCache, ReaderStats, sum_reports
 from rankwise.errors import ConfigError, DataError, SampleError
 
@@ -306,3 +305,10 @@ def _common_length(columns: Mapping[str, Column]) -> int:
     if length == 0:
         raise ConfigError(f"a source wants at least one sample; {listing}")
     return length
+
+
+__all__ = ["SampleLoader"]
+
+
+class SampleLoader(RankLoader):
+    """The loader of an `ArraySource`, or any other source of samples; its arguments are those of `RankLoader`."""

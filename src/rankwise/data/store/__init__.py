@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from rankwise.data.store.boxes import BoxError, BoxReport, BoxRequest, Pad, Runs, Spread, sum_reports
 from rankwise.data.store.cache import DEFAULT_CACHE_BYTES, ChunkCache
-from rankwise.data.store.extras import load_zarr, require_codecs
 from rankwise.data.store.meta import (
     ArrayMeta,
     Catalogue,
@@ -20,6 +19,7 @@ from rankwise.data.store.plan import BoxPlan, name_lacking
 from rankwise.data.store.reader import BoxReader, Keep
 from rankwise.data.store.reading import ReaderStats
 from rankwise.data.store.remote import understands_url
+from rankwise.data.store.zarr_python import load_zarr, require_codecs
 
 __all__ = [
     "DEFAULT_CACHE_BYTES",

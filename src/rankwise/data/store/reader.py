@@ -15,7 +15,6 @@ from rankwise.data.contract import BoolArray, DType, NDArray
 from rankwise.data.store.adopting import AdoptedArrays
 from rankwise.data.store.boxes import BoxReport, BoxRequest, Spread, check_conversion
 from rankwise.data.store.cache import DEFAULT_CACHE_BYTES, ChunkCache
-from rankwise.data.store.counting import Tally
 from rankwise.data.store.files import FileBook, HandleCache, local_size
 from rankwise.data.store.forks import renew_in_children
 from rankwise.data.store.hints import advise_plans
@@ -36,6 +35,7 @@ from rankwise.data.store.reading import (
     say_slow_arrays,
 )
 from rankwise.data.store.remote import RemoteFiles, RemoteOptions, RemoteStats
+from rankwise.data.store.stats import Tally
 from rankwise.errors import ConfigError
 
 if TYPE_CHECKING:

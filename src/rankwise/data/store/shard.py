@@ -1,7 +1,8 @@
-"""The index of a shard: where each inner chunk lies in the file, verified against its checksum and the file's size."""
+"""The index of a shard: where each inner chunk lies in the file, verified against its checksum."""
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 from dataclasses import dataclass
@@ -94,7 +95,6 @@ def _check_size(size: int, layout: IndexLayout, place: str) -> None:
 
 
 def _verify(encoded: bytes, place: str) -> None:
-    from rankwise.data.store.crc import crc32c
 
     stated = int.from_bytes(encoded[-4:], "little")
     found = crc32c(encoded[:-4])
@@ -103,3 +103,37 @@ def _verify(encoded: bytes, place: str) -> None:
             f"the shard index of {place} does not match its checksum (CRC-32C {found:08x}, stated {stated:08x}): "
             "the file was cut or damaged; copy or write it again"
         )
+
+
+__all__ = ["crc32c"]
+
+_POLYNOMIAL = 0x82F63B78
+
+
+def crc32c(data: bytes) -> int:
+    """Return the CRC-32C of `data`; uses google-crc32c (which zarr-python brings) where it is installed."""
+    try:
+        import google_crc32c
+    except ImportError:
+        return _slow_crc32c(data)
+    return int(google_crc32c.value(data))
+
+
+@functools.cache
+def _table() -> tuple[int, ...]:
+    """Remainders of all bytes for the reflected polynomial (RFC 3720, appendix B.4)."""
+    table = []
+    for byte in range(256):
+        word = byte
+        for _ in range(8):
+            word = (word >> 1) ^ (_POLYNOMIAL if word & 1 else 0)
+        table.append(word)
+    return tuple(table)
+
+
+def _slow_crc32c(data: bytes) -> int:
+    """Byte by byte: about 0.1 us each, and an index is read once per shard."""
+    table, word = _table(), 0xFFFFFFFF
+    for byte in data:
+        word = (word >> 8) ^ table[(word ^ byte) & 0xFF]
+    return word ^ 0xFFFFFFFF

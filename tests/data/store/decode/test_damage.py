@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rankwise.data.store.decode.status import (
+from rankwise.data.store.decode.tasks import (
     BAD_FRAME,
     CUT_SHORT,
     OK,

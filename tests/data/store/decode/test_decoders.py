@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankwise.data.store.decode import Scratch
-from rankwise.data.store.decode.status import OK
+from rankwise.data.store.decode.tasks import OK
 from rankwise.data.store.decode.threads import ThreadsDecoder
 
 COMPRESSORS = ("zstd", "lz4", "lz4hc", "blosclz", "zlib")

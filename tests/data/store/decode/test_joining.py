@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankwise.data.store.decode.joining import cut_in_two
+from rankwise.data.store.decode.dense_rows import cut_in_two
 
 NUM_ROWS = 6
 

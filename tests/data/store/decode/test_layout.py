@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rankwise.data.store.decode.layout import Layout
+from rankwise.data.store.decode.tasks import Layout
 
 
 def laid_out(chunk, targets, out):

@@ -4,26 +4,26 @@ import errno
 
 import pytest
 
-from rankwise.data.store.decode import describe, is_damage, status
+from rankwise.data.store.decode import describe, is_damage, tasks
 
 
 @pytest.mark.parametrize(
     ("code", "detail", "damage", "told"),
     [
-        (status.OK, 0, False, "is well"),
-        (status.CUT_SHORT, 40, True, "is cut short: 40 of 99 bytes could be read"),
-        (status.OS_ERROR, errno.EIO, False, "cannot be read: Input/output error (errno 5)"),
-        (status.BAD_FRAME, -20, True, "is damaged: its decoder refuses its 99 bytes (code -20)"),
-        (status.WRONG_SIZE, 70, True, "is damaged: it decodes to 70 bytes, a chunk has 64"),
-        (status.WRONG_SIZE, -1, True, "is damaged: it decodes to another number of bytes, a chunk has 64"),
-        (status.WRONG_LENGTH, 80, True, "is damaged: it has 99 bytes and should have 80"),
-        (status.WRONG_LENGTH, 2**32 - 1, True, "is damaged: it has 99 bytes and should have 4294967295"),
-        (status.OUT_OF_RANGE, 0, False, "do not fit the dtype that was asked for: choose a wider dtype"),
-        (status.UNKNOWN_COMPRESSOR, 2, False, "is compressed with snappy, which this build of numcodecs does not know"),
-        (status.UNKNOWN_COMPRESSOR, 6, False, "is compressed with compressor 6 of Blosc"),
-        (status.TOO_LONG, 90, True, "is damaged: it has 99 bytes, no encoder needs more than 90 for a chunk"),
-        (status.UNKNOWN_KIND, 8, False, "is of the unknown kind 8"),
-        (status.NOT_RUN, 0, False, "was not reached"),
+        (tasks.OK, 0, False, "is well"),
+        (tasks.CUT_SHORT, 40, True, "is cut short: 40 of 99 bytes could be read"),
+        (tasks.OS_ERROR, errno.EIO, False, "cannot be read: Input/output error (errno 5)"),
+        (tasks.BAD_FRAME, -20, True, "is damaged: its decoder refuses its 99 bytes (code -20)"),
+        (tasks.WRONG_SIZE, 70, True, "is damaged: it decodes to 70 bytes, a chunk has 64"),
+        (tasks.WRONG_SIZE, -1, True, "is damaged: it decodes to another number of bytes, a chunk has 64"),
+        (tasks.WRONG_LENGTH, 80, True, "is damaged: it has 99 bytes and should have 80"),
+        (tasks.WRONG_LENGTH, 2**32 - 1, True, "is damaged: it has 99 bytes and should have 4294967295"),
+        (tasks.OUT_OF_RANGE, 0, False, "do not fit the dtype that was asked for: choose a wider dtype"),
+        (tasks.UNKNOWN_COMPRESSOR, 2, False, "is compressed with snappy, which this build of numcodecs does not know"),
+        (tasks.UNKNOWN_COMPRESSOR, 6, False, "is compressed with compressor 6 of Blosc"),
+        (tasks.TOO_LONG, 90, True, "is damaged: it has 99 bytes, no encoder needs more than 90 for a chunk"),
+        (tasks.UNKNOWN_KIND, 8, False, "is of the unknown kind 8"),
+        (tasks.NOT_RUN, 0, False, "was not reached"),
         (77, 3, False, "failed with the unknown status 77 (detail 3)"),
     ],
 )

@@ -5,7 +5,7 @@ import pytest
 
 from rankwise.data.store.decode import Scratch
 from rankwise.data.store.decode import kernel as kernel_module
-from rankwise.data.store.decode.status import OK, OUT_OF_RANGE
+from rankwise.data.store.decode.tasks import OK, OUT_OF_RANGE
 from rankwise.errors import DataError
 
 CASTS = [("u1", "u1", None), ("f4", "f4", None), ("u2", "f4", None), ("u2", "f4", (3.0, 0.5)), ("f4", "i4", None)]

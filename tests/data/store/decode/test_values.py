@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from rankwise.data.store.decode.pairs import is_castable
-from rankwise.data.store.decode.status import OK, OUT_OF_RANGE
+from rankwise.data.store.decode.tasks import OK, OUT_OF_RANGE
 from rankwise.errors import DataError
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)

@@ -7,7 +7,7 @@ import pytest
 import zarr
 
 from rankwise.data.store.meta import read_meta
-from rankwise.data.store.meta.kept import KeptMetas
+from rankwise.data.store.meta.arrays import KeptMetas
 
 HOUR_NS = 3600 * 10**9
 

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankwise.data.store.plan.expansion import expand
+from rankwise.data.store.plan.grids import expand
 
 
 @st.composite

@@ -8,13 +8,13 @@ import zarr
 from zarr.codecs import GzipCodec, ZstdCodec
 
 from rankwise.data.store import BoxReader, BoxRequest, read_meta
-from rankwise.data.store.reading import announcing
+from rankwise.data.store.reading import failures
 
 
 @pytest.fixture(autouse=True)
 def _nothing_said(monkeypatch):
-    monkeypatch.setattr(announcing, "_said", set())
-    monkeypatch.setattr(announcing, "_judged", set())
+    monkeypatch.setattr(failures, "_said", set())
+    monkeypatch.setattr(failures, "_judged", set())
 
 
 def plan(path, dtype=None, *, scale=None):

@@ -9,9 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from zarr.codecs import BloscCodec, ZstdCodec
 
-from rankwise.data.store.crc import crc32c
 from rankwise.data.store.remote import ObjectChangedError, RemoteRange, TransferError
-from rankwise.data.store.shard import IndexLayout
+from rankwise.data.store.shard import IndexLayout, crc32c
 from rankwise.errors import DataError
 
 DATA = np.random.default_rng(1).integers(0, 99, (16, 24, 10)).astype("uint16")

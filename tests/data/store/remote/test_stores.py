@@ -7,8 +7,8 @@ import obstore
 import pytest
 
 from rankwise.data.store.remote import RemoteFiles, RemoteOptions, RemoteRange, TransferError, memory_store
+from rankwise.data.store.remote.options import locate
 from rankwise.data.store.remote.stores import open_store
-from rankwise.data.store.remote.urls import locate
 from rankwise.errors import MissingExtraError
 
 

@@ -5,7 +5,7 @@ import pickle
 import pytest
 
 from rankwise.data.store.remote import ObjectChangedError, TransferError
-from rankwise.data.store.remote.trouble import TruncatedError, judge
+from rankwise.data.store.remote.requests import TruncatedError, judge
 
 
 class GenericError(Exception):

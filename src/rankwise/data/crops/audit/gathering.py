@@ -10,10 +10,9 @@ from pathlib import Path
 from rankwise.data.crops.index.image import image_levels, plain_level
 from rankwise.data.store.meta import ArrayMeta, Catalogue, read_meta
 from rankwise.data.store.meta.documents import resolve_place
-from rankwise.data.store.meta.groups import list_arrays
 from rankwise.data.store.meta.ngff.images import image_of
 from rankwise.data.store.meta.nodes import read_node
-from rankwise.data.store.meta.tree import STORES, Nodes
+from rankwise.data.store.meta.tree import STORES, Nodes, list_arrays
 from rankwise.errors import ConfigError, DataError
 
 __all__ = ["Fitting", "Found", "fit", "gather"]

@@ -20,7 +20,7 @@ from rankwise.data.crops.stream.flow import Flow
 from rankwise.data.crops.stream.skipping import SkipBudget
 from rankwise.data.crops.stream.work import Failure, Ready, Work
 from rankwise.data.feed.buffer import HostBuffer
-from rankwise.data.feed.lending import Leases
+from rankwise.data.feed.lease import Leases
 from rankwise.data.feed.memory import MemoryPool
 from rankwise.data.feed.place import Placer
 from rankwise.data.feed.transform import SampleTransform

@@ -22,7 +22,7 @@ from rankwise.data.crops.stream.planning import Planner
 from rankwise.data.crops.stream.pulling import Puller
 from rankwise.data.crops.stream.reading import StreamReader
 from rankwise.data.crops.stream.work import Failure, Numbered, Ready, Work
-from rankwise.data.feed.lending import Leases
+from rankwise.data.feed.lease import Leases
 from rankwise.data.feed.memory import MemoryPool
 from rankwise.data.feed.place import Placer
 from rankwise.data.store.files import say_few_handles, system_file_limit

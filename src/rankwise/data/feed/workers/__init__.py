@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-from rankwise.data.feed.workers.device import check_sendable, host_device, say_in_memory
 from rankwise.data.feed.workers.forkserver import InitWorker, check_importable, deaf_workers, start_server
-from rankwise.data.feed.workers.iterable import asked_by_dataloader, iterable_class, raising, rebuild, take_part
-from rankwise.data.feed.workers.sent import SentBatch, sent_fields
+from rankwise.data.feed.workers.iterable import (
+    SentBatch,
+    asked_by_dataloader,
+    check_sendable,
+    host_device,
+    iterable_class,
+    raising,
+    rebuild,
+    say_in_memory,
+    sent_fields,
+    take_part,
+)
 from rankwise.data.feed.workers.starts import PassStarts, order_code
 
 __all__ = [

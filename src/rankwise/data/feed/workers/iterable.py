@@ -1,15 +1,40 @@
-"""Loaders that a torch `DataLoader` takes as an `IterableDataset`."""
+"""Loaders that a torch `DataLoader` takes as an `IterableDataset`, and how their batches reach the trainer."""
 
 from __future__ import annotations
 
 import functools
+import logging
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
-from rankwise.data.feed.workers.collating import teach_collating
+from rankwise.data.feed.batch import FeedBatch
+from rankwise.data.feed.csr import copied_field, csr_parts, torch_csr
+from rankwise.data.feed.place_jax import is_jax_target
+from rankwise.errors import ConfigError
+from rankwise.world.loader_worker import LoaderWorker
+
+__all__ = ["teach_collating"]
+
+
+def teach_collating() -> None:
+    """Tell torch's default function that a single step, its batch size where none is given, stays as it is."""
+    from torch.utils.data._utils.collate import default_collate_fn_map
+
+    default_collate_fn_map[FeedBatch] = _only
+
+
+def _only(batches: Sequence[Any], *, collate_fn_map: Any = None) -> Any:  # noqa: ARG001  (torch passes it)
+    if len(batches) > 1:
+        raise ConfigError(
+            f"steps of a loader are batches already, and {len(batches)} of them were to be put together: take "
+            "DataLoader(loader, batch_size=None); Order(..., batch_size=...) says how many samples a step has"
+        )
+    return batches[0]
+
 
 __all__ = ["asked_by_dataloader", "iterable_class", "raising", "rebuild", "take_part"]
 
@@ -70,3 +95,123 @@ def asked_by_dataloader() -> bool:
     while frame is not None and str(frame.f_globals.get("__name__", "")).startswith("rankwise."):
         frame = frame.f_back
     return frame is not None and frame.f_globals.get("__name__") == _FETCHING
+
+
+__all__ = ["check_sendable", "host_device", "say_in_memory"]
+
+_LOG = logging.getLogger("rankwise.data")
+
+
+def check_sendable(device: Any) -> None:
+    """Refuse a loader of JAX arrays: those of another process cannot be handed over.
+
+    Raises:
+        ConfigError: it is one.
+    """
+    if is_jax_target(device):
+        raise ConfigError(
+            "a loader of JAX arrays cannot read in workers, nor be pickled: take num_workers=0 (it reads in the "
+            "background all the same), or device=None for NumPy arrays and hand those to JAX"
+        )
+
+
+def host_device(device: Any) -> str | None:
+    """Return the device of batches in a worker: "cpu", None where the loader was to give NumPy arrays."""
+    return None if device is None else "cpu"
+
+
+def say_in_memory(device: Any, *, rank: int, worker: LoaderWorker) -> None:
+    """Say on the main rank, in the first worker, that batches do not come on the device that they were wanted on."""
+    if rank or worker.number or device is None or str(device).startswith("cpu"):
+        return
+    _LOG.warning(
+        "workers of a DataLoader leave %s alone: batches come in the CPU's memory; batch.to(%r) moves one, and "
+        "pin_memory=True of the DataLoader lets it do so in the background",
+        device, str(device),
+    )  # fmt: skip
+
+
+__all__ = ["SentBatch", "sent_fields"]
+
+
+class SentBatch(FeedBatch):
+    """A batch with memory of its own, in the CPU's memory, wherever other batches of its loader lie.
+
+    It stays when the loop moves on: `release` has nothing to give back. ``DataLoader(pin_memory=True)`` pins it, and
+    `to` moves it; Lightning does so by itself.
+    """
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_fields": {name: _packed(field) for name, field in self.fields.items()}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= state
+        self._fields = {name: _unpacked(field) for name, field in state["_fields"].items()}
+
+    def release(self, event: Any = None) -> None:
+        """Do nothing: its memory goes with it."""
+
+    def to(self, device: Any, non_blocking: bool = False) -> Self:  # noqa: FBT001, FBT002  (as of a tensor)
+        """Return the batch with its tensors on a device; NumPy arrays and SciPy matrices stay where they are.
+
+        Args:
+            device: of torch.
+            non_blocking: whether the copy may go on while the program does, from memory that is pinned.
+        """
+        moved = {n: f.to(device, non_blocking=non_blocking) if _is_tensor(f) else f for n, f in self.fields.items()}
+        return self._again(moved)
+
+    def pin_memory(self) -> Self:
+        """Return the batch with its tensors in page-locked memory."""
+        return self._again({name: _pinned(field) for name, field in self.fields.items()})
+
+
+def sent_fields(fields: Mapping[str, Any], lent: Mapping[str, Any]) -> dict[str, Any]:
+    """Return fields with memory of their own: tensors in memory that processes share, where one copy is the way.
+
+    Args:
+        fields: of a batch.
+        lent: those that lie in memory of the loader, which nobody else holds; the others are of a transform, which may
+            keep them.
+    """
+    mine = {id(field) for field in lent.values()}
+    return {name: _shared(field) if id(field) in mine else copied_field(field) for name, field in fields.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class _Packed:
+    """A CSR tensor as dense ones: torch looks at what its own way of sending makes, and speaks of it."""
+
+    parts: tuple[Any, ...]
+    num_cols: int
+
+
+def _packed(field: Any) -> Any:
+    parts = csr_parts(field) if _is_tensor(field) else None
+    return field if parts is None else _Packed(parts, field.shape[1])
+
+
+def _unpacked(field: Any) -> Any:
+    return torch_csr(field.parts, field.num_cols) if isinstance(field, _Packed) else field
+
+
+def _shared(field: Any) -> Any:
+    """Move a field out of the memory that it was lent; NumPy arrays are copied once more when they are sent."""
+    if not _is_tensor(field):
+        return copied_field(field)
+    for tensor in csr_parts(field) or (field,):
+        tensor.share_memory_()
+    return field
+
+
+def _pinned(field: Any) -> Any:
+    if not _is_tensor(field):
+        return field
+    packed = _packed(field)
+    if not isinstance(packed, _Packed):
+        return field.pin_memory()
+    return torch_csr(tuple(part.pin_memory() for part in packed.parts), packed.num_cols)
+
+
+def _is_tensor(field: Any) -> bool:
+    return hasattr(field, "share_memory_")

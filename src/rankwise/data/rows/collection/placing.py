@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from rankwise.data.contract import IntArray
-from rankwise.data.order.bijection import permute
-from rankwise.data.order.mixing import derive
+from rankwise.data.order.permutation import derive, permute
 
 __all__ = ["Placing", "cut_datasets"]
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rankwise.data.contract import IntArray, sample_keys
-from rankwise.data.order.lanes import Grid
-from rankwise.data.order.positions import samples_at
+from rankwise.data.order.lanes import Grid, samples_at
 from rankwise.data.rows.drawing.by_weight import RowDraws
 from rankwise.data.rows.drawing.interleaving import MOST_POSITIONS, Interleave
 from rankwise.errors import ConfigError

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from rankwise.data.contract import IntArray, NDArray
-from rankwise.data.order.mixing import WordArray, mix_words
+from rankwise.data.order.permutation import WordArray, mix_words
 from rankwise.data.rows.collection.columns import as_text
 from rankwise.data.rows.collection.inputs import Columnwise
 from rankwise.data.rows.collection.moving import Text

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from rankwise.data.contract import IntArray, NDArray
-from rankwise.data.order.mixing import WordArray
+from rankwise.data.order.permutation import WordArray
 from rankwise.data.rows.collection import DatasetCollection
 from rankwise.data.rows.collection.columns import Column
 from rankwise.data.rows.collection.inputs import Input, open_input

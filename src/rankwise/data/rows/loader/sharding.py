@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from rankwise.data.contract import NDArray
-from rankwise.data.feed.global_rows import ShardRows, shard_full_batches
-from rankwise.data.feed.place_jax import narrowed
+from rankwise.data.feed.place_jax import ShardRows, narrowed, shard_full_batches
 from rankwise.data.rows.abc import Sampler
 from rankwise.data.rows.samplers import DistributedSampler
 from rankwise.data.rows.saying import say_once

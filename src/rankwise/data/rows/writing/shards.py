@@ -10,7 +10,7 @@ import numpy as np
 
 from rankwise.data.contract import NDArray
 from rankwise.data.rows.writing.encoding import ChunkEncoder
-from rankwise.data.store.crc import crc32c
+from rankwise.data.store.shard import crc32c
 
 __all__ = ["ShardStream"]
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from rankwise.data.store.boxes.request import BoxError, BoxReport, BoxRequest, Pad
-from rankwise.data.store.boxes.runs import Runs
-from rankwise.data.store.boxes.spread import OUTSIDE, TWICE, Spread
-from rankwise.data.store.boxes.summing import sum_reports
-from rankwise.data.store.boxes.values import check_conversion, conversion_loss, converted
+from rankwise.data.store.boxes.request import BoxError, BoxReport, BoxRequest, Pad, sum_reports
+from rankwise.data.store.boxes.values import OUTSIDE, TWICE, Runs, Spread, check_conversion, conversion_loss, converted
 
 __all__ = [
     "OUTSIDE",

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 
-from rankwise.data.contract import BoolArray, DType, FloatArray, IntArray
-from rankwise.data.store.boxes.runs import Runs
+from rankwise.data.contract import BoolArray, DType, FloatArray, IntArray, ReadReport
+from rankwise.data.store.boxes.values import Runs
 from rankwise.data.store.meta import ArrayMeta
-from rankwise.errors import ConfigError, DataError
+from rankwise.errors import ConfigError, DataError, SampleError
 
 __all__ = ["BoxError", "BoxReport", "BoxRequest", "Pad"]
 
@@ -198,3 +199,28 @@ class BoxReport:
     missing_boxes: BoolArray
     fill_boxes: BoolArray
     lost_boxes: BoolArray
+
+
+__all__ = ["sum_reports"]
+
+
+def sum_reports(num_samples: int, errors: Mapping[int, SampleError], reports: Sequence[BoxReport]) -> ReadReport:
+    """Return what `Source.read` reports.
+
+    Args:
+        num_samples: samples of the share.
+        errors: what went wrong, by place in the share; a sample that stands at several places is reported once.
+        reports: of the fields, one each.
+    """
+    valid = np.ones(num_samples, dtype=np.bool_)
+    valid[list(errors)] = False
+    first: dict[int, SampleError] = {}
+    for _, error in sorted(errors.items()):
+        first.setdefault(error.sample, error)
+    return ReadReport(
+        valid=valid,
+        fill_chunks=sum(report.fill_chunks for report in reports),
+        fast_chunks=sum(report.fast_chunks for report in reports),
+        slow_chunks=sum(report.slow_chunks for report in reports),
+        errors=tuple(first.values()),
+    )

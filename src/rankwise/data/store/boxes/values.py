@@ -1,10 +1,13 @@
-"""From the elements of an array to those of a batch: which conversions there are, and the checked one in NumPy."""
+"""From the elements of an array to those of a batch: conversions, runs of unequal length, elements of sparse rows."""
 
 from __future__ import annotations
 
-import numpy as np
+from dataclasses import dataclass
 
-from rankwise.data.contract import DType, NDArray
+import numpy as np
+import numpy.typing as npt
+
+from rankwise.data.contract import DType, IntArray, NDArray
 from rankwise.errors import ConfigError, DataError
 
 __all__ = ["check_conversion", "conversion_loss", "converted"]
@@ -110,3 +113,110 @@ def _refuse_out_of_range(values: NDArray, dtype: DType, place: str) -> None:
             f"{place} holds values from {low} to {high}, which do not fit {dtype} ({limits.min} to {limits.max}): "
             "choose a wider dtype"
         )
+
+
+__all__ = ["Runs"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Runs:
+    """How far each box reaches along the first axis, and where its rows go in the output.
+
+    Attributes:
+        lengths: int64[B], rows of each box; 0 asks for nothing.
+        places: int64[B], row of the output where each begins; the boxes may come in any order, with gaps between them.
+        num_rows: rows of the output.
+
+    Raises:
+        ConfigError: runs overlap or leave the output.
+    """
+
+    lengths: IntArray
+    places: IntArray
+    num_rows: int
+
+    def __post_init__(self) -> None:
+        for name, values in (("lengths", self.lengths), ("places", self.places)):
+            if values.dtype != np.int64 or values.shape != (len(self.lengths),):
+                raise ConfigError(
+                    f"{name} of runs want int64[{len(self.lengths)}], got {values.dtype}{list(values.shape)}"
+                )
+        filled = np.flatnonzero(self.lengths)  # a negative length is seen as well
+        in_order = filled[np.argsort(self.places[filled])]
+        begin, length = self.places[in_order], self.lengths[in_order]
+        edges = np.append(begin[1:], self.num_rows)
+        wrong = np.flatnonzero((length < 0) | (begin < 0) | (begin > edges) | (length > edges - begin))
+        if len(wrong):
+            at = int(wrong[0])
+            raise ConfigError(
+                f"runs want rows of their own among the {self.num_rows} of the output; run {int(in_order[at])} takes "
+                f"{int(length[at])} rows from {int(begin[at])} on, where {int(edges[at])} is the next run's or the end"
+            )
+
+    @classmethod
+    def packed(cls, lengths: IntArray, order: IntArray | None = None) -> Runs:
+        """Return runs that follow each other without gaps.
+
+        Args:
+            lengths: int64[B].
+            order: int64[B], the runs in the order in which they lie in the output; None = in their own.
+        """
+        ends = np.cumsum(lengths if order is None else lengths[order], dtype=np.int64)
+        places = ends - (lengths if order is None else lengths[order])
+        if order is not None:
+            in_order, places = places, np.empty_like(places)
+            places[order] = in_order
+        return cls(lengths=lengths, places=places, num_rows=int(ends[-1]) if len(ends) else 0)
+
+
+__all__ = ["OUTSIDE", "TWICE", "Spread"]
+
+OUTSIDE, TWICE = 1, 2  # of a row: it names a column that there is not, or one twice
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Spread:
+    """In which columns the elements of a request with runs come out, each run in a dense row of its own.
+
+    Attributes:
+        columns: uint16 or int32 [runs.num_rows], the column of each element of the packed output; anything may stand in
+            those of runs that could not be read.
+        num_cols: columns of the sparse rows, fewer than 2^31: one number for all arrays of the request, or one for
+            each.
+        places: for each of these int32[num_cols], where a column comes out in a dense row, `width` = nowhere; None =
+            where it is.
+        width: elements of a dense row, at least 1.
+
+    Raises:
+        ConfigError: something does not fit together.
+    """
+
+    columns: NDArray
+    num_cols: tuple[int, ...]
+    places: tuple[npt.NDArray[np.int32], ...] | None
+    width: int
+
+    def __post_init__(self) -> None:
+        if (
+            self.columns.dtype not in (np.uint16, np.int32)
+            or self.columns.ndim != 1
+            or not self.columns.flags.c_contiguous
+        ):
+            raise ConfigError(
+                f"columns want uint16 or int32 along one axis, C-contiguous; got {self.columns.dtype}"
+                f"{list(self.columns.shape)}"
+            )
+        tables = [None] * len(self.num_cols) if self.places is None else list(self.places)
+        fits = 1 <= self.width < 2**31 and len(tables) == len(self.num_cols) >= 1
+        if not (fits and all(map(self._fits, self.num_cols, tables))):
+            raise ConfigError(
+                f"places of {self.num_cols} columns want int32 for each of them, from 0 to {self.width}, the width of "
+                "dense rows; without them there is one place for each column"
+            )
+
+    def _fits(self, num_cols: int, places: npt.NDArray[np.int32] | None) -> bool:
+        if places is None:
+            return num_cols == self.width
+        if places.dtype != np.int32 or places.shape != (num_cols,) or not places.flags.c_contiguous:
+            return False
+        return num_cols == 0 or bool(0 <= places.min() <= places.max() <= self.width)

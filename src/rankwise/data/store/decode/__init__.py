@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from rankwise.data.store.decode.choosing import choose_decoder
-from rankwise.data.store.decode.decoder import Decoder, Spreader
+from rankwise.data.store.decode.choice import choose_decoder
+from rankwise.data.store.decode.decoder import Decoder, Scratch, Spreader
 from rankwise.data.store.decode.pairs import is_castable
-from rankwise.data.store.decode.scratch import Scratch
-from rankwise.data.store.decode.status import describe, is_damage
 from rankwise.data.store.decode.tasks import (
     KIND_BLOSC,
     KIND_FILL,
@@ -15,6 +13,8 @@ from rankwise.data.store.decode.tasks import (
     KIND_ZSTD,
     ChunkTasks,
     address_of,
+    describe,
+    is_damage,
 )
 
 __all__ = [

@@ -5,12 +5,11 @@ This module imports numba: import it late.
 
 from __future__ import annotations
 
-from rankwise.data.store.decode import status as codes
-from rankwise.data.store.decode.fetching import fetch
-from rankwise.data.store.decode.job import SLOTS
-from rankwise.data.store.decode.joining import OTHER_PIECE, PARKED, PIECE, WHOLE
+from rankwise.data.store.decode import tasks as codes
+from rankwise.data.store.decode.dense_rows import OTHER_PIECE, PARKED, PIECE, WHOLE
+from rankwise.data.store.decode.fetching import fetch, memcpy
 from rankwise.data.store.decode.machine import call_plane, entry, get, inlined, prefetch, put, put8, put32
-from rankwise.data.store.decode.streaming import memcpy
+from rankwise.data.store.decode.tasks import SLOTS
 
 __all__ = ["fetch_columns", "finish_rows", "spread"]
 

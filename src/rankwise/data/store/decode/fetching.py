@@ -1,20 +1,32 @@
-"""Compiled: get the elements of one chunk into memory, whatever its bytes are.
-
-Reads into one buffer, decodes into another (or into the one to keep), and leaves in the job where the elements begin.
-No byte is read from or written to outside buffers: every length is checked before, and the decoders are told the
-sizes of both of theirs. This module imports numba: import it late.
-"""
+"""Compiled: get the elements of one chunk into memory, past the caches where it helps. Imports numba: import late."""
 
 from __future__ import annotations
 
 import errno
 
-from rankwise.data.store.decode import status as codes
-from rankwise.data.store.decode.job import SLOTS
-from rankwise.data.store.decode.machine import ended, entry, external, get, inlined, peek32, put, types
-from rankwise.data.store.decode.streaming import memcpy
-from rankwise.data.store.decode.symbols import PREFIX
-from rankwise.data.store.decode.tasks import KIND_BLOSC, KIND_FILL, KIND_LZ4, KIND_RAW, KIND_ZSTD
+from rankwise.data.store.decode import tasks as codes
+from rankwise.data.store.decode.compiler import PREFIX
+from rankwise.data.store.decode.machine import ended, entry, external, get, inlined, peek32, put, stream64, types
+from rankwise.data.store.decode.tasks import KIND_BLOSC, KIND_FILL, KIND_LZ4, KIND_RAW, KIND_ZSTD, SLOTS
+
+__all__ = ["memcpy", "stream_bytes"]
+
+_long = types.int64
+memcpy = external(f"{PREFIX}memcpy", _long, _long, _long, _long)
+
+
+@inlined
+def stream_bytes(target: int, source: int, num_bytes: int) -> int:
+    """Copy bytes, whole lines of the target past the caches; returns 0."""
+    head = min(-target & 63, num_bytes)
+    memcpy(target, source, head)
+    target, source, rest = target + head, source + head, num_bytes - head
+    lines = rest >> 6
+    for line in range(lines):
+        stream64(target + 64 * line, source + 64 * line)
+    memcpy(target + 64 * lines, source + 64 * lines, rest & 63)
+    return 0
+
 
 __all__ = ["fetch"]
 

@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rankwise.data.contract import DType, IntArray, NDArray
-from rankwise.data.store.decode.decoder import check_run
+from rankwise.data.store.decode.decoder import Scratch, check_run
 from rankwise.data.store.decode.dense_rows import DenseRows
-from rankwise.data.store.decode.job import NUM_SLOTS, SLOTS
 from rankwise.data.store.decode.pairs import copies, is_castable, plane_for, plane_name
-from rankwise.data.store.decode.scratch import Scratch
-from rankwise.data.store.decode.tasks import KIND_FILL, ChunkTasks, address_of, memory_at
+from rankwise.data.store.decode.tasks import KIND_FILL, NUM_SLOTS, SLOTS, ChunkTasks, address_of, memory_at
 from rankwise.data.store.decode.threads import ThreadsDecoder
 from rankwise.data.store.forks import forks_wait
 
@@ -50,11 +48,11 @@ class KernelDecoder:
     name = "kernel"
 
     def __init__(self) -> None:
-        from rankwise.data.store.decode import symbols
+        from rankwise.data.store.decode import compiler
 
-        symbols.register()  # before any compiled code may load: it would end the process on a name that is not there
-        self._symbols = symbols
-        self._compressors = symbols.known_compressors()
+        compiler.register()  # before any compiled code may load: it would end the process on a name that is not there
+        self._symbols = compiler
+        self._compressors = compiler.known_compressors()
         self._others: Decoder = ThreadsDecoder()
         self._planes: dict[tuple[DType, DType, bool], int] = {}
         self._addresses: dict[str, int] = {}
@@ -164,12 +162,12 @@ class KernelDecoder:
         kinds = tuple(getattr(np, name) for name in (f"uint{8 * size}", column.name, place.name))
 
         def make_spread() -> PlaneLoop:
-            from rankwise.data.store.decode.spreading import spread_loop
+            from rankwise.data.store.decode.spread import spread_loop
 
             return spread_loop(*kinds)
 
         def make_weave() -> PlaneLoop:
-            from rankwise.data.store.decode.weaving import weave_loop
+            from rankwise.data.store.decode.spread import weave_loop
 
             return weave_loop(*kinds, chosen=chosen)
 
@@ -195,7 +193,7 @@ class KernelDecoder:
         return ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(address)
 
     def _compiled(self, function: Callable[..., int], name: str, signature: object) -> int:
-        from rankwise.data.store.decode.compiling import compiled_address
+        from rankwise.data.store.decode.compiler import compiled_address
 
         address, was_on_disk = compiled_address(function, name, signature)
         self.num_loaded += was_on_disk

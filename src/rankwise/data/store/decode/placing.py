@@ -5,11 +5,11 @@ This module imports numba: import it late.
 
 from __future__ import annotations
 
-from rankwise.data.store.decode import status as codes
+from rankwise.data.store.decode import tasks as codes
 from rankwise.data.store.decode.dense_placing import fetch_columns, finish_rows, spread
 from rankwise.data.store.decode.fetching import fetch
-from rankwise.data.store.decode.job import SLOTS
 from rankwise.data.store.decode.machine import call_plane, entry, get, inlined, put8, put32, real_entry, streamed
+from rankwise.data.store.decode.tasks import SLOTS
 
 __all__ = ["run_chunks"]
 

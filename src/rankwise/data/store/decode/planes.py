@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from rankwise.data.store.decode.fetching import memcpy, stream_bytes
 from rankwise.data.store.decode.machine import (
     bfloat16_bits,
     double_from_half,
@@ -21,7 +22,6 @@ from rankwise.data.store.decode.machine import (
     half_bits_of_double,
     types,
 )
-from rankwise.data.store.decode.streaming import memcpy, stream_bytes
 
 __all__ = ["BFLOAT16", "BOOLEAN", "HALF", "NUMBER", "PLANE_SIGNATURE", "PlaneLoop", "checked_plane", "copied_plane"]
 __all__ += ["cast_plane", "streamed_plane"]

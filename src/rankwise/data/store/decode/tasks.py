@@ -1,16 +1,112 @@
-"""`ChunkTasks`: what is to be read, decoded and placed, as flat tables that a compiled loop walks without Python."""
+"""`ChunkTasks`: what is to be read, decoded and placed, as flat tables that a compiled loop walks; and how it went."""
 
 from __future__ import annotations
 
 import ctypes
+import os
+import time
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from rankwise.data.contract import BoolArray, FloatArray, IntArray, NDArray
-from rankwise.data.store.decode.layout import LAYOUT_FIELDS, Layout
+
+__all__ = ["LAYOUT_FIELDS", "Layout"]
+
+# When this package was read from its files: what is in them may be other code later.
+IMPORTED_S = time.time()
+
+# The tables in the order in which the compiled loop finds their addresses.
+LAYOUT_FIELDS = ("size", "low", "high", "src_first", "extents", "src_strides", "strides")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Layout:
+    """Where regions begin and how they step, over as few axes as possible.
+
+    Axes that are contiguous in the chunk and in the output, for every target, are one axis; those of extent 1 are
+    gone. A axes are left, at least one.
+
+    Attributes:
+        size: int64[K], bytes of each decoded chunk.
+        low: int64[K], first byte of each chunk that any target takes.
+        high: int64[K], end of the last byte that any target takes; `low` if there is no target.
+        src_first: int64[T], byte of the chunk where each region begins.
+        extents: int64[T, A], extents of each region.
+        src_strides: int64[K, A], bytes from one element of a chunk to the next along each axis.
+        strides: int64[A], elements from one to the next along each axis of the output; 1 for the last.
+    """
+
+    size: IntArray
+    low: IntArray
+    high: IntArray
+    src_first: IntArray
+    extents: IntArray
+    src_strides: IntArray
+    strides: IntArray
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        chunk_shape: IntArray,
+        bounds: IntArray,
+        src_start: IntArray,
+        extent: IntArray,
+        dst_strides: IntArray,
+        itemsize: int,
+    ) -> Self:
+        """Return the layout of regions; for the tables see `ChunkTasks`."""
+        # From the last axis to the first: how many elements lie between two neighbours
+        sizes = np.cumprod(chunk_shape[:, ::-1], axis=1)
+        strides = np.ones_like(chunk_shape)
+        strides[:, :-1] = sizes[:, -2::-1]
+        size = sizes[:, -1] * itemsize
+        owner = np.repeat(np.arange(len(chunk_shape)), np.diff(bounds))
+        of_targets = strides[owner]
+        first = np.einsum("ij,ij->i", src_start, of_targets) * itemsize
+        end = first + (np.einsum("ij,ij->i", extent - 1, of_targets) + 1) * itemsize
+        low, high = _per_chunk(first, end, bounds)
+        axes, extents = _merged(extent, of_targets, dst_strides)
+        return cls(
+            size=size,
+            low=low,
+            high=high,
+            src_first=first,
+            extents=extents,
+            src_strides=np.ascontiguousarray(strides[:, axes] * itemsize),
+            strides=np.ascontiguousarray(dst_strides[axes]),
+        )
+
+
+def _per_chunk(first: IntArray, end: IntArray, bounds: IntArray) -> tuple[IntArray, IntArray]:
+    """Return the smallest `first` and the largest `end` of each chunk; 0 and 0 without targets."""
+    low, high = np.zeros((2, len(bounds) - 1), dtype=np.int64)
+    some = np.flatnonzero(np.diff(bounds))
+    if len(some):
+        low[some] = np.minimum.reduceat(first, bounds[some])
+        high[some] = np.maximum.reduceat(end, bounds[some])
+    return low, high
+
+
+def _merged(extent: IntArray, strides: IntArray, dst_strides: IntArray) -> tuple[list[int], IntArray]:
+    """Return which axes step where axes are merged, and the extents along these."""
+    axes = [extent.shape[1] - 1]
+    extents = [extent[:, -1]]
+    for axis in range(extent.shape[1] - 2, -1, -1):
+        if (extent[:, axis] == 1).all():
+            continue
+        inner, along = axes[0], extents[0]
+        follows: BoolArray = strides[:, axis] == along * strides[:, inner]
+        if (follows & (dst_strides[axis] == along * dst_strides[inner])).all():
+            extents[0] = along * extent[:, axis]
+        else:
+            axes.insert(0, axis)
+            extents.insert(0, extent[:, axis])
+    return axes, np.ascontiguousarray(np.stack(extents, axis=1))
+
 
 __all__ = [
     "KIND_BLOSC",
@@ -56,7 +152,7 @@ class ChunkTasks:
         dst_strides: int64[D], elements from one to the next along each axis of the output; 1 for the last axis.
         scale: float64[T] with `offset_`, or None: elements x become ``x * scale + offset_``.
         offset_: float64[T] or None.
-        status: int32[K], written: 0 where all went well, else a code of `rankwise.data.store.decode.status`.
+        status: int32[K], written: 0 where all went well, else a code of `rankwise.data.store.decode.tasks`.
         detail: int64[K], written: what goes with the status (errno, bytes that came, decoded bytes, ...).
         unfit: bool[T], written: True where a value does not fit the output's integer dtype. Only such targets of a
             chunk with the status `OUT_OF_RANGE` are spoiled; of all other failures, every target of the chunk.
@@ -172,3 +268,95 @@ def _check_table(name: str, table: NDArray | None, shape: tuple[int, ...], dtype
     if table is None or table.shape != shape or table.dtype != dtype or not table.flags.c_contiguous:
         got = "None" if table is None else f"{table.dtype}{list(table.shape)}"
         raise ValueError(f"table {name} wants {np.dtype(dtype)}{list(shape)}, C-contiguous; got {got}")
+
+
+__all__ = ["NUM_SLOTS", "SLOTS"]
+
+_NAMES = (
+    # addresses of tables
+    *TASK_FIELDS, *LAYOUT_FIELDS,
+    # set before each run
+    "first", "last", "axes", "dst_unit", "col_unit", "out", "plane", "fill_rows", "fill_step",
+    "read_buffer", "read_bytes", "decode_buffer", "context", "compressors", "stage", "stream",
+    # set before runs that spread sparse rows over dense ones
+    "spread", "weave", "columns", "column_bytes", "rows", "row_lengths", "tables", "places", "num_cols", "width",
+    "marks", "named",
+    # written and read by the loop, target by target
+    "its_places", "its_num_cols", "elements", "blank", "spare", "waiting", "parked", "parked_too",
+    # written and read by the loop, chunk by chunk
+    "source", "strided", "blosc_bytes",
+)  # fmt: skip
+
+# Byte offset of each slot, by name.
+SLOTS = {name: 8 * index for index, name in enumerate(_NAMES)}
+NUM_SLOTS = len(_NAMES)
+
+
+__all__ = [
+    "BAD_FRAME",
+    "CUT_SHORT",
+    "NOT_RUN",
+    "OK",
+    "OS_ERROR",
+    "OUT_OF_RANGE",
+    "TOO_LONG",
+    "UNKNOWN_COMPRESSOR",
+    "UNKNOWN_KIND",
+    "WRONG_LENGTH",
+    "WRONG_SIZE",
+    "describe",
+    "is_damage",
+]
+
+OK = 0
+CUT_SHORT = 1  # the file ends inside the chunk; detail: bytes that came
+OS_ERROR = 2  # detail: errno
+BAD_FRAME = 3  # the decoder refuses the bytes; detail: what it returned
+WRONG_SIZE = 4  # decodes to something else than a chunk; detail: bytes it decodes to, -1 if unknown
+WRONG_LENGTH = 5  # more or fewer encoded bytes than the frame (or the shape, of raw chunks) says; detail: what it says
+OUT_OF_RANGE = 6  # a value does not fit the output's integer dtype
+UNKNOWN_COMPRESSOR = 7  # inside a Blosc frame; detail: its number there
+TOO_LONG = 8  # more encoded bytes than any encoder makes of a chunk; detail: the most that were expected
+UNKNOWN_KIND = 9  # detail: the kind
+NOT_RUN = -1  # for callers that mark what no thread has reached yet
+
+_BLOSC_COMPRESSORS = ("blosclz", "lz4", "snappy", "zlib", "zstd")
+
+
+def is_damage(status: int) -> bool:
+    """Whether the content is to blame; False for trouble with the storage, which may pass, and for our own limits."""
+    return status in (CUT_SHORT, BAD_FRAME, WRONG_SIZE, WRONG_LENGTH, TOO_LONG)
+
+
+def describe(status: int, detail: int, *, length: int, chunk_bytes: int) -> str:
+    """Return what went wrong with a chunk, in words that follow its place.
+
+    Args:
+        status: code from ``ChunkTasks.status``.
+        detail: number from ``ChunkTasks.detail``.
+        length: encoded bytes that were to be read.
+        chunk_bytes: bytes that one decoded chunk has.
+    """
+    size = "another number of" if detail < 0 else f"{detail}"
+    return {
+        OK: "is well",
+        CUT_SHORT: f"is cut short: {detail} of {length} bytes could be read",
+        OS_ERROR: f"cannot be read: {_system_error(status, detail)} (errno {detail})",
+        BAD_FRAME: f"is damaged: its decoder refuses its {length} bytes (code {detail})",
+        WRONG_SIZE: f"is damaged: it decodes to {size} bytes, a chunk has {chunk_bytes}",
+        WRONG_LENGTH: f"is damaged: it has {length} bytes and should have {size}",
+        OUT_OF_RANGE: "holds values that do not fit the dtype that was asked for: choose a wider dtype",
+        UNKNOWN_COMPRESSOR: f"is compressed with {_compressor(detail)}, which this build of numcodecs does not know",
+        TOO_LONG: f"is damaged: it has {length} bytes, no encoder needs more than {detail} for a chunk",
+        UNKNOWN_KIND: f"is of the unknown kind {detail}",
+        NOT_RUN: "was not reached",
+    }.get(status, f"failed with the unknown status {status} (detail {detail})")
+
+
+def _system_error(status: int, detail: int) -> str:
+    """Words for a number of the system; other statuses have details that are too large for it."""
+    return os.strerror(max(detail, 0)) if status == OS_ERROR else ""
+
+
+def _compressor(number: int) -> str:
+    return _BLOSC_COMPRESSORS[number] if 0 <= number < len(_BLOSC_COMPRESSORS) else f"compressor {number} of Blosc"

@@ -10,9 +10,8 @@ import numpy as np
 
 from rankwise.data.contract import NDArray
 from rankwise.data.store.boxes.values import converted
-from rankwise.data.store.decode import status as codes
-from rankwise.data.store.decode.decoder import check_run
-from rankwise.data.store.decode.scratch import Scratch
+from rankwise.data.store.decode import tasks as codes
+from rankwise.data.store.decode.decoder import Scratch, check_run
 from rankwise.data.store.decode.tasks import KIND_BLOSC, KIND_FILL, KIND_LZ4, KIND_RAW, KIND_ZSTD, ChunkTasks, memory_at
 from rankwise.errors import DataError
 
@@ -129,7 +128,7 @@ def _codec(kind: int) -> Any:
 
 @functools.cache
 def _known_compressors() -> int:
-    from rankwise.data.store.decode.symbols import known_compressors
+    from rankwise.data.store.decode.compiler import known_compressors
 
     return known_compressors()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from rankwise.data.store.meta.catalogue import Catalogue, build_catalogue
-from rankwise.data.store.meta.groups import list_arrays
 from rankwise.data.store.meta.ngff import (
     Acquisition,
     Axis,
@@ -18,7 +17,7 @@ from rankwise.data.store.meta.ngff import (
     open_plate,
 )
 from rankwise.data.store.meta.reading import read_meta
-from rankwise.data.store.meta.tree import STORES, Nodes, StoredNodes
+from rankwise.data.store.meta.tree import STORES, Nodes, StoredNodes, list_arrays
 from rankwise.data.store.meta.values import ArrayMeta, ChunkCodec, KeyEncoding
 
 __all__ = [

@@ -1,12 +1,17 @@
-"""From the documents of one array to an `ArrayMeta` with its place."""
+"""From the documents of one array to an `ArrayMeta`, kept in memory for as long as its documents do not change."""
 
 from __future__ import annotations
 
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import replace
 
+from rankwise.data.store.meta.coding import UnreadableError
+from rankwise.data.store.meta.documents import Stamp, stamp_document
 from rankwise.data.store.meta.nodes import Node
 from rankwise.data.store.meta.parsing import parse_array
-from rankwise.data.store.meta.strict import UnreadableError
 from rankwise.data.store.meta.values import ArrayMeta
 from rankwise.errors import DataError
 
@@ -26,3 +31,69 @@ def array_of(node: Node) -> ArrayMeta:
         name = node.names[1 if node.zarr_format == 2 else 0]
         raise DataError(f"the array {node.place} cannot be read after its {name}: {error}") from error
     return replace(meta, place=node.place)
+
+
+__all__ = ["KeptMetas"]
+
+_FRESH_NS = 50_000_000  # file systems count time in ticks: a file may change twice within one and keep its stamp
+_REMOTE_NS = 60 * 10**9  # a URL has no stamp to look at for free, so what is kept of it expires
+
+
+_NAMES = ("zarr.json", ".zarray", ".zattrs")
+
+_Stamps = tuple[Stamp | None, ...]
+
+
+class KeptMetas:
+    """The last `capacity` arrays by place; thread-safe.
+
+    The documents of a local array are looked at each time (one call of stat in version 3, three in version 2), a
+    remote one is read again after a minute.
+
+    Args:
+        capacity: number of arrays to keep.
+        clock: time in ns.
+    """
+
+    def __init__(self, capacity: int = 4096, clock: Callable[[], int] = time.time_ns) -> None:
+        self._capacity = capacity
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[str, tuple[ArrayMeta, _Stamps, int]] = OrderedDict()
+
+    def get(self, place: str, read: Callable[[str], ArrayMeta]) -> ArrayMeta:
+        """Return the metadata of an array, from memory if they are still true.
+
+        Args:
+            place: absolute path or URL.
+            read: reads them.
+        """
+        with self._lock:
+            kept = self._kept.get(place)
+        if kept is not None and self._is_true(place, kept[1], kept[2]):
+            return kept[0]
+        began, before = self._clock(), _stamps(place)
+        meta = read(place)
+        if before == _stamps(place) and all(stamp is None or stamp[1] < began - _FRESH_NS for stamp in before):
+            self._keep(place, meta, before, began)
+        return meta
+
+    def _is_true(self, place: str, stamps: _Stamps, read_at: int) -> bool:
+        if "://" in place:
+            return self._clock() - read_at < _REMOTE_NS
+        return _stamps(place) == stamps
+
+    def _keep(self, place: str, meta: ArrayMeta, stamps: _Stamps, read_at: int) -> None:
+        with self._lock:
+            self._kept[place] = meta, stamps, read_at
+            self._kept.move_to_end(place)
+            if len(self._kept) > self._capacity:
+                self._kept.popitem(last=False)
+
+
+def _stamps(place: str) -> _Stamps:
+    """Stamps of the documents that decide; zarr.json alone where there is one."""
+    if "://" in place:
+        return ()
+    first = stamp_document(place, _NAMES[0])
+    return (first,) if first is not None else (None, *(stamp_document(place, name) for name in _NAMES[1:]))

@@ -1,19 +1,72 @@
-"""How chunks are cut, encoded and kept in files: `Coding`, from the codecs of a document.
-
-A fast kind is claimed only for a chain of codecs that is exactly one that our decoders know, down to the keys of
-every configuration. Everything else is `UnusualError`, whose message says which part it was.
-"""
+"""How chunks are cut, encoded and kept in files: `Coding`, dtypes and fill values, from documents."""
 
 from __future__ import annotations
 
+import re
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
+
 from rankwise.data.contract import DType
-from rankwise.data.store.meta.strict import UnusualError, is_int, named, positive_ints, subset
 from rankwise.data.store.meta.values import ChunkCodec
 from rankwise.data.store.shard import IndexLayout
+
+__all__ = ["UnreadableError", "UnusualError", "named", "positive_ints", "subset"]
+
+
+class UnusualError(Exception):
+    """A part of a document is not exactly what we know: zarr-python decides what it means. Never leaves this room.
+
+    The message is short, such as "gzip" or "big-endian": it becomes `ChunkCodec.why`.
+    """
+
+
+class UnreadableError(Exception):
+    """A document makes no sense to anybody; becomes a `DataError` that names the place. Never leaves this room."""
+
+
+def is_int(value: Any) -> bool:
+    """Whether a parsed JSON value is an integer (True and False are not)."""
+    return type(value) is int
+
+
+def positive_ints(value: Any, what: str, *, least: int = 1) -> tuple[int, ...]:
+    """Return a list of integers as a tuple; all of them at least `least`.
+
+    Raises:
+        UnusualError: it is anything else.
+    """
+    if type(value) is not list or not all(is_int(item) and item >= least for item in value):
+        raise UnusualError(f"{what} {value!r}")
+    return tuple(value)
+
+
+def named(value: Any, what: str) -> tuple[str, dict[str, Any]]:
+    """Return name and configuration of {"name": ..., "configuration": {...}}; a missing configuration is empty.
+
+    Raises:
+        UnusualError: it is anything else, or says more.
+    """
+    if type(value) is not dict or type(value.get("name")) is not str or not value.keys() <= {"name", "configuration"}:
+        raise UnusualError(f"{what} {value!r}")
+    config = value.get("configuration", {})
+    if type(config) is not dict:
+        raise UnusualError(f"{what} {value['name']} with the configuration {config!r}")
+    return value["name"], config
+
+
+def subset(config: dict[str, Any], allowed: set[str], what: str) -> None:
+    """Check that a configuration has no keys but the allowed ones.
+
+    Raises:
+        UnusualError: it has.
+    """
+    if not config.keys() <= allowed:
+        raise UnusualError(f"{what} with {', '.join(sorted(config.keys() - allowed))}")
+
 
 __all__ = ["Coding", "index_layout", "v2_coding", "v3_coding"]
 
@@ -221,3 +274,81 @@ def _ids(filters: Any) -> str:
     if type(filters) is not list:
         return repr(filters)
     return ", ".join(str(part.get("id")) if type(part) is dict else repr(part) for part in filters)
+
+
+__all__ = ["core_dtype", "fill_scalar", "is_core", "v2_dtype"]
+
+_CORE = {
+    dtype.name: dtype
+    for dtype in map(np.dtype, ("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16"))
+}
+_V2 = {dtype.newbyteorder(">").str: dtype for dtype in _CORE.values()} | {dtype.str: dtype for dtype in _CORE.values()}
+_SPECIAL = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
+_HEX = {4: ">e", 8: ">f", 16: ">d"}
+_HEX_DIGITS = re.compile(r"0x[0-9a-fA-F]+")
+
+
+def core_dtype(name: Any) -> DType:
+    """Return the dtype that a version 3 document names.
+
+    Raises:
+        UnusualError: it is not one of Zarr's core set.
+    """
+    if type(name) is not str or name not in _CORE:
+        raise UnusualError(f"dtype {name!r}")
+    return _CORE[name]
+
+
+def is_core(dtype: DType) -> bool:
+    """Whether a dtype is one of Zarr's core set."""
+    return dtype.name in _CORE and dtype.kind in "biufc"
+
+
+def v2_dtype(text: Any) -> tuple[DType, bool]:
+    """Return the dtype that a version 2 document names, in native byte order, and whether it is stored big-endian.
+
+    Raises:
+        UnusualError: it is no plain number, or written in a way that zarr-python itself does not write.
+    """
+    if type(text) is not str or text not in _V2:
+        raise UnusualError(f"dtype {text!r}")
+    return _V2[text], text[0] == ">"
+
+
+def fill_scalar(dtype: DType, value: Any, *, zarr_format: int) -> Any:
+    """Return a fill value as a value of `dtype`.
+
+    Version 2 knows null (zero) and version 3 hexadecimal floats ("0x7fc00000"). Both know "NaN", "Infinity" and
+    "-Infinity"; complex numbers are pairs.
+
+    Raises:
+        UnusualError: it is written in another way, or does not fit.
+    """
+    if value is None and zarr_format == 2:
+        return np.zeros((), dtype)[()]
+    if dtype.kind in "iu" and is_int(value):
+        info = np.iinfo(dtype)
+        if info.min <= value <= info.max:
+            return dtype.type(value)
+    elif dtype.kind == "b" and type(value) is bool:
+        return np.bool_(value)
+    elif dtype.kind == "f":
+        return _rounded(dtype, _real(value, zarr_format))
+    elif dtype.kind == "c" and type(value) is list and len(value) == 2:
+        return _rounded(dtype, complex(_real(value[0], zarr_format), _real(value[1], zarr_format)))
+    raise UnusualError(f"fill value {value!r}")
+
+
+def _rounded(dtype: DType, value: complex) -> Any:
+    with np.errstate(over="ignore"):  # 1e300 as float32 is infinity, as it is when written
+        return dtype.type(value)
+
+
+def _real(value: Any, zarr_format: int) -> float:
+    if type(value) is float or (is_int(value) and abs(value) < 2**53):
+        return float(value)
+    if type(value) is str and value in _SPECIAL:
+        return _SPECIAL[value]
+    if type(value) is str and zarr_format == 3 and _HEX_DIGITS.fullmatch(value) and len(value) - 2 in _HEX:
+        return float(struct.unpack(_HEX[len(value) - 2], bytes.fromhex(value[2:]))[0])
+    raise UnusualError(f"fill value {value!r}")

@@ -1,15 +1,60 @@
-"""From a path to an `ArrayMeta`."""
+"""From a path to an `ArrayMeta`; what a group holds, in a few words, for messages."""
 
 from __future__ import annotations
 
 import os
 from functools import partial
 
-from rankwise.data.store.meta.descriptions import describe_group
 from rankwise.data.store.meta.documents import resolve_place
+from rankwise.data.store.meta.ngff.attributes import ome_attributes
+from rankwise.data.store.meta.nodes import Node
 from rankwise.data.store.meta.tree import STORES, Nodes
 from rankwise.data.store.meta.values import ArrayMeta
 from rankwise.errors import DataError
+
+__all__ = ["describe_group"]
+
+_MOST = 8
+
+
+def describe_group(group: Node, nodes: Nodes) -> str:
+    """Return what to say after "it": "is an OME-Zarr image with the levels ...", "holds the arrays ..."."""
+    try:
+        ome = ome_attributes(group)
+        if "plate" in ome:
+            return "is an OME-Zarr plate; its images are found with open_plate or iter_images"
+        if "multiscales" in ome:
+            levels = _listed(ome["multiscales"][0]["datasets"])
+            return f"is an OME-Zarr image with the levels {levels}: read one of them, or use open_image"
+        return f"holds {_inside(group, nodes)}"
+    except (DataError, KeyError, IndexError, TypeError):
+        return "holds what cannot be listed"
+
+
+def _inside(group: Node, nodes: Nodes) -> str:
+    kinds: dict[str, list[str]] = {"arrays": [], "images": [], "groups": []}
+    for name, known in nodes.inside(group.place, group).items():
+        node = known or nodes.node(f"{group.place}/{name}")
+        if node is not None:
+            kinds[_kind(node)].append(name)
+        if sum(map(len, kinds.values())) > _MOST:
+            break
+    return "; ".join(f"the {kind} {_names(names)}" for kind, names in kinds.items() if names) or "nothing"
+
+
+def _kind(node: Node) -> str:
+    if node.kind == "array":
+        return "arrays"
+    return "images" if "multiscales" in ome_attributes(node) else "groups"
+
+
+def _names(names: list[str]) -> str:
+    return ", ".join(map(repr, names[:_MOST])) + (", ..." if len(names) > _MOST else "")
+
+
+def _listed(datasets: list[dict[str, str]]) -> str:
+    return _names([dataset["path"] for dataset in datasets])
+
 
 __all__ = ["read_meta"]
 

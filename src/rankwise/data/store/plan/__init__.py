@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from rankwise.data.store.plan.lacking import name_lacking
-from rankwise.data.store.plan.planning import make_plan
-from rankwise.data.store.plan.tables import BoxPlan, ChunkTable, OddBox, TargetTable
+from rankwise.data.store.plan.lookup import BoxPlan, ChunkTable, OddBox, TargetTable
+from rankwise.data.store.plan.planning import make_plan, name_lacking
 
 __all__ = ["BoxPlan", "ChunkTable", "OddBox", "TargetTable", "make_plan", "name_lacking"]

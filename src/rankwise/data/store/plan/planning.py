@@ -12,11 +12,9 @@ from rankwise.data.contract import IntArray, NDArray
 from rankwise.data.store.boxes import BoxError, BoxRequest
 from rankwise.data.store.files import FileBook
 from rankwise.data.store.meta import ArrayMeta
-from rankwise.data.store.plan.expansion import Pieces, expand
-from rankwise.data.store.plan.grids import any_axis, different, grid_of, ravel
-from rankwise.data.store.plan.lookup import Located, locate
+from rankwise.data.store.plan.grids import Pieces, any_axis, different, expand, grid_of, ravel
+from rankwise.data.store.plan.lookup import BoxPlan, ChunkTable, Located, OddBox, TargetTable, locate
 from rankwise.data.store.plan.rows import RowCut, cut_rows
-from rankwise.data.store.plan.tables import BoxPlan, ChunkTable, OddBox, TargetTable
 from rankwise.data.store.shard import MISSING
 
 __all__ = ["make_plan"]
@@ -212,3 +210,24 @@ def _inside(axis: IntArray, size: int, pad: str | None) -> IntArray:
     period = 2 * (size - 1)
     folded = np.mod(axis, period)
     return np.where(folded < size, folded, period - folded)
+
+
+__all__ = ["name_lacking"]
+
+_MOST_NAMED = 3
+
+
+def name_lacking(plan: BoxPlan, box: int) -> str:
+    """Return such as ``chunks (3,), (4,) of the array PLACE are not in the store``, as far as planning knew.
+
+    Args:
+        plan: the plan.
+        box: a box with a chunk that is not in the store.
+    """
+    owner = np.repeat(np.arange(len(plan.chunks)), np.diff(plan.targets.bounds))
+    lacking = owner[(plan.targets.box == box) & (plan.chunks.offset[owner] == -1)]
+    names = ", ".join(str(tuple(coords)) for coords in plan.chunks.coords[lacking[:_MOST_NAMED]].tolist())
+    what = f"chunk{'s' if len(lacking) > 1 else ''} {names}" if len(lacking) else "a chunk"
+    more = f" and {len(lacking) - _MOST_NAMED} more" if len(lacking) > _MOST_NAMED else ""
+    place = plan.request.arrays[int(plan.request.which[box])].place
+    return f"{what}{more} of the array {place} {'are' if len(lacking) > 1 else 'is'} not in the store"

@@ -15,7 +15,7 @@ import numpy as np
 from rankwise.data.contract import IntArray
 from rankwise.data.store.boxes import BoxRequest
 from rankwise.data.store.forks import forks_wait
-from rankwise.data.store.plan.tables import TargetTable
+from rankwise.data.store.plan.lookup import TargetTable
 
 __all__ = ["RowCut", "cut_rows"]
 
@@ -129,7 +129,7 @@ def _loops() -> tuple[Callable[[int], int], Callable[[int], int]] | None:
 
 
 def _loaded_loops() -> tuple[Callable[[int], int], Callable[[int], int]]:
-    from rankwise.data.store.decode.compiling import compiled_address
+    from rankwise.data.store.decode.compiler import compiled_address
     from rankwise.data.store.decode.machine import types
     from rankwise.data.store.plan import row_loops
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from rankwise.data.store.reading.admission import Admission
-from rankwise.data.store.reading.announcing import say_loss, say_losses, say_slow_arrays
 from rankwise.data.store.reading.executing import Executor
-from rankwise.data.store.reading.serials import Serials, chunk_keys
+from rankwise.data.store.reading.failures import say_loss, say_losses, say_slow_arrays
+from rankwise.data.store.reading.slabs import Serials, chunk_keys
 from rankwise.data.store.reading.slow import SlowArrays
-from rankwise.data.store.reading.stats import ReaderStats
 from rankwise.data.store.reading.threads import WorkCrew, reading_threads
-from rankwise.data.store.reading.tools import ScratchPool, Tools
+from rankwise.data.store.reading.tools import ReaderStats, ScratchPool, Tools
 
 __all__ = [
     "Admission",

@@ -6,6 +6,7 @@ import functools
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -13,15 +14,58 @@ from rankwise.data.contract import BoolArray, DType, IntArray, NDArray
 from rankwise.data.store.boxes import BoxError, BoxReport, Spread, converted
 from rankwise.data.store.meta import ArrayMeta
 from rankwise.data.store.plan import BoxPlan, OddBox
-from rankwise.data.store.reading.beside import Beside
 from rankwise.data.store.reading.failures import ChunkFailure, box_errors, changed_chunks, unwritten
 from rankwise.data.store.reading.fast import FastChunks, States
+from rankwise.data.store.reading.slabs import settled
 from rankwise.data.store.reading.slow_chunks import SlowChunks
-from rankwise.data.store.reading.spreads import settled
-from rankwise.data.store.reading.stats import ReaderStats
 from rankwise.data.store.reading.threads import WorkCrew
-from rankwise.data.store.reading.tools import Tools
+from rankwise.data.store.reading.tools import ReaderStats, Tools
 from rankwise.errors import DataError
+
+__all__ = ["Beside"]
+
+
+class Beside:
+    """Spreads elements over dense rows, chunks of elements and of their columns in turn.
+
+    Args:
+        elements: chunks of elements, to be spread.
+        columns: as many chunks of columns, each with the targets of the one of elements in its place.
+        num_threads: threads that will do them.
+    """
+
+    def __init__(self, elements: FastChunks, columns: FastChunks, num_threads: int) -> None:
+        self._elements, self._columns = elements, columns
+        self._slabs = elements.slabs(num_threads)
+        self._is_near = elements.is_near and columns.is_near
+
+    def join(self, cut: IntArray) -> IntArray:
+        """Return which rows of two pieces come out whole nevertheless, int64[n]; the others must be zero before.
+
+        Args:
+            cut: int64[n], targets that are one of two pieces of a row.
+        """
+        return self._elements.join(cut, self._slabs) if self._is_near else cut[:0]
+
+    def tasks(self) -> Iterator[Callable[[], None]]:
+        """Yield pieces of work, in the order in which they should start."""
+        for first, last in self._slabs:
+            tasks = self._columns.task(first, last), self._elements.task(first, last)
+            if self._is_near:
+                yield partial(self._beside, first, last, tasks)
+            else:
+                yield partial(_in_turn, tasks)
+
+    def _beside(self, first: int, last: int, tasks: tuple[Callable[[], None], ...]) -> None:
+        if not self._elements.spread_beside(self._columns, first, last):
+            self._elements.part(first, last)
+            _in_turn(tasks)
+
+
+def _in_turn(tasks: tuple[Callable[[], None], ...]) -> None:
+    for task in tasks:
+        task()
+
 
 __all__ = ["Executor"]
 

@@ -15,14 +15,19 @@ import numpy.typing as npt
 from rankwise.data.contract import DType, IntArray, NDArray
 from rankwise.data.store.boxes import Spread
 from rankwise.data.store.decode.dense_rows import DenseRows
-from rankwise.data.store.decode.status import BAD_FRAME, OK, OS_ERROR, OUT_OF_RANGE, describe, is_damage
 from rankwise.data.store.decode.tasks import (
+    BAD_FRAME,
     KIND_BLOSC,
     KIND_FILL,
     KIND_LZ4,
     KIND_RAW,
     KIND_ZSTD,
+    OK,
+    OS_ERROR,
+    OUT_OF_RANGE,
     ChunkTasks,
+    describe,
+    is_damage,
 )
 from rankwise.data.store.files import PAUSES_S, OpenFile, is_passing
 from rankwise.data.store.meta import ArrayMeta
@@ -31,8 +36,7 @@ from rankwise.data.store.reading.failures import ChunkFailure
 from rankwise.data.store.reading.inputs import NO_FILE, Fetched, LocalFiles, start_fetch
 from rankwise.data.store.reading.keeping import Keeping
 from rankwise.data.store.reading.slabs import cut_slabs
-from rankwise.data.store.reading.stats import ReaderStats
-from rankwise.data.store.reading.tools import Tools
+from rankwise.data.store.reading.tools import ReaderStats, Tools
 
 __all__ = ["FastChunks"]
 

@@ -10,8 +10,8 @@ import numpy as np
 from rankwise.data.contract import BoolArray, IntArray, NDArray
 from rankwise.data.store.decode.tasks import address_of
 from rankwise.data.store.plan import BoxPlan
-from rankwise.data.store.reading.serials import chunk_keys
-from rankwise.data.store.reading.spent import used_up
+from rankwise.data.store.reading.admission import used_up
+from rankwise.data.store.reading.slabs import chunk_keys
 from rankwise.data.store.reading.tools import Tools
 
 __all__ = ["Keeping"]

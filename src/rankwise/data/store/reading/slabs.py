@@ -1,10 +1,19 @@
-"""How the chunks of a plan are dealt out: a few neighbours at a time, from one file after the other."""
+"""How the chunks of a plan are dealt out to threads, a few neighbours at a time, and numbers for arrays."""
 
 from __future__ import annotations
 
+import itertools
+import threading
+from collections import OrderedDict
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 
 from rankwise.data.contract import IntArray
+from rankwise.data.store.boxes import TWICE, Spread
+from rankwise.data.store.meta import ArrayMeta
+from rankwise.data.store.plan import BoxPlan
 
 __all__ = ["cut_slabs"]
 
@@ -44,3 +53,85 @@ def cut_slabs(
         slabs += [(turn, first, min(first + most, edge)) for turn, first in enumerate(range(begin, edge, most))]
         begin = edge
     return [(first, last) for _, first, last in sorted(slabs)]
+
+
+__all__ = ["Serials", "chunk_keys"]
+
+_MOST_OBJECTS = 2**14  # each holds a document
+_MOST_PLACES = 2**17
+_numbers = itertools.count()  # no number comes twice, so that what was kept under an old one is never taken for new
+
+
+def chunk_keys(serial: int, numbers: IntArray) -> list[int]:
+    """Return keys of chunks of an array: numbers, as the collector of garbage walks over tuples again and again.
+
+    Args:
+        serial: number of the array.
+        numbers: int64[n], number of each chunk in it.
+    """
+    base = serial << 64
+    return [base | number for number in numbers.tolist()]
+
+
+class Serials:
+    """Remembers the numbers of the arrays that were used last; thread-safe."""
+
+    def __init__(self, most_objects: int = _MOST_OBJECTS, most_places: int = _MOST_PLACES) -> None:
+        self._limits = most_objects, most_places
+        self._lock = threading.Lock()
+        self._by_object: OrderedDict[int, tuple[ArrayMeta, int]] = OrderedDict()
+        self._by_value: OrderedDict[tuple[str, str], int] = OrderedDict()
+
+    def of(self, array: ArrayMeta) -> int:
+        """Return the number of an array; equal for equal places and metadata while it is remembered."""
+        with self._lock:
+            known = self._by_object.get(id(array))
+            if known is None:
+                value = (array.place, array.fingerprint)
+                serial = self._by_value.pop(value, None)
+                self._by_value[value] = next(_numbers) if serial is None else serial
+                known = self._by_object[id(array)] = array, self._by_value[value]  # held, so that its id stays its own
+                _cut(self._by_value, self._limits[1])
+                _cut(self._by_object, self._limits[0])
+            else:
+                self._by_object.move_to_end(id(array))
+            return known[1]
+
+    def forget(self) -> None:
+        """Give every array a new number from now on."""
+        with self._lock:
+            self._by_object.clear()
+            self._by_value.clear()
+
+
+def _cut(known: OrderedDict[Any, Any], most: int) -> None:
+    while len(known) > most:
+        known.popitem(last=False)
+
+
+__all__ = ["settled"]
+
+
+def settled(states: npt.NDArray[np.uint8], plan: BoxPlan, cut: IntArray, spread: Spread) -> npt.NDArray[np.uint8]:
+    """Return `OUTSIDE` and `TWICE` of each row, once those are looked at where a column may have come twice.
+
+    Those are rows whose columns do not rise and of which a decoder saw pieces, or met a column twice.
+
+    Args:
+        states: uint8[B], of the decoder.
+        plan: of the elements.
+        cut: int64[n], targets of rows that came in several pieces.
+        spread: their columns.
+    """
+    runs, targets = plan.request.runs, plan.targets
+    assert runs is not None
+    cut = cut[targets.dst_start[cut] != runs.places[targets.box[cut]]]
+    at = targets.dst_start[cut]
+    falls = spread.columns[at] <= spread.columns[at - 1]  # from one piece to the next, which no decoder sees
+    states[targets.box[cut[falls]]] |= TWICE
+    for row in np.flatnonzero(states & TWICE).tolist():
+        begin, length = int(runs.places[row]), int(runs.lengths[row])
+        columns = spread.columns[begin : begin + length]
+        if len(np.unique(columns)) == length:
+            states[row] &= ~TWICE & 0xFF
+    return states

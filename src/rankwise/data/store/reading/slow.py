@@ -12,9 +12,9 @@ import numpy as np
 
 from rankwise.data.contract import NDArray
 from rankwise.data.store.adopting import AdoptedArrays
-from rankwise.data.store.codec_pipeline import plain_codecs
 from rankwise.data.store.meta import ArrayMeta
 from rankwise.data.store.remote import RemoteFiles
+from rankwise.data.store.zarr_python import plain_codecs
 from rankwise.errors import DataError
 
 __all__ = ["SlowArrays"]

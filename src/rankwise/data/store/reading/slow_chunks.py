@@ -14,9 +14,8 @@ from rankwise.data.store.boxes import converted
 from rankwise.data.store.files import PAUSES_S, is_passing, local_identity
 from rankwise.data.store.plan import BoxPlan
 from rankwise.data.store.reading.failures import REPLACED, ChunkFailure
-from rankwise.data.store.reading.serials import chunk_keys
-from rankwise.data.store.reading.stats import ReaderStats
-from rankwise.data.store.reading.tools import Tools
+from rankwise.data.store.reading.slabs import chunk_keys
+from rankwise.data.store.reading.tools import ReaderStats, Tools
 from rankwise.errors import DataError
 
 __all__ = ["SlowChunks"]

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from rankwise.data.store.remote.asking import Part
 from rankwise.data.store.remote.files import RemoteFiles
-from rankwise.data.store.remote.listing import Listing
-from rankwise.data.store.remote.options import RemoteOptions
-from rankwise.data.store.remote.pending import PendingReads
+from rankwise.data.store.remote.options import RemoteOptions, RemoteStats, locate, understands_url
+from rankwise.data.store.remote.parts import Listing
 from rankwise.data.store.remote.ranges import RemoteRange
-from rankwise.data.store.remote.stats import RemoteStats
+from rankwise.data.store.remote.requests import ObjectChangedError, Part, TransferError
 from rankwise.data.store.remote.stores import memory_store
-from rankwise.data.store.remote.trouble import ObjectChangedError, TransferError
-from rankwise.data.store.remote.urls import locate, understands_url
+from rankwise.data.store.remote.workers import PendingReads
 
 __all__ = [
     "Listing",

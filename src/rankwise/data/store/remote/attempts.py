@@ -8,13 +8,19 @@ import time
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
-from rankwise.data.store.counting import Tally
-from rankwise.data.store.remote.asking import Ask, Part, send
-from rankwise.data.store.remote.options import RemoteOptions
-from rankwise.data.store.remote.stats import RemoteStats
+from rankwise.data.store.remote.options import Location, RemoteOptions, RemoteStats, locate
+from rankwise.data.store.remote.requests import (
+    Ask,
+    ObjectChangedError,
+    Part,
+    TransferError,
+    Trouble,
+    TruncatedError,
+    judge,
+    send,
+)
 from rankwise.data.store.remote.stores import open_store
-from rankwise.data.store.remote.trouble import ObjectChangedError, TransferError, Trouble, TruncatedError, judge
-from rankwise.data.store.remote.urls import Location, locate
+from rankwise.data.store.stats import Tally
 
 __all__ = ["BeyondError", "NoRangesError", "Requests"]
 

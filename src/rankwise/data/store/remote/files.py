@@ -8,18 +8,14 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar
 
-from rankwise.data.store.counting import Tally
-from rankwise.data.store.remote.asking import Part
 from rankwise.data.store.remote.attempts import Requests
-from rankwise.data.store.remote.listing import Listing, list_below
-from rankwise.data.store.remote.options import RemoteOptions
-from rankwise.data.store.remote.parts import read_head, read_run, read_size, read_tail, read_whole
-from rankwise.data.store.remote.pending import PendingReads
+from rankwise.data.store.remote.options import RemoteOptions, RemoteStats, locate
+from rankwise.data.store.remote.parts import Listing, list_below, read_head, read_run, read_size, read_tail, read_whole
 from rankwise.data.store.remote.ranges import RemoteRange, join_ranges, take_turns
-from rankwise.data.store.remote.stats import RemoteStats
+from rankwise.data.store.remote.requests import Part
 from rankwise.data.store.remote.stores import load_obstore
-from rankwise.data.store.remote.urls import locate
-from rankwise.data.store.remote.workers import Workers
+from rankwise.data.store.remote.workers import PendingReads, Workers
+from rankwise.data.store.stats import Tally
 from rankwise.errors import DataError
 
 if TYPE_CHECKING:

@@ -1,11 +1,13 @@
-"""`RemoteOptions`: how to talk to object stores."""
+"""How to talk to object stores: options, URLs, and what was asked of them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
+from urllib.parse import unquote
 
+from rankwise.data.store.stats import added
 from rankwise.errors import ConfigError
 
 __all__ = ["RemoteOptions"]
@@ -64,3 +66,114 @@ class RemoteOptions:
             raise ConfigError(f"RemoteOptions.{name} wants a number >= {at_least}; got {value!r}")
         if isinstance(at_least, int) and not name.endswith("_s") and not isinstance(value, int):
             raise ConfigError(f"RemoteOptions.{name} wants a whole number; got {value!r}")
+
+
+__all__ = ["RemoteStats"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteStats:
+    """What a reader has asked of object stores since it was opened.
+
+    Attributes:
+        requests: requests sent, each attempt counted.
+        retries: attempts after a first one.
+        failures: requests that were given up (an object that is not there is an answer, not a failure).
+        wanted_bytes: bytes that were asked for and delivered.
+        fetched_bytes: bytes that came over the network for them; more than `wanted_bytes` by the gaps between ranges.
+        request_s: seconds spent in requests, summed over those that ran at the same time.
+        backoff_s: seconds spent waiting before retries, summed likewise.
+    """
+
+    requests: int = 0
+    retries: int = 0
+    failures: int = 0
+    wanted_bytes: int = 0
+    fetched_bytes: int = 0
+    request_s: float = 0.0
+    backoff_s: float = 0.0
+
+    def __add__(self, other: RemoteStats) -> RemoteStats:
+        return added(self, other)
+
+
+__all__ = ["Location", "locate", "understands_url"]
+
+_SCHEMES = {
+    "s3": "s3",
+    "s3a": "s3",
+    "gs": "gs",
+    "gcs": "gs",
+    "az": "az",
+    "azure": "az",
+    "adl": "az",
+    "abfs": "az",
+    "abfss": "az",
+    "http": "http",
+    "https": "http",
+    "file": "file",
+    "memory": "memory",
+}
+
+
+class Location(NamedTuple):
+    """Where an object lies.
+
+    Attributes:
+        kind: "s3", "gs", "az", "http", "file" or "memory".
+        root: URL of the store: scheme and bucket, container or host.
+        path: path inside the store, not percent-encoded; "" is the store itself.
+    """
+
+    kind: str
+    root: str
+    path: str
+
+
+def locate(url: str) -> Location:
+    """Split a URL into its store and the path inside.
+
+    Paths of s3, gs, az, file and memory URLs are taken as they stand; those of http(s) are percent-encoded, as in a
+    browser. Slashes at the end mean nothing.
+
+    Raises:
+        ConfigError: the scheme is unknown, the bucket or host is missing, or the URL holds a query, a fragment, a
+            password, or a path with "", "." or ".." in it.
+    """
+    scheme, _, rest = url.partition("://")
+    kind = _SCHEMES.get(scheme.lower())
+    if kind is None:
+        raise ConfigError(f"{url!r} is no URL of a store; wanted one that begins with {', '.join(_SCHEMES)} and ://")
+    bucket, _, path = rest.partition("/")
+    if not bucket and kind not in ("file", "memory"):
+        raise ConfigError(f"{url!r} names no bucket, container or host: wanted {scheme}://NAME/path")
+    if kind == "http":
+        _check_http(scheme, bucket, path)
+        path = unquote(path)
+    path = path.rstrip("/")
+    if any(part in ("", ".", "..") for part in path.split("/")) and path:
+        raise ConfigError(
+            f"{url!r} has an empty part, or a part . or .. in its path, which object stores do not resolve"
+        )
+    return Location(kind, f"{scheme.lower()}://{bucket}", path)
+
+
+def understands_url(url: str) -> bool:
+    """Whether the scheme of a URL is one that `locate` knows."""
+    scheme, found, _ = url.partition("://")
+    return bool(found) and scheme.lower() in _SCHEMES
+
+
+def _check_http(scheme: str, host: str, path: str) -> None:
+    # such a URL may hold a secret: the message does not repeat it
+    where = f"{scheme}://{host.rpartition('@')[2]}/..."
+    if "@" in host:
+        raise ConfigError(
+            f"the URL {where} holds a user name or password: "
+            'give them as store={"default_headers": {"authorization": ...}}'
+        )
+    if "?" in path or "#" in path:
+        raise ConfigError(
+            f"the URL {where} has a query or a fragment, to which names of chunks cannot be appended: "
+            "give the token in the options of the store (for buckets use s3://, gs:// or az://)"
+        )

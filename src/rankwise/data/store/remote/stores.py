@@ -10,8 +10,7 @@ from datetime import timedelta
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from rankwise.data.store.remote.options import RemoteOptions
-from rankwise.data.store.remote.urls import Location, locate
+from rankwise.data.store.remote.options import Location, RemoteOptions, locate
 from rankwise.errors import ConfigError, MissingExtraError, WorldError
 
 if TYPE_CHECKING:

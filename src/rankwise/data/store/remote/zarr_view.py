@@ -12,9 +12,8 @@ from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, Sto
 from zarr.core.buffer import Buffer, BufferPrototype, default_buffer_prototype
 
 from rankwise.data.store.remote.attempts import Requests
-from rankwise.data.store.remote.listing import list_below
-from rankwise.data.store.remote.parts import read_part, read_size, read_tail, read_whole
-from rankwise.data.store.remote.urls import locate
+from rankwise.data.store.remote.options import locate
+from rankwise.data.store.remote.parts import list_below, read_part, read_size, read_tail, read_whole
 from rankwise.data.store.remote.workers import Workers
 
 __all__ = ["ZarrView"]

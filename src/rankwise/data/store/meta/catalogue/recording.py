@@ -1,15 +1,16 @@
-"""Look nodes up in their stores and remember what was found."""
+"""Look nodes up in their stores, remember what was found, and check whether it is still true."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from rankwise.data.store.meta.arrays import array_of
-from rankwise.data.store.meta.catalogue.table import Recorded
+from rankwise.data.store.meta.catalogue.table import Recorded, Table
 from rankwise.data.store.meta.documents import stamp_document
-from rankwise.data.store.meta.nodes import Node
+from rankwise.data.store.meta.nodes import Node, read_node
 from rankwise.data.store.meta.tree import Nodes
 from rankwise.data.store.meta.values import ArrayMeta
 from rankwise.errors import DataError
@@ -89,3 +90,42 @@ def stamps_of(place: str, kind: str, zarr_format: int) -> tuple[int, int, int, i
 
 def _text(value: Mapping[str, Any] | None) -> str:
     return json.dumps(value, separators=(",", ":"))
+
+
+__all__ = ["check_stores"]
+
+_BATCH = 256  # places for one task of a thread
+
+
+def check_stores(table: Table, node_at: Callable[[str], Node | None], *, workers: int) -> None:
+    """Compare every document with what a catalogue holds; see `Catalogue.check`.
+
+    Args:
+        table: the catalogue.
+        node_at: what the catalogue says is at a place.
+        workers: threads.
+
+    Raises:
+        DataError: some have changed or are gone.
+    """
+
+    def changed(rows: range) -> list[str]:
+        return [table.places[row] for row in rows if _has_changed(table, row, node_at)]
+
+    batches = [range(first, min(first + _BATCH, len(table.places))) for first in range(0, len(table.places), _BATCH)]
+    with ThreadPoolExecutor(max_workers=max(1, workers)) as pool:
+        found = [place for batch in pool.map(changed, batches) for place in batch]
+    if found:
+        others = f" and {len(found) - 1} others" if len(found) > 1 else ""
+        raise DataError(
+            f"the metadata of {found[0]}{others} changed after the catalogue was made, or are gone: "
+            "make it again with rankwise data index"
+        )
+
+
+def _has_changed(table: Table, row: int, node_at: Callable[[str], Node | None]) -> bool:
+    place, kind = table.places[row], table.kinds[row]
+    if "://" not in place:
+        return stamps_of(place, kind[:-1], int(kind[-1])) != tuple(table.stamps[row].tolist())
+    now, then = read_node(place), node_at(place)
+    return now is None or then is None or record_of(now) != record_of(then)

@@ -1,4 +1,4 @@
-"""Where a group keeps its OME-Zarr metadata, and careful ways to take values out of them."""
+"""Where a group keeps its OME-Zarr metadata: axes, scales and translations as versions have named them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from rankwise.data.store.meta.ngff.values import Axis
 from rankwise.data.store.meta.nodes import Node
+from rankwise.data.store.meta.values import ArrayMeta
 from rankwise.errors import DataError
 
 __all__ = ["ome_attributes", "take", "take_list", "take_numbers"]
@@ -71,3 +73,90 @@ def take_numbers(values: Any, key: str, place: str, num_axes: int) -> tuple[floa
     if len(numbers) != len(found) or len(found) != num_axes:
         raise DataError(f"{key!r} of {place} is {found!r:.80}, wanted {num_axes} numbers, one for each axis")
     return tuple(map(float, numbers))
+
+
+__all__ = ["plain_axes", "read_axes"]
+
+_TYPES = {"t": "time", "c": "channel", "z": "space", "y": "space", "x": "space"}
+_OLDEST = "tczyx"  # versions 0.1 and 0.2 do not say it
+
+
+def read_axes(multiscale: Any, place: str) -> tuple[Axis, ...]:
+    """Return the axes that the metadata of a multiscale image name.
+
+    Raises:
+        DataError: they are damaged, or two have the same name.
+    """
+    found = take_list(multiscale, "axes", place, default=list(_OLDEST))
+    axes = tuple(_axis(one, f"an axis of {place}") for one in found)
+    names = [axis.name for axis in axes]
+    if not names or len(set(names)) != len(names):
+        raise DataError(f"{place} has the axes {names}, wanted one name for each")
+    return axes
+
+
+def plain_axes(array: ArrayMeta) -> tuple[Axis, ...]:
+    """Return axes for a plain array: its dimension names, or its places counted from the end, "-1" for the last."""
+    names = [name or str(place - array.ndim) for place, name in enumerate(array.dimension_names)]
+    return tuple(Axis(name=name, type=_TYPES.get(name)) for name in names)
+
+
+def _axis(found: Any, place: str) -> Axis:
+    if isinstance(found, str):  # version 0.3
+        return Axis(name=found, type=_TYPES.get(found))
+    name = take(found, "name", str, place)
+    kind = take(found, "type", (str, type(None)), place, default=None)
+    unit = take(found, "unit", (str, type(None)), place, default=None)
+    return Axis(name=name, type=kind, unit=unit)
+
+
+__all__ = ["compose"]
+
+Placing = tuple[tuple[float, ...], tuple[float, ...]]
+
+
+def compose(*lists: Any, num_axes: int, place: str) -> Placing:
+    """Return scale and translation of lists of transformations that are applied one after the other.
+
+    ``x * scale + translation`` of the whole is what the lists do to an index x, the first list first.
+
+    Args:
+        lists: each a list of {"type": "scale" | "translation" | "identity", ...}, in the order of application.
+        num_axes: number of axes of the image.
+        place: where they stand, for messages.
+
+    Raises:
+        DataError: a transformation is damaged, or of a kind that is no scale and no translation.
+    """
+    scale, translation = (1.0,) * num_axes, (0.0,) * num_axes
+    for transforms in lists:
+        if not isinstance(transforms, list):
+            raise DataError(f"{place} has the coordinateTransformations {transforms!r:.80}, wanted a list")
+        for transform in transforms:
+            scale, translation = _apply(transform, scale, translation, place)
+    return scale, translation
+
+
+def _apply(transform: Any, scale: tuple[float, ...], translation: tuple[float, ...], place: str) -> Placing:
+    where = f"a transformation of {place}"
+    kind = take(transform, "type", str, where)
+    if kind == "identity":
+        return scale, translation
+    if kind not in {"scale", "translation"}:
+        raise DataError(
+            f"{where} has the type {kind!r}; images here are placed by 'scale' and 'translation' alone, as "
+            "OME-Zarr 0.4 and 0.5 do"
+        )
+    if kind not in transform and "path" in transform:
+        raise DataError(
+            f"{where} keeps its numbers in {transform['path']!r}, apart from the metadata; write them there"
+        )
+    numbers = take_numbers(transform, kind, where, len(scale))
+    if kind == "translation":
+        return scale, tuple(old + new for old, new in zip(translation, numbers, strict=True))
+    if not all(number > 0 for number in numbers):
+        raise DataError(f"{where} has the scale {list(numbers)}, wanted numbers above 0")
+    return (
+        tuple(old * new for old, new in zip(scale, numbers, strict=True)),
+        tuple(old * new for old, new in zip(translation, numbers, strict=True)),
+    )

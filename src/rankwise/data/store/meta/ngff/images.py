@@ -1,4 +1,4 @@
-"""Open an image: its axes, levels and channels."""
+"""Open an image: its axes, levels, channels and label images."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rankwise.data.store.meta.documents import resolve_place
-from rankwise.data.store.meta.ngff.attributes import ome_attributes, take, take_list
-from rankwise.data.store.meta.ngff.axes import plain_axes, read_axes
-from rankwise.data.store.meta.ngff.transforms import compose
+from rankwise.data.store.meta.ngff.attributes import compose, ome_attributes, plain_axes, read_axes, take, take_list
 from rankwise.data.store.meta.ngff.values import Axis, Image, ImageLevel
 from rankwise.data.store.meta.nodes import Node
 from rankwise.data.store.meta.tree import STORES, Nodes
@@ -42,7 +40,7 @@ def image_of(node: Node, nodes: Nodes, *, multiscale: int = 0) -> Image:
         return _plain_image(node, nodes)
     ome = ome_attributes(node)
     if "multiscales" not in ome:
-        from rankwise.data.store.meta.descriptions import describe_group
+        from rankwise.data.store.meta.reading import describe_group
 
         raise DataError(
             f"the group {node.place} is no OME-Zarr image (no 'multiscales'); it {describe_group(node, nodes)}"
@@ -140,3 +138,34 @@ def _channels(ome: Mapping[str, Any], place: str) -> tuple[str, ...]:
     omero = take(ome, "omero", (dict, type(None)), place, default=None)
     found = take_list(omero, "channels", where, default=[]) if omero else []
     return tuple(str(take(one, "label", (str, int, type(None)), where, default="") or "") for one in found)
+
+
+__all__ = ["label_names", "open_label"]
+
+
+def label_names(place: str, nodes: Nodes) -> tuple[str, ...]:
+    """Return the names of the label images of the image at a place.
+
+    Raises:
+        DataError: the list of labels is damaged.
+    """
+    node = nodes.node(f"{place}/labels")
+    if node is None or node.kind == "array":
+        return ()
+    names = take_list(ome_attributes(node), "labels", f"the group {node.place}", default=[])
+    if not all(isinstance(name, str) for name in names):
+        raise DataError(f"'labels' of the group {node.place} are {names!r:.80}, wanted a list of names")
+    return tuple(name.strip("/") for name in names)
+
+
+def open_label(place: str, name: str, nodes: Nodes) -> Image:
+    """Return a label image of the image at a place.
+
+    Raises:
+        DataError: there is no such label image, or it is damaged.
+    """
+    node = nodes.node(f"{place}/labels/{name}")
+    if node is None:
+        names = ", ".join(map(repr, label_names(place, nodes))) or "none"
+        raise DataError(f"the image {place} has no label image {name!r}; its labels are: {names}")
+    return image_of(node, nodes)

@@ -10,8 +10,7 @@ from typing import Any
 from rankwise.data.store.meta.documents import resolve_place
 from rankwise.data.store.meta.ngff.attributes import ome_attributes, take, take_list
 from rankwise.data.store.meta.ngff.images import open_image
-from rankwise.data.store.meta.ngff.travel import set_state, state_of
-from rankwise.data.store.meta.ngff.values import Image
+from rankwise.data.store.meta.ngff.values import Image, set_state, state_of
 from rankwise.data.store.meta.nodes import Node
 from rankwise.data.store.meta.tree import STORES, Nodes
 from rankwise.errors import DataError

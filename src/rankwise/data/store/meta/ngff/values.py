@@ -3,13 +3,58 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import Any
 
-from rankwise.data.store.meta.ngff.choosing import choose_level
-from rankwise.data.store.meta.ngff.travel import set_state, state_of
 from rankwise.data.store.meta.tree import STORES, Nodes
 from rankwise.data.store.meta.values import ArrayMeta
 from rankwise.errors import DataError
+
+__all__ = ["choose_level"]
+
+_ROUNDING = 1.001  # scales are written rounded
+
+
+def choose_level(image: Image, spacing: float | Sequence[float] | Mapping[str, float]) -> int:
+    """Return the number of the coarsest level that is at least as fine as wanted; see `Image.level_for`."""
+    wanted = _by_axis(image, spacing)
+    if not all(distance > 0 for distance in wanted.values()):
+        raise DataError(f"a spacing must be above 0, asked the image {image.place} for {spacing!r}")
+    fine = [
+        number
+        for number, level in enumerate(image.levels)
+        if all(level.scale[axis] <= distance * _ROUNDING for axis, distance in wanted.items())
+    ]
+    return max(fine, default=0)
+
+
+def _by_axis(image: Image, spacing: float | Sequence[float] | Mapping[str, float]) -> dict[int, float]:
+    if isinstance(spacing, Mapping):
+        return {image.axis(name): distance for name, distance in spacing.items()}
+    axes = image.spatial
+    values = [spacing] * len(axes) if isinstance(spacing, int | float) else list(spacing)
+    if len(values) != len(axes):
+        names = ", ".join(image.axes[axis].name for axis in axes) or "none"
+        raise DataError(
+            f"the image {image.place} has {len(axes)} axes of space ({names}) and wants one spacing for each; "
+            f"got {spacing!r}"
+        )
+    return dict(zip(axes, values, strict=True))
+
+
+__all__ = ["set_state", "state_of"]
+
+
+def state_of(value: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass but for `nodes`; to be its ``__getstate__``."""
+    return {field.name: getattr(value, field.name) for field in fields(value) if field.name != "nodes"}
+
+
+def set_state(value: Any, state: Mapping[str, Any]) -> None:
+    """Fill a dataclass in; what it opens later is read from the stores. To be its ``__setstate__``."""
+    for name, part in {**state, "nodes": STORES}.items():
+        object.__setattr__(value, name, part)
+
 
 __all__ = ["Axis", "Image", "ImageLevel"]
 
@@ -139,7 +184,7 @@ class Image:
         Raises:
             DataError: the list of labels is damaged.
         """
-        from rankwise.data.store.meta.ngff.labels import label_names
+        from rankwise.data.store.meta.ngff.images import label_names
 
         return label_names(self.place, self.nodes)
 
@@ -149,6 +194,6 @@ class Image:
         Raises:
             DataError: there is no such label image, or it is damaged.
         """
-        from rankwise.data.store.meta.ngff.labels import open_label
+        from rankwise.data.store.meta.ngff.images import open_label
 
         return open_label(self.place, name, self.nodes)

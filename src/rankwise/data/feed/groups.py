@@ -1,4 +1,4 @@
-"""Steps that are read as one: a chunk that many of them touch is decoded once, straight into rows in their order."""
+"""Groups: steps that are read as one, so that a chunk that many of them touch is decoded once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from rankwise.data.contract import Plan, ReadReport, Share, Source, Step
 from rankwise.data.feed.buffer import HostBuffer, Lent, LentPart, SharedBuffer
-from rankwise.data.feed.lending import Lease
+from rankwise.data.feed.lease import Lease
 from rankwise.errors import RankwiseError
 
 __all__ = ["Reading", "Shares", "read_alone", "read_together"]

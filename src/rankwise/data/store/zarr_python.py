@@ -1,13 +1,16 @@
-"""zarr-python with its own codecs, whatever pipeline the program has configured for itself."""
+"""zarr-python: what has to be installed for it, and with its own codecs, whatever the program has configured."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from threading import RLock
+from types import ModuleType
 from typing import Any
 
 from rankwise.data.store.forks import renew_in_children
+from rankwise.errors import MissingExtraError
 
 __all__ = ["plain_codecs"]
 
@@ -37,3 +40,29 @@ def plain_codecs(zarr: Any) -> Iterator[None]:
         return
     with _turns.lock, zarr.config.set({_KEY: _PLAIN}):
         yield
+
+
+__all__ = ["load_zarr", "require_codecs"]
+
+
+def load_zarr() -> ModuleType:
+    """Return the zarr module.
+
+    Raises:
+        MissingExtraError: it is not installed.
+    """
+    try:
+        import zarr
+    except ImportError as error:
+        raise MissingExtraError("reading Zarr stores needs zarr-python: pip install 'rankwise[data]'") from error
+    return zarr
+
+
+def require_codecs() -> None:
+    """Refuse to go on without the decoders of numcodecs; loads nothing.
+
+    Raises:
+        MissingExtraError: it is not installed.
+    """
+    if find_spec("numcodecs") is None:
+        raise MissingExtraError("decoding Zarr arrays needs numcodecs: pip install 'rankwise[data]'")

@@ -1,8 +1,4 @@
-"""Loops that spread the elements of sparse rows over dense ones.
-
-One is compiled for each size of elements and type of columns that is met; elements are moved, not looked at. They are
-called like the loops of `planes`. This module imports numba: import it late.
-"""
+"""Loops that spread the elements of sparse rows over dense ones. Imports numba: import it late."""
 
 from __future__ import annotations
 
@@ -11,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from rankwise.data.store.decode.dense_rows import OUTSIDE, UNSURE
-from rankwise.data.store.decode.job import SLOTS
-from rankwise.data.store.decode.joining import PIECE, WHOLE
+from rankwise.data.store.decode.compiler import PREFIX
+from rankwise.data.store.decode.dense_rows import OUTSIDE, PIECE, UNSURE, WHOLE
+from rankwise.data.store.decode.fetching import memcpy
 from rankwise.data.store.decode.machine import (
     blank64,
     call_plane,
@@ -22,20 +18,66 @@ from rankwise.data.store.decode.machine import (
     falls_of,
     get,
     inlined,
+    peek64,
     put,
     stream64,
     types,
 )
 from rankwise.data.store.decode.planes import PlaneLoop
-from rankwise.data.store.decode.streaming import memcpy
-from rankwise.data.store.decode.symbols import PREFIX
-from rankwise.data.store.decode.weaving import PER_LINE
+from rankwise.data.store.decode.tasks import SLOTS
+
+__all__ = ["PER_LINE", "weave_loop"]
+
+PER_LINE = 4  # elements that are put to their places for each line of 64 bytes that is written
+
+_long = types.int64
+
+
+def weave_loop(element: Any, column: Any, place: Any, *, chosen: bool) -> PlaneLoop:
+    """Return the loop for elements, columns and places of types such as `numpy.uint32`.
+
+    Its arguments are those of a plane with other meanings: address of the elements, of their columns, which rise and
+    are all there; lines; address of the line where the row before begins to be written, and of its bytes, which are
+    blank afterwards; the job. It takes `PER_LINE` elements a line.
+
+    Args:
+        element: unsigned integer as wide as an element.
+        column: type of columns.
+        place: type of the table of places.
+        chosen: whether there is one; else columns are places.
+    """
+    of_two, of_four = np.dtype(column).itemsize == 2, np.dtype(element).itemsize == 4
+
+    def weave(  # noqa: PLR0917
+        values: int, columns: int, lines: int, target: int, source: int, job: int, _scale: float, _offset: float
+    ) -> int:
+        given, taken, named = elements(get(job, _BLANK), element), elements(values, element), elements(columns, column)
+        moved = elements(get(job, _PLACES), place)
+        for line in range(lines):
+            at = PER_LINE * line
+            if of_two:  # four in one go
+                word = peek64(columns + 8 * line)
+                a, b, c, d = word & 0xFFFF, (word >> 16) & 0xFFFF, (word >> 32) & 0xFFFF, (word >> 48) & 0xFFFF
+            else:
+                a, b, c, d = _long(named[at]), _long(named[at + 1]), _long(named[at + 2]), _long(named[at + 3])
+            if chosen:
+                a, b, c, d = _long(moved[a]), _long(moved[b]), _long(moved[c]), _long(moved[d])
+            if of_four:  # two in one go
+                low, high = peek64(values + 16 * line), peek64(values + 16 * line + 8)
+                given[a], given[b], given[c], given[d] = low, low >> 32, high, high >> 32
+            else:
+                given[a], given[b], given[c], given[d] = taken[at], taken[at + 1], taken[at + 2], taken[at + 3]
+            stream64(target + 64 * line, source + 64 * line)
+            blank64(source + 64 * line)
+        return 0
+
+    return weave
+
 
 __all__ = ["spread_loop"]
 
 _NUM_COLS, _WIDTH, _PLACES, _WEAVE = SLOTS["its_num_cols"], SLOTS["width"], SLOTS["its_places"], SLOTS["weave"]
 _BLANK, _SPARE, _WAITING = SLOTS["blank"], SLOTS["spare"], SLOTS["waiting"]
-_long = types.int64
 _LINE_BYTES = 64
 _memset = external(f"{PREFIX}memset", _long, _long, types.int32, _long)
 

@@ -1,0 +1,366 @@
+"""Prefetch: the steps that were asked for are read in the background, and a few more."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import math
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Generic, TypeVar
+
+from rankwise.data.contract import Order, Source
+from rankwise.data.feed.groups import Shares
+from rankwise.data.feed.passes import Passes
+from rankwise.data.feed.reader import ReadStep, StepReader
+
+__all__ = ["Conveyor"]
+
+T = TypeVar("T")
+
+
+class Conveyor(Generic[T]):
+    """Carries items and at most one error, in order.
+
+    Args:
+        depth: most items waiting.
+        on_wait: called when the consumer begins to wait; must not wait itself.
+    """
+
+    def __init__(self, depth: int, on_wait: Callable[[], object] = lambda: None) -> None:
+        self._depth, self._on_wait = depth, on_wait
+        self._is_awaited = False
+        self._items: deque[T] = deque()
+        self._error: BaseException | None = None
+        self._ended = False
+        self._closed = False
+        self._changed = threading.Condition()
+
+    @property
+    def closed(self) -> bool:
+        """Whether the consumer has left."""
+        return self._closed
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether the consumer waits for an item now, and there is none."""
+        return self._is_awaited and not self._items  # one that was woken may not have got the processor yet
+
+    def put(self, item: T) -> bool:
+        """Add an item, waiting for room. False once the consumer has left: the item is not taken."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or len(self._items) < self._depth)
+            if self._closed:
+                return False
+            self._items.append(item)
+            self._changed.notify_all()
+            return True
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Say that nothing follows; an error is raised to the consumer after the items before it."""
+        with self._changed:
+            self._ended, self._error = True, error
+            self._changed.notify_all()
+
+    def take(self) -> T | None:
+        """Return the next item, waiting for it; None after the last one.
+
+        Raises:
+            BaseException: the error that ended the reader, once the items before it are taken.
+        """
+        with self._changed:
+            if not self._items:
+                self._is_awaited = True  # before it is told: who looks when he is told sees it
+                self._on_wait()
+                self._changed.wait_for(lambda: bool(self._items) or self._ended or self._closed)
+                self._is_awaited = False
+            if self._items:
+                item = self._items.popleft()
+                self._changed.notify_all()
+                return item
+            if self._error is not None:
+                raise self._error
+            return None
+
+    def close(self) -> list[T]:
+        """Leave: wakes the reader, and returns what was not taken."""
+        with self._changed:
+            self._closed = True
+            left = list(self._items)
+            self._items.clear()
+            self._changed.notify_all()
+            return left
+
+
+__all__ = ["ReadAhead"]
+
+_JOIN_S = 30.0
+_LOG = logging.getLogger(__name__)
+
+
+class ReadAhead:
+    """A `StepReader` in the background, with at most `depth` steps ready.
+
+    It reads the steps that were asked for and, where there are more, a few beyond them: those of an epoch that may
+    come next. Then its thread ends; asking for more starts another that goes on where it was. It also ends when
+    reading fails (the error reaches the consumer after the steps before it) and when `close` is called, as the garbage
+    collection does, and the exit of the interpreter.
+
+    Args:
+        reader: reads them.
+        steps: in order; the thread takes them.
+        depth: most steps that lie ready.
+        on_thread: called at the beginning of each thread.
+    """
+
+    def __init__(
+        self, reader: StepReader, steps: Iterable[Shares], *, depth: int, on_thread: Callable[[], None] | None = None
+    ) -> None:
+        self._pid = os.getpid()
+        self._reader = reader
+        self._work = _Work(reader, steps, depth=depth, on_thread=on_thread)
+        self._thread: threading.Thread | None = None
+        _close_at_exit(self)
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether this is a process that was forked from the one that reads."""
+        return self._pid != os.getpid()
+
+    def ask(self, num_steps: int, *, beyond: int) -> None:
+        """Let it read so many more steps, and some beyond them that may be asked for later."""
+        if self._work.ask(num_steps, beyond=beyond):
+            self._thread = threading.Thread(target=self._work.run, name="rankwise-reader", daemon=True)
+            self._thread.start()
+
+    def take(self) -> ReadStep | None:
+        """Return the next step, waiting for it; None after the last one, and once closed.
+
+        Raises:
+            BaseException: the error that ended the reading, once the steps before it are taken.
+        """
+        return self._work.conveyor.take()
+
+    def close(self) -> None:
+        """Stop the thread and wait for it; it ends after the chunk that it is reading. May be called twice."""
+        if self.is_elsewhere:
+            return  # in a forked process there is no such thread, and its locks may be held for ever
+        self._reader.close()
+        self._work.conveyor.close()
+        # a garbage collection may close a reader from within its own thread, which then cannot wait for itself
+        if self._thread is threading.current_thread():
+            return
+        if self._thread is not None:
+            self._thread.join(_JOIN_S)
+            if self._thread.is_alive():
+                _LOG.warning("a reader is still inside one read %.0f s after it was closed: it is left behind", _JOIN_S)
+                return
+        self._work.items.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_work"):
+            self.close()
+
+
+class _Work:
+    """What the threads do, one at a time; they must not know the `ReadAhead`, whose end is what stops them."""
+
+    def __init__(
+        self, reader: StepReader, steps: Iterable[Shares], *, depth: int, on_thread: Callable[[], None] | None
+    ) -> None:
+        self.conveyor: Conveyor[ReadStep] = Conveyor(depth, on_wait=reader.wake)
+        reader.is_awaited = self._is_awaited
+        self.items = reader.read(steps, self._is_asked)
+        self._on_thread = on_thread
+        self._num_read = self._asked = self._beyond = 0
+        self._running = self._ended = False
+        self._lock = threading.Lock()
+
+    def ask(self, num_steps: int, *, beyond: int) -> bool:
+        """Ask for more; True if a thread has to be started."""
+        with self._lock:
+            self._asked += num_steps
+            self._beyond = beyond
+            idle, self._running = not self._running and not self._ended, True
+            return idle
+
+    def run(self) -> None:
+        """Read what may be read."""
+        try:
+            if self._on_thread is not None:
+                self._on_thread()
+            while self._goes_on(beyond=True):
+                try:
+                    step = next(self.items)
+                except StopIteration:
+                    break
+                if step is None:
+                    if self._goes_on(beyond=False):
+                        continue
+                    return
+                self._num_read += 1
+                if not self.conveyor.put(step):
+                    return
+                del step  # what is read next may need its memory
+            else:
+                return
+        except BaseException as error:  # noqa: BLE001  (raised again in the consumer)
+            self._end(error)
+        else:
+            self._end(None)
+
+    def _goes_on(self, *, beyond: bool) -> bool:
+        with self._lock:
+            self._running = self._num_read < self._asked + (self._beyond if beyond else 0)
+            return self._running
+
+    def _is_asked(self) -> bool:
+        return self._num_read < self._asked
+
+    def _is_awaited(self) -> bool:
+        return self.conveyor.is_awaited
+
+    def _end(self, error: BaseException | None) -> None:
+        self._ended = True
+        self.conveyor.end(error)
+
+
+_LIVE: weakref.WeakSet[ReadAhead] = weakref.WeakSet()
+
+
+def _close_at_exit(reader: ReadAhead) -> None:
+    if not _LIVE:
+        # registered as late as possible: exit handlers run in reverse order, so what the reader uses is still there
+        atexit.unregister(_close_all)
+        atexit.register(_close_all)
+    _LIVE.add(reader)
+
+
+def _close_all() -> None:
+    for reader in list(_LIVE):
+        reader.close()
+
+
+__all__ = ["LEAST_DEPTH", "window_depth"]
+
+LEAST_DEPTH = 2
+_READY_BYTES, _WHOLE_BYTES = 128 << 20, 384 << 20
+
+
+def window_depth(source: Source, order: Order, *, world_size: int) -> int:
+    """Return as many steps as a window of the order lasts, if 128 MiB hold them on this rank, else a part; at least 2.
+
+    The chunks of a window are decoded with its first step, nearly all of them: the steps after it are read along with
+    it where the source gains from that, or find them in the cache. With so many steps ready the next window is decoded
+    while this one is in use; with fewer the consumer would wait at the beginning of each. A window that is read as one
+    may take 384 MiB: read in parts, its chunks have to be kept for the next part, or decoded again, which for chosen
+    columns of CSR rows costs half as much again. Parts are as long as each other.
+
+    Args:
+        source: has ``decoded_bytes(num_samples)`` if it decodes chunks, ``gains_together`` if it reads several steps as
+            one, and ``window_samples`` if its samples are in an order of their own, of windows that last so long.
+        order: has ``grid`` and ``batch_size`` if it is windowed.
+        world_size: number of ranks.
+    """
+    grid, batch_size = getattr(order, "grid", None), getattr(order, "batch_size", None)
+    lasting = getattr(source, "window_samples", None)
+    if grid is None or batch_size is None or (getattr(order, "kind", None) == "sequential" and lasting is None):
+        return LEAST_DEPTH
+    steps: int = -(-(grid.lanes * grid.window * grid.chunk_samples if lasting is None else lasting) // batch_size)
+    share: int = -(-batch_size // world_size)
+    step_bytes = max(1, share * _sample_bytes(source, share))
+    if getattr(source, "gains_together", False) and steps * step_bytes <= _WHOLE_BYTES:
+        return max(LEAST_DEPTH, steps)
+    parts = -(-steps // max(1, min(steps, _READY_BYTES // step_bytes)))
+    return max(LEAST_DEPTH, -(-steps // parts))
+
+
+def _sample_bytes(source: Source, num_samples: int) -> int:
+    """Bytes of a sample in a batch; of a ragged field those that it is decoded from."""
+    specs = source.fields.values()
+    found = sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in specs if not spec.ragged)
+    decoded_bytes = getattr(source, "decoded_bytes", None)
+    if decoded_bytes is not None and any(spec.ragged for spec in specs):
+        found += decoded_bytes(num_samples) // num_samples
+    return found
+
+
+__all__ = ["Running"]
+
+
+class Running:
+    """Reading under way, or about to be: nothing is read before `start` or `ask`.
+
+    Args:
+        passes: the steps.
+        reader: reads them.
+        depth: steps that may lie ready; 0 reads in the calling thread.
+        on_thread: called at the beginning of each background thread.
+    """
+
+    def __init__(
+        self,
+        passes: Passes,
+        reader: StepReader,
+        *,
+        depth: int,
+        on_thread: Callable[[], None] | None,
+    ) -> None:
+        self.passes, self._reader = passes, reader
+        self._depth = depth
+        self._items: Iterator[ReadStep | None] = iter(())
+        self._ahead: ReadAhead | None = None
+        if depth:
+            self._ahead = ReadAhead(reader, passes, depth=depth, on_thread=on_thread)
+        else:
+            self._items = reader.read(passes)
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether this is a process that was forked from the one that reads."""
+        return self._ahead is not None and self._ahead.is_elsewhere
+
+    @property
+    def is_next(self) -> bool:
+        """Whether what the loader would begin now can go on with this."""
+        return self.passes.is_next and not self.is_elsewhere
+
+    def start(self) -> None:
+        """Read as many steps of the first pass as may lie ready, though nobody asked for it yet; returns at once."""
+        if self._ahead is not None:
+            self._ahead.ask(0, beyond=self._num_beyond)
+
+    def ask(self, *, goes_on: bool) -> bool:
+        """Go on with what the loader begins now; False if that is not what was foreseen.
+
+        Args:
+            goes_on: whether to read beyond it, too.
+        """
+        if self.is_elsewhere or not self.passes.ask(goes_on=goes_on):
+            return False
+        if self._ahead is not None:
+            self._ahead.ask(self.passes.num_steps, beyond=self._num_beyond if goes_on else 0)
+        return True
+
+    @property
+    def _num_beyond(self) -> int:
+        """Steps of one pass at most: each has windows of its own, and there is memory for no more of them."""
+        return min(self._depth, self.passes.num_steps)
+
+    def take(self) -> ReadStep | None:
+        """Return the next step; None when closed.
+
+        Raises:
+            Exception: what ended the reading.
+        """
+        return next(self._items, None) if self._ahead is None else self._ahead.take()
+
+    def close(self) -> None:
+        """Stop reading. Calling it twice is fine."""
+        if self._ahead is None:
+            self._reader.close()
+        else:
+            self._ahead.close()
