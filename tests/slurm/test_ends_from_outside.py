@@ -1,0 +1,36 @@
+"""A real Slurm ends a job from outside: its time limit."""
+
+import json
+
+SUBMIT = ("run", "--slurm", "--nodes", "2", "--nproc", "1", "--cpus-per-task", "2", "--mem", "500M", "--run-dir", "run")
+
+
+def holding(cluster, process):
+    """Wait until the training stands in its fifth step; returns the job."""
+    cluster.until(lambda: (cluster.folder / "holding").exists() or process.poll() is not None)
+    (job,) = json.loads(cluster.rankwise("jobs", "--json").stdout)
+    assert job["state"] == "RUNNING", process.communicate() if process.poll() is not None else job
+    return job["job"]
+
+
+def console(cluster, job):
+    return cluster.text(f"run/logs/slurm/{job}/{job}_0_log.err")
+
+
+def test_at_the_time_limit_a_job_saves_and_goes_on_in_the_same_bits(cluster, undisturbed):
+    """The warning comes a quarter of the limit before it, not at once; all save, the rest follows after the requeue."""
+    cluster.write_training()
+    follower = cluster.start("rankwise", *SUBMIT, "--time", "1m", "train.py", "hold")
+    job = holding(cluster, follower)
+    assert "time limit is" not in console(cluster, job)
+    cluster.until(lambda: "the time limit is 15 s away" in console(cluster, job))
+    (cluster.folder / "go").touch()
+    cluster.lab.start_requeued(job)
+    out, err = follower.communicate(timeout=240)
+    assert follower.returncode == 0, out + err
+    assert "steps 80" in out
+    assert f"job {job} goes back into the queue (requeue 1 of at most 100)" in err
+    first, second = cluster.restored_steps()
+    assert first == 0
+    assert 1 <= second < 80
+    assert (cluster.weights() == undisturbed[2]).all()
