@@ -28,7 +28,7 @@ def test_every_row_arrives_there(tmp_path, align_rows):
         [PYTHON, SCRIPT, place, tmp_path / "rows.npy"],
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=600,
         check=False,
         env=environment,
     )
