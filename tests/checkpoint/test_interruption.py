@@ -1,13 +1,16 @@
 """`Interruption`: whoever is asked to stop, all ranks stop after the same step, and talk about it seldom."""
 
 import os
+import runpy
 import signal
 import subprocess
 import sys
 import threading
 import types
+from pathlib import Path
 
 import pytest
+import torch
 
 from rankwise.checkpoint import Checkpointer, Interruption
 from rankwise.errors import ConfigError, DesyncError, Interrupted
@@ -175,3 +178,30 @@ def test_the_second_signal_ends_at_once(number):
     """The first is noted, the same again within a second is the same signal, a later one ends the process."""
     done = subprocess.run([sys.executable, "-c", SECOND, str(int(number))], timeout=240, check=False)
     assert done.returncode == -number
+
+
+def test_own_loop_under_torchrun(tmp_path):
+    """A signal to one rank: both save the same step and end with 75; what goes on has an undisturbed run's bits."""
+    script = Path(__file__).with_name("stop_own_loop.py")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+    begin = 0
+    for name, rank in (("SIGUSR1", 1), ("SIGTERM", 0)):
+        command = [*torchrun, str(tmp_path), str(rank), name]
+        env = {**os.environ, "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=280, check=False)
+        assert done.returncode == 1, done.stderr  # torchrun's own
+        first = done.stderr.split("Root Cause (first observed failure)")[1]
+        assert "exitcode  : 75 " in first, done.stderr
+        told = [torch.load(tmp_path / f"{name}-{rank}.pt", weights_only=True) for rank in (0, 1)]
+        assert told[0][:2] == told[1][:2]
+        assert told[0][0] == begin
+        assert told[0][1] >= begin + 5
+        begin = told[0][1]
+
+    loop = runpy.run_path(str(script), run_name="read")
+    model, optimizer = loop["make_training"]()
+    for step in range(1, begin + 1):
+        both = zip(*(loop["gradients"](model, step, rank) for rank in (0, 1)), strict=True)
+        loop["take_step"](model, optimizer, [first + second for first, second in both])
+    for _, _, state in told:
+        assert all(torch.equal(state[name], value) for name, value in model.state_dict().items())

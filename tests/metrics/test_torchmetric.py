@@ -12,6 +12,42 @@ from rankwise.metrics import Mean, reduce
 from rankwise.testing import run_ranks
 from rankwise.world import World
 
+
+class Boxes(torchmetrics.Metric):
+    """The states of a detection metric: lists, only gathered, of one tensor a sample, with unequal numbers of rows."""
+
+    def __init__(self):
+        super().__init__()
+        for state in ("boxes", "scores", "wanted"):
+            self.add_state(state, default=[], dist_reduce_fx=None)
+
+    def update(self, boxes, scores, wanted):
+        """Take lists, one item a sample."""
+        self.boxes += boxes
+        self.scores += scores
+        self.wanted += wanted
+
+    def compute(self):
+        """Return a number that depends on which rows belong together, and on the order of samples; and rows."""
+        overlap = [
+            (at + 1.0) * (torch.cdist(boxes, wanted) * scores[:, None]).sum()
+            for at, (boxes, scores, wanted) in enumerate(zip(self.boxes, self.scores, self.wanted, strict=True))
+        ]
+        rows = torch.tensor([[len(boxes), len(wanted)] for boxes, wanted in zip(self.boxes, self.wanted, strict=True)])
+        return {"overlap": torch.stack(overlap).sum(), "rows": rows}
+
+
+def boxes_of(sample):
+    """Return boxes, scores and wanted boxes of a sample: of some samples none."""
+    generator = torch.Generator().manual_seed(sample)
+    found, wanted = sample % 4, (sample * 7) % 3
+    return (
+        torch.rand(found, 4, generator=generator),
+        torch.rand(found, generator=generator),
+        torch.rand(wanted, 4, generator=generator),
+    )
+
+
 SPLITS = {1: [40], 2: [13, 40], 3: [0, 27, 40]}
 
 
@@ -29,6 +65,7 @@ def made():
         ),
         "spearman": regression.SpearmanCorrCoef(),
         "retrieval": torchmetrics.retrieval.RetrievalMAP(),  # its lists are only gathered; queries cross the ranks
+        "boxes": Boxes(),
     }
 
 
@@ -47,6 +84,7 @@ def updated(begin, end):
         metrics["all"].update(scores[part], target[part].float())
         metrics["spearman"].update(scores[part], target[part].float())
         metrics["retrieval"].update(scores[part], target[part] > 0, indexes=torch.arange(40)[part] % 4)
+        metrics["boxes"].update(*map(list, zip(*map(boxes_of, range(40)[part]), strict=True)))
     return metrics
 
 
@@ -71,6 +109,7 @@ def test_ragged_ranks_equal_one(num_ranks):
             "all/mae",
             "all/mse",
             "auroc",
+            "boxes",
             "confusion",
             "max",
             "mean",
@@ -80,6 +119,8 @@ def test_ragged_ranks_equal_one(num_ranks):
         assert torch.equal(values["confusion"], whole["confusion"].compute())
         for name in ("accuracy", "auroc", "max", "mean", "retrieval", "spearman"):
             assert values[name] == pytest.approx(whole[name].compute().item(), rel=1e-6)
+        for name, value in whole["boxes"].compute().items():  # same tensors, same order: same bits
+            assert torch.equal(torch.as_tensor(values["boxes"][name]), value)
         for name, value in whole["all"].compute().items():
             assert values[f"all/{name}"] == pytest.approx(value.item(), rel=1e-6)
 

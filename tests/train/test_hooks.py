@@ -1,6 +1,7 @@
 """Hooks: several at once, the same decisions on all ranks, and none that leaves the others hanging."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -256,3 +257,17 @@ def test_system_metrics_are_min_mean_and_max():
     fit(World.single(), epochs=1, hooks=SystemMetrics(), run="run")
     (line, *_) = read_metrics("run")
     assert line["system/ram_bytes/min"] == line["system/ram_bytes/mean"] == line["system/ram_bytes/max"] > 2**20
+
+
+def test_the_mfu_by_hand(monkeypatch):
+    """Four steps of half a second, 10 samples on 2 ranks: 20 samples x 2e6 operations / 2 s / 1e9 = 0.02."""
+    now = [0.0]
+    monkeypatch.setattr("rankwise.train.monitors.time", SimpleNamespace(perf_counter=lambda: now[0]))
+    throughput = Throughput(unit="tokens", peak_flops=1e9, flops_per_sample=2e6)
+    trainer = SimpleNamespace(world=SimpleNamespace(world_size=2))
+    throughput.fit_start(trainer)
+    for _ in range(4):
+        now[0] += 0.5
+        throughput.step_end(trainer, SimpleNamespace(weight=30.0, num_samples=10))
+    wanted = {"step_s/p50": 0.5, "step_s/p95": 0.5, "tokens_per_s": 60.0, "mfu": 0.02}
+    assert throughput.rank_numbers(trainer) == pytest.approx(wanted, rel=1e-12)

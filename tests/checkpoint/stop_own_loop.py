@@ -1,0 +1,66 @@
+"""A loop of one's own that asks `Checkpointer.should_stop` after each step; one rank is signalled, see the test."""
+
+import argparse
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+import rankwise
+from rankwise.checkpoint import Checkpointer, Replicated
+from rankwise.errors import Interrupted
+
+MOST = 100_000  # nobody gets there: it is asked to stop
+
+
+def make_training():
+    """Return a model and an optimizer whose momentum a resumed run has to bring along."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 1).double()
+    return model, torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9)
+
+
+def gradients(model, step, rank):
+    """Return one rank's gradients of a step."""
+    generator = torch.Generator().manual_seed(2 * step + rank)
+    inputs = torch.randn(4, 3, generator=generator, dtype=torch.float64)
+    loss = (model(inputs) - inputs.sum(1, keepdim=True)).square().sum()
+    return torch.autograd.grad(loss, list(model.parameters()))
+
+
+def take_step(model, optimizer, summed):
+    """Step with what the ranks' gradients add up to."""
+    for parameter, gradient in zip(model.parameters(), summed, strict=True):
+        parameter.grad = gradient / 8
+    optimizer.step()
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("rank", type=int, help="who is signalled")
+    parser.add_argument("signal")
+    args = parser.parse_args()
+    with rankwise.bind(device="cpu", threads=1, timeout=240) as world:
+        model, optimizer = make_training()
+        parts = {"model": Replicated(model), "optimizer": Replicated(optimizer)}
+        with Checkpointer(args.folder / "checkpoints", world=world) as checkpointer:
+            report = checkpointer.restore(parts)
+            begin = report.step if report else 0
+            for done in range(begin + 1, MOST):
+                take_step(model, optimizer, world.all_reduce(list(gradients(model, done, world.rank))))
+                if done == begin + 5 and world.rank == args.rank:
+                    os.kill(os.getpid(), getattr(signal, args.signal))
+                if checkpointer.should_stop(done):
+                    checkpointer.save(done, parts)
+                    torch.save([begin, done, model.state_dict()], args.folder / f"{args.signal}-{world.rank}.pt")
+                    raise Interrupted
+                time.sleep(0.02)  # a step's work: fewer of them until the ranks agree
+    sys.exit("nobody asked it to stop")
+
+
+if __name__ == "__main__":
+    main()
