@@ -1,4 +1,4 @@
-"""A real Slurm ends a job from outside: its time limit."""
+"""A real Slurm ends a job from outside: its time limit, a lost node."""
 
 import json
 
@@ -33,4 +33,24 @@ def test_at_the_time_limit_a_job_saves_and_goes_on_in_the_same_bits(cluster, und
     first, second = cluster.restored_steps()
     assert first == 0
     assert 1 <= second < 80
+    assert (cluster.weights() == undisturbed[2]).all()
+
+
+def test_a_lost_node_is_named_and_its_job_requeued(cluster, undisturbed):
+    """All processes of a node end at once, slurmd too; nothing was saved before, and the job begins again."""
+    cluster.write_training()
+    follower = cluster.start("rankwise", *SUBMIT, "--time", "20m", "train.py", "hold")
+    job = holding(cluster, follower)
+    try:
+        cluster.lab.kill("node2")
+        cluster.until(lambda: "Node failure on node2" in console(cluster, job))
+        cluster.lab.wait(job, "PENDING")
+    finally:
+        cluster.lab.revive("node2")
+    (cluster.folder / "go").touch()
+    cluster.lab.start_requeued(job)
+    out, err = follower.communicate(timeout=240)
+    assert follower.returncode == 0, out + err
+    assert "Node failure on node2" in err
+    assert cluster.lab.state(job)["Restarts"] == "1"
     assert (cluster.weights() == undisturbed[2]).all()
