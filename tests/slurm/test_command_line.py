@@ -62,7 +62,7 @@ def test_what_would_wait_for_ever_is_refused_before_the_queue(here):
         done = here.rankwise(*SUBMIT, *words, "rank.py", check=False)
         assert message in done.stderr, (words, done.stderr)
         assert done.returncode != 0, words
-    assert here.run("squeue", "--noheader").stdout == ""
+    assert here.run("squeue", "--noheader", "--states", "PD,R").stdout == ""
     first_of_two = here.rankwise(*SUBMIT, "--detach", "--partition", "short,general", "rank.py").stdout.strip()
     assert first_of_two.isdigit()
 
@@ -71,7 +71,7 @@ def test_the_batch_script_is_shown_and_is_what_is_submitted(here):
     """`--dry-run` submits nothing; GPUs, a container and further options of sbatch are in the script that Slurm has."""
     words = ("--nodes", "2", "--gpus-per-node", "2", "--slurm-arg", "comment=hello", "--slurm-arg", "hold", "rank.py")
     shown = here.rankwise(*SUBMIT, "--dry-run", *words).stdout.splitlines()
-    assert here.run("squeue", "--noheader").stdout == ""
+    assert here.run("squeue", "--noheader", "--states", "PD,R").stdout == ""
     job = submit(here, "--container", "image.sqsh", *words)
     script = here.run("scontrol", "write", "batch_script", job, "-").stdout.splitlines()
     options = {line for line in script if line.startswith("#SBATCH")}

@@ -2,6 +2,7 @@
 
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 from rankwise.testing.hosts import HostLab
 
 DEADLINE_S = 240.0  # for machines that many share
-TOKEN = "a token that the tests have made"
+TOKEN = f"a token that the tests have made {secrets.token_hex(4)}"  # other workers run tests of their own
 
 # Ranks without torch: they beat, meet at rank 0's socket, exchange a number per step, save every step and obey signals.
 RANKS = """

@@ -38,7 +38,6 @@ from rankwise.data.crops import CropIndex, Pipeline
 from rankwise.data.rows import Loader, RowSource
 from rankwise.data.rows.samplers import DistributedSampler, RandomSampler
 from scipy.sparse import csr_matrix
-from torch import nn
 
 places, batch_size = json.loads(sys.argv[1]), int(sys.argv[2])
 rows = NamedSharding(Mesh(jax.devices(), ("data",)), P("data"))

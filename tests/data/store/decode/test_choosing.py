@@ -11,7 +11,7 @@ import pytest
 from rankwise.data.store.decode import choice as choosing
 from rankwise.data.store.decode import choice as selftest
 from rankwise.data.store.decode import choose_decoder
-from rankwise.data.store.decode.compiler import SymbolsMissingError
+from rankwise.data.store.decode.symbols import SymbolsMissingError
 from rankwise.data.store.decode.threads import ThreadsDecoder
 from rankwise.errors import ConfigError
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import errno
 
 from rankwise.data.store.decode import tasks as codes
-from rankwise.data.store.decode.compiler import PREFIX
 from rankwise.data.store.decode.machine import ended, entry, external, get, inlined, peek32, put, stream64, types
+from rankwise.data.store.decode.symbols import PREFIX
 from rankwise.data.store.decode.tasks import KIND_BLOSC, KIND_FILL, KIND_LZ4, KIND_RAW, KIND_ZSTD, SLOTS
 
 __all__ = ["memcpy", "stream_bytes"]

@@ -48,11 +48,11 @@ class KernelDecoder:
     name = "kernel"
 
     def __init__(self) -> None:
-        from rankwise.data.store.decode import compiler
+        from rankwise.data.store.decode import symbols
 
-        compiler.register()  # before any compiled code may load: it would end the process on a name that is not there
-        self._symbols = compiler
-        self._compressors = compiler.known_compressors()
+        symbols.register()  # before any compiled code may load: it would end the process on a name that is not there
+        self._symbols = symbols
+        self._compressors = symbols.known_compressors()
         self._others: Decoder = ThreadsDecoder()
         self._planes: dict[tuple[DType, DType, bool], int] = {}
         self._addresses: dict[str, int] = {}

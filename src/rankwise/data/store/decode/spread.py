@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from rankwise.data.store.decode.compiler import PREFIX
 from rankwise.data.store.decode.dense_rows import OUTSIDE, PIECE, UNSURE, WHOLE
 from rankwise.data.store.decode.fetching import memcpy
 from rankwise.data.store.decode.machine import (
@@ -24,6 +23,7 @@ from rankwise.data.store.decode.machine import (
     types,
 )
 from rankwise.data.store.decode.planes import PlaneLoop
+from rankwise.data.store.decode.symbols import PREFIX
 from rankwise.data.store.decode.tasks import SLOTS
 
 __all__ = ["PER_LINE", "weave_loop"]

@@ -128,7 +128,7 @@ def _codec(kind: int) -> Any:
 
 @functools.cache
 def _known_compressors() -> int:
-    from rankwise.data.store.decode.compiler import known_compressors
+    from rankwise.data.store.decode.symbols import known_compressors
 
     return known_compressors()
 
