@@ -8,9 +8,7 @@ import textwrap
 
 import pytest
 
-from rankwise.data.store.decode import choice as choosing
-from rankwise.data.store.decode import choice as selftest
-from rankwise.data.store.decode import choose_decoder
+from rankwise.data.store.decode import choice, choose_decoder
 from rankwise.data.store.decode.symbols import SymbolsMissingError
 from rankwise.data.store.decode.threads import ThreadsDecoder
 from rankwise.errors import ConfigError
@@ -26,10 +24,10 @@ print(json.dumps([decoder.name, why, getattr(decoder, "num_compiled", None), get
 @pytest.fixture(autouse=True)
 def _forget(monkeypatch):
     """Choose anew in each test."""
-    monkeypatch.delenv(choosing.VARIABLE, raising=False)
-    choosing._chosen.cache_clear()
+    monkeypatch.delenv(choice.VARIABLE, raising=False)
+    choice._chosen.cache_clear()
     yield
-    choosing._chosen.cache_clear()
+    choice._chosen.cache_clear()
 
 
 def in_process(program=LOAD, **environment):
@@ -60,15 +58,15 @@ def test_the_compiled_decoder_is_chosen_where_it_works():
 @pytest.mark.parametrize("name", ["kernel", "threads"])
 def test_the_environment_chooses(name, monkeypatch):
     """Whoever asks for one gets it, and reads why."""
-    monkeypatch.setenv(choosing.VARIABLE, name)
+    monkeypatch.setenv(choice.VARIABLE, name)
     decoder, why = choose_decoder()
     assert decoder.name == name
-    assert (choosing.VARIABLE in why) == (name == "threads")
+    assert (choice.VARIABLE in why) == (name == "threads")
 
 
 def test_another_choice_is_an_error(monkeypatch):
     """A choice that is none is refused, with those that are."""
-    monkeypatch.setenv(choosing.VARIABLE, "gpu")
+    monkeypatch.setenv(choice.VARIABLE, "gpu")
     with pytest.raises(ConfigError, match="kernel, threads, got 'gpu'"):
         choose_decoder()
 
@@ -81,7 +79,7 @@ def test_missing_symbols_choose_the_fallback(monkeypatch):
     decoder, why = choose_decoder()
     assert decoder.name == "threads"
     assert "numcodecs.blosc does not export blosc_no_such_function" in why
-    monkeypatch.setenv(choosing.VARIABLE, "kernel")
+    monkeypatch.setenv(choice.VARIABLE, "kernel")
     with pytest.raises(ConfigError, match="blosc_no_such_function"):
         choose_decoder()
 
@@ -145,7 +143,7 @@ def test_a_decoder_that_fails_its_test_is_not_used(wrong, told, monkeypatch):
 
 def test_the_fallback_passes_the_same_test():
     """Both decoders are held to one test."""
-    assert selftest.self_test(ThreadsDecoder()) is None
+    assert choice.self_test(ThreadsDecoder()) is None
 
 
 def test_processes_compile_once(tmp_path):

@@ -1,0 +1,100 @@
+"""Where the house stands on its way to fewer, fuller files: a measure may get better, never worse.
+
+The goal of each measure stands beside its limit; whoever betters one lowers the limit. ``pytest -s`` prints them all.
+"""
+
+import ast
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+DATA = ROOT / "src/rankwise/data"
+# What is public under `rankwise.data`: tests that import deeper names are tied to how things are built.
+PUBLIC = {
+    f"rankwise.data.{name}" for name in ("samples", "crops", "rows", "rows.samplers", "rows.abc", "rows.types", "store")
+}
+
+
+def lines(path: Path) -> int:
+    return len(path.read_text().splitlines())
+
+
+def imported(path: Path) -> list[str]:
+    """The modules of the data rooms that a file imports names from."""
+    nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
+    return [node.module for node in nodes if node.module and node.module.startswith("rankwise.data.")]
+
+
+def modules_of_a_loader() -> list[str]:
+    """What a fresh process has loaded after the import of the rows' loader."""
+    program = "import sys; from rankwise.data.rows import Loader; print(*sys.modules)"
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+
+
+def measured() -> dict[str, float]:
+    """Every measure by its name."""
+    files = [path for path in DATA.rglob("*.py") if path.name != "__init__.py"]
+    doors = list(DATA.rglob("__init__.py"))
+    sizes = [lines(path) for path in files]
+    folders = [sum(path.suffix == ".py" for path in door.parent.iterdir()) for door in doors]
+    private, all_lines = 0, 0
+    for path in (ROOT / "tests").rglob("*.py"):
+        count = lines(path)
+        all_lines += count
+        private += count * bool(set(imported(path)) - PUBLIC)
+    return {
+        "files": len(files) + len(doors),
+        "lines": sum(sizes) + sum(map(lines, doors)),
+        "median lines of a file": -statistics.median(sizes),
+        "most files in a folder": max(folders),
+        "files under 60 lines": sum(size < 60 for size in sizes),
+        "modules that end in -ing": sum(path.stem.endswith("ing") for path in files),
+        "modules of ours that a rows loader loads": sum(name.startswith("rankwise") for name in modules_of_a_loader()),
+        "percent of test lines in files that import private data modules": round(100 * private / all_lines),
+    }
+
+
+# measure: (limit, goal); a measure that should grow is counted negative
+LIMITS = {
+    "files": (376, 200),
+    "lines": (46_950, 28_000),
+    "median lines of a file": (-114, -130),
+    "most files in a folder": (32, 14),
+    "files under 60 lines": (60, 30),
+    "modules that end in -ing": (89, 10),
+    "modules of ours that a rows loader loads": (299, 160),
+    "percent of test lines in files that import private data modules": (53, 20),
+}
+
+
+@pytest.fixture(scope="module")
+def today():
+    return measured()
+
+
+@pytest.mark.parametrize("measure", LIMITS)
+def test_the_house_gets_no_worse(today, measure):
+    """Files merge, tests move to the seams: what was reached is kept."""
+    limit, goal = LIMITS[measure]
+    print(f"{measure}: {abs(today[measure])}, limit {abs(limit)}, goal {abs(goal)}")
+    assert today[measure] <= limit
+
+
+def test_every_measure_has_a_limit(today):
+    """A measure without a limit would hold nothing."""
+    assert set(today) == set(LIMITS)
+
+
+def test_data_rooms_load_nothing_heavy():
+    """Compiled code, torch and the libraries of tables are loaded by what needs them, when it needs them."""
+    program = "import sys, rankwise.data.rows, rankwise.data.crops, rankwise.data.samples, rankwise.data.store"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{program}; print(*sys.modules)"], capture_output=True, text=True, check=True
+    )
+    assert (
+        set(done.stdout.split()) & {"torch", "jax", "numba", "llvmlite", "zarr", "pandas", "anndata", "scipy"} == set()
+    )
