@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
-import gc
 import hashlib
 import json
 import os
@@ -18,6 +17,7 @@ import signal
 import sys
 import threading
 import time
+import weakref
 from collections import deque
 from pathlib import Path
 from typing import Any
@@ -59,6 +59,7 @@ class Recorder:
         self._trained_on: set[int] = set()
         self._given: list[int] | None = None
         self._losses: list[tuple[float, float | None]] = []
+        self._modules: list[weakref.ref[Any]] = []
         self._names: dict[int, str] = {}
         self._wrapped: set[int] = set()
         self._loaders: dict[int, tuple[int, Any]] = {}
@@ -72,6 +73,7 @@ class Recorder:
     def install(self) -> None:
         """Hook into torch, and into the exact step."""
         import torch
+        from torch import nn
         from torch.nn.parallel import DistributedDataParallel
         from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
         from torch.utils.data import DataLoader
@@ -86,6 +88,8 @@ class Recorder:
         _active.append(self)
         register_optimizer_step_pre_hook(lambda optimizer, *_: self._begin(optimizer))
         register_optimizer_step_post_hook(lambda optimizer, *_: self._end(optimizer))
+        for made in ("__init__", "__setstate__"):  # copies and unpickled modules are never initialised
+            _after(nn.Module, made, lambda _, module, *__, **___: self._modules.append(weakref.ref(module)))
         _before(torch.Tensor, "backward", self._backward)
         _before(DistributedDataParallel, "forward", self._forward)
         _after(DistributedDataParallel, "__init__", self._wrap)
@@ -206,10 +210,9 @@ class Recorder:
     def _introduce(self, optimizer: Any) -> None:
         """Find the names of the parameters: those in the largest module that has them."""
         import torch
-        from torch import nn
 
         wanted = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        modules = [found for found in gc.get_objects() if issubclass(type(found), nn.Module)]
+        modules = [module for one in self._modules if (module := one()) is not None]
         modules.sort(key=lambda module: len(list(module.modules())))
         layers: set[str] = set()
         for module in modules:
