@@ -74,6 +74,22 @@ def reduction(rank, _):
     missing(rank, _)
 
 
+def shape(rank, _):
+    dist.all_reduce(torch.ones(2, 2) if rank == 3 else torch.ones(4))  # as many bytes: gloo does not notice
+    missing(rank, _)
+
+
+def dtype(rank, _):
+    dist.all_reduce(torch.ones(4, dtype=torch.int32 if rank == 3 else torch.float32))
+    missing(rank, _)
+
+
+def orphaned(rank, _):
+    if rank == 0:
+        os._exit(0)  # and the store with it
+    load()
+
+
 def apart(rank, _):
     missing(2 if rank == 3 else 0, _)
 
@@ -103,11 +119,18 @@ def be_rank(case, rank, port):
     time.sleep(600)
 
 
+def die_with_parent():
+    """End when the parent does, however it does: `timeout` kills this job's group, which the ranks have left."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
 def launch(case, port):
     """Start the ranks in a process group of their own, as a launcher does."""
     os.setpgid(0, 0)
+    die_with_parent()
     for rank in range(4):
         if os.fork() == 0:
+            die_with_parent()
             be_rank(case, rank, port)
     time.sleep(600)
 

@@ -34,6 +34,8 @@ CASES = {
     "locked": (["rank 1 has not joined all_reduce #4", "holds the interpreter lock"], None),
     "stopped": (["rank 3 is stopped (SIGSTOP)", "ranks 0-2 wait in all_reduce #4"], None),
     "gone": (["rank 1 has ended"], None),
+    "shape": (["rank 2 has not joined all_reduce #5", "rank 3 called all_reduce with"], None),
+    "dtype": (["rank 2 has not joined all_reduce #5", "rank 3 called all_reduce with"], None),
     "reduction": (["rank 2 has not joined all_reduce #5", "rank 3 called all_reduce with arguments op MAX"], None),
 }
 
@@ -42,7 +44,7 @@ CASES = {
 def jobs(tmp_path_factory):
     """All of them at once, in a folder with their outputs; killed in the end."""
     folder = tmp_path_factory.mktemp("hangs")
-    ports = {name: str(hold_port()) for name in [*CASES, "moving"]} | {"busy": "file"}
+    ports = {name: str(hold_port()) for name in [*CASES, "moving", "orphaned"]} | {"busy": "file"}
     process = subprocess.Popen(
         [sys.executable, JOB, folder, *(f"{name}={port}" for name, port in ports.items())],
         env={**os.environ, "RANKWISE_WATCH": "6", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
@@ -81,6 +83,16 @@ def test_the_culprit_is_named(jobs, case):
     saved = json.loads(next((jobs[0] / case).glob("*.json")).read_text())
     assert [state["rank"] for state in saved["states"]] == [0, 1, 2, 3]
     assert saved["verdict"]["text"] in text
+
+
+def test_ranks_whose_store_is_gone_answer_for_themselves(jobs):
+    """Rank 0 has ended, and the store with it: each of the others says so, once, and on which line it is."""
+    path = jobs[0] / "orphaned.log"
+    for rank in (1, 2, 3):
+        text = wait_for(path, f"rank {rank} has not advanced for .* the job's store does not answer")
+    wait_for(path, f"(?s)({line_of('    time.sleep(600)')} in load.*){{3}}")
+    assert "(rank 0 or the launcher) has ended" in text
+    assert text.count("rank 1 has not advanced") == 1
 
 
 def test_who_moves_is_left_alone(jobs):
