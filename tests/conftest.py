@@ -41,6 +41,8 @@ LONGEST = [
     "data/loops/test_in_dataloader.py", "train/test_precision.py", "tracking/test_services.py",
     "test_example_tokens.py", "testing/test_ranks.py", "world/test_mpirun.py", "train/test_strategies.py",
     "launch/elastic/test_deaths.py", "launch/elastic/test_meeting.py", "launch/elastic/test_nodes.py",
+    "slurm/test_ends_from_outside.py", "slurm/test_scripts.py", "slurm/test_command_line.py", "test_broken.py",
+    "launch/elastic/test_strangers.py", "launch/elastic/test_standstill.py", "launch/elastic/test_training.py",
     "slurm/test_tasks.py", "launch/test_deaths.py", "launch/test_notebooks.py",
 ]  # fmt: skip
 
