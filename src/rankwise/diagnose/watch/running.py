@@ -60,14 +60,21 @@ def _own_vitals(folder: Path) -> list[Vital]:
         return []
 
 
+def _told(pid: int, name: str) -> bytes:
+    """Return what the system tells of a process; nothing of one that has ended and that nobody has waited for."""
+    try:
+        return Path(f"/proc/{pid}/{name}").read_bytes()
+    except OSError:
+        return b""
+
+
 def _job(launcher: int, found: list[Vital]) -> RunningJob:
-    first = min(found, key=lambda vital: vital.rank)
-    command = Path(f"/proc/{first.pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-    variables = Path(f"/proc/{first.pid}/environ").read_bytes().split(b"\0")
+    found = sorted(found, key=lambda vital: vital.rank)
+    first = next((vital.pid for vital in found if _told(vital.pid, "cmdline")), found[0].pid)
+    command = _told(first, "cmdline").replace(b"\0", b" ").decode(errors="replace").strip()
+    variables = _told(first, "environ").split(b"\0")
     run_dir = next((v.partition(b"=")[2].decode() for v in variables if v.startswith(b"RANKWISE_RUN_DIR=")), "")
-    return RunningJob(
-        launcher=launcher, command=command, run_dir=run_dir, ranks=sorted(found, key=lambda vital: vital.rank)
-    )
+    return RunningJob(launcher=launcher, command=command, run_dir=run_dir, ranks=found)
 
 
 def look_at(target: str) -> Evidence:
