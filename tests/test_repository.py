@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -47,3 +48,10 @@ def test_files_stay_readable():
     """One idea per file: source files and tests have at most 400 lines."""
     sizes = {p: len(p.read_text().splitlines()) for p in tracked() if p.suffix == ".py"}
     assert {p: n for p, n in sizes.items() if n > 400} == {}
+
+
+def test_no_script_hides_a_module_of_python():
+    """A script's folder comes first on the path of its neighbours: `profile.py` would be taken for Python's own."""
+    scripts = [path for folder in ("bench", "examples") for path in (ROOT / folder).rglob("*.py")]
+    assert scripts
+    assert [path for path in scripts if path.stem in sys.stdlib_module_names] == []

@@ -1,6 +1,6 @@
 """What recording costs: steps of a plain DDP loop alone, with the recorder in it, and while torch.profiler records.
 
-    python bench/profile.py [--rounds 5] [--width 256]
+    python bench/profile_cost.py [--rounds 5] [--width 256]
 
 Two gloo ranks of one thread each; the script writes down its own step times. In each round it runs under `rankwise run`
 Two gloo ranks of one thread each; the script writes its own step times. In each round it runs under `rankwise run`
