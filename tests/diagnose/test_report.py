@@ -36,7 +36,10 @@ def make_run(path, *, num_steps=20, evil=""):
     finding = {"cause": evil, "rank": 1, "cost_ms": 2.0, "share": 0.5, "text": evil, "change": evil}
     profile = {"parts": PARTS if evil else ["data", "forward", "other"], "ranks": [rank], "findings": [finding]}
     profile |= {"straggler": {"rank": 1, "score": math.nan}, "sweep": {"setting": evil, "values": [{"verdict": evil}]}}
+    failed = dict.fromkeys(("host", "cause", "traceback", "hang", "signal"), f"ValueError: boom{evil}")
+    failed |= {"time": 2.0, "rank": 1, "world_size": 2, "places": {f"0{evil}": evil}, "others": [evil], "attempt": 0}
     files = {
+        "failure.json": {"version": 1, "failures": [failed], "standstills": [{"text": f"stood still{evil}"}]},
         "config.json": config,
         "profile.json": profile,
         "scaling.json": {"unit": evil, "sizes": [{"ranks": 2, "throughput": 3.0, "text": evil}]},
@@ -55,7 +58,7 @@ def make_run(path, *, num_steps=20, evil=""):
     said = (
         f"[replicas] after step 7, rank 1, w: differs{evil}; wanted: equal.\nrank 0 left out 3 damaged samples in all"
     )
-    (logs / "rank-1.err").write_text(f"{said}\nTraceback (most recent call last):\n  x\nValueError: boom{evil}\n")
+    (logs / "rank-1.err").write_text(f"{said}\n")
     return path
 
 
@@ -73,6 +76,7 @@ def test_everything_that_is_recorded_is_told(tmp_path):
         "[replicas] after step 7, rank 1",
         "rank 0 left out 3 damaged samples in all",
         "ValueError: boom",
+        "stood still",
         "10 ★ best",
         "3 MiB",
         "Straggler: rank 1",
@@ -128,14 +132,16 @@ def test_values_that_are_not_numbers_do_not_spoil_a_curve():
     json.dumps(envelope([(n, 1.7e308) for n in range(100)], 5), allow_nan=False)
 
 
-@pytest.mark.parametrize("damage", ["config.json", "profile.json", "checkpoints/step-0000000010/manifest.json"])
+@pytest.mark.parametrize(
+    "damage", ["config.json", "failure.json", "profile.json", "checkpoints/step-0000000010/manifest.json"]
+)
 def test_a_damaged_file_is_named_and_the_rest_is_told(tmp_path, damage):
     """Half a file, and a file of another shape."""
     run = make_run(tmp_path / "run")
     (run / damage).write_text('{"half": ')
     assert damage.split("/")[-1] in page_of(run)
     (run / damage).write_text("[1, null]")
-    assert "ValueError: boom" in page_of(run)
+    assert "0 left out 3 damaged samples" in page_of(run)
 
 
 def test_runs_side_by_side_mark_what_differs(tmp_path):

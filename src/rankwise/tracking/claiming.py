@@ -25,7 +25,17 @@ from rankwise.tracking.lock import FileLock
 __all__ = ["FINISHED_HERE", "WAYS", "Claim", "claim"]
 
 # What may lie in a directory that holds no run yet: made by the launcher, or left by a start that died.
-_EARLY = {"logs", "vitals", "lock", "running.lock", "attempt.json", "traces", "profile.json", "scaling.json"}
+_EARLY = {
+    "logs",
+    "vitals",
+    "lock",
+    "running.lock",
+    "attempt.json",
+    "traces",
+    "profile.json",
+    "scaling.json",
+    "failure.json",
+}
 _FORMAT = 1
 _LOGS = re.compile(r"attempt-(\d+)")
 # How to leave a run that is there as it is; for messages.
@@ -211,8 +221,8 @@ def _refuse_foreign(path: Path) -> None:
 
 
 def _is_ours(name: str) -> bool:
-    """Whether it is a temporary file of `write_json` whose writer died."""
-    return re.fullmatch(r"\.(attempt|config)\.json\.[0-9a-f]+\.tmp", name) is not None
+    """Whether it is a temporary file of `write_json` whose writer died, or a failure put aside."""
+    return re.fullmatch(r"failure\.json\.[\d-]+|\.(attempt|config|failure)\.json\.[0-9a-f]+\.tmp", name) is not None
 
 
 def _move_aside(path: Path, running: FileLock) -> Path:

@@ -16,11 +16,11 @@ _BAD = ("fail", "warn")
 def attention(run: RunRecord, curves: dict[str, list[tuple[int, float]]]) -> list[tuple[str, str, str]]:
     """Return what a reader should look at first: (level, text, id of the section)."""
     found = []
-    failed = [folder for folder in run.logs.folders if folder.errors]
-    if failed:
-        found.append(("error", f"{len(failed)} start(s) of the ranks ended in a failure", "attempts"))
-    if run.stalls or run.logs.hangs:
-        found.append(("error", f"the run stood still {len(run.stalls) or len(run.logs.hangs)} time(s)", "hangs"))
+    if run.failures:
+        found.append(("error", f"{len(run.failures)} start(s) of the ranks ended in a failure", "attempts"))
+    num_hangs = len(_verdicts(run))
+    if num_hangs:
+        found.append(("error", f"the run stood still {num_hangs} time(s)", "hangs"))
     if run.logs.guard:
         found.append(("error", f"the guard found {len(run.logs.guard)} thing(s)", "guard"))
     for name, points in curves.items():
@@ -52,7 +52,7 @@ def _checked(run: RunRecord) -> list[tuple[str, str, str]]:
 
 def guard(run: RunRecord) -> Markup:
     """Return what the guard said in the logs."""
-    if not run.logs.folders:
+    if not run.logs.are_kept:
         return el("p", "not recorded: the logs are kept by ", el("code", "rankwise run --run-dir"), class_="none")
     return _said(run.logs.guard, "nothing found in the logs")
 
@@ -63,7 +63,7 @@ def skipped(run: RunRecord) -> Markup:
     if counted:
         told_so = el("p", f"{told(counted[-1]['num_skipped'])} samples by step {counted[-1]['step']}")
         return join([told_so, _said(run.logs.skipped, "")])
-    if not run.logs.folders:
+    if not run.logs.are_kept:
         return el("p", "not recorded: the logs are kept by ", el("code", "rankwise run --run-dir"), class_="none")
     return _said(run.logs.skipped, "none, as far as the logs tell")
 
@@ -75,14 +75,20 @@ def _said(lines: Sequence[tuple[str, str]], nothing: str) -> Markup:
 
 
 def hangs(run: RunRecord) -> Markup:
-    """Return the verdicts on hangs: those that the watch saved, and those in the logs."""
-    saved = [
-        el("li", told(as_dict(stall.get("verdict")).get("text")), " ", el("small", stall["file"]))
-        for stall in run.stalls
+    """Return the verdicts on hangs."""
+    return _said(_verdicts(run), "none recorded")
+
+
+def _verdicts(run: RunRecord) -> list[tuple[str, str]]:
+    """Return (where, text) of each hang: as the launcher kept it and the watch saved it, else as the logs have it."""
+    ended = [
+        ("ended the attempt", f"rank {told(one.get('rank'))} {told(one['hang'])}")
+        for one in run.failures
+        if one.get("hang")
     ]
-    if saved:
-        return el("ul", *saved, class_="said")
-    return _said(run.logs.hangs, "none recorded")
+    went_on = [("the run went on", told(one.get("text"))) for one in run.standstills]
+    saved = [(told(stall["file"]), told(as_dict(stall.get("verdict")).get("text"))) for stall in run.stalls]
+    return [*ended, *went_on, *saved] or list(run.logs.hangs)
 
 
 def lint(run: RunRecord) -> Markup:

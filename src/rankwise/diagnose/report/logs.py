@@ -6,59 +6,49 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-__all__ = ["LogFolder", "LogNotes", "read_logs"]
+__all__ = ["LogNotes", "read_logs"]
 
 _END_BYTES = 1 << 20
 _MOST = 100
 _GUARD = re.compile(r"\[([a-z][\w -]*)\] ((?:after step \d+|before the first step), ranks? [\d, ]+, .+)")
 _SKIPPED = re.compile(r"^.*\brank \d+ (?:leaves|left) out .*\bdamaged samples?\b.*$", re.MULTILINE)
 _HANG = re.compile(r"^.*\branks? [\d, -]+ ha(?:s|ve) not joined .+$", re.MULTILINE)
-_ERROR = re.compile(r"^(?:[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Interrupted|Exit)\b.*)$", re.MULTILINE)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogFolder:
-    """The logs of one start of all ranks.
+@dataclass(slots=True, kw_only=True)
+class LogNotes:
+    """What all logs tell, each thing once: (where, text).
 
     Attributes:
-        name: of the folder.
-        last_s: when a rank last wrote there, in seconds since 1970.
-        errors: (rank, line) of the last exception of each rank that died of one.
+        are_kept: there are logs; else nothing is known.
     """
 
-    name: str
-    last_s: float
-    errors: list[tuple[str, str]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogNotes:
-    """What all logs tell, each thing once: (where, text)."""
-
-    folders: list[LogFolder] = field(default_factory=list)
+    are_kept: bool = False
     guard: list[tuple[str, str]] = field(default_factory=list)
     skipped: list[tuple[str, str]] = field(default_factory=list)
     hangs: list[tuple[str, str]] = field(default_factory=list)
 
 
 def read_logs(root: Path, notes: list[str]) -> LogNotes:
-    """Read the first and the last megabyte of every log under a run's ``logs/``."""
+    """Read the first and the last megabyte of every log under a run's ``logs/``, those of several hosts too."""
     found = LogNotes()
     seen: set[str] = set()
-    folders = [(int(name[1]), entry) for entry in root.glob("attempt-*") if (name := re.search(r"-(\d+)$", entry.name))]
+    folders = [
+        (int(name[1]), entry)
+        for pattern in ("attempt-*", "*/attempt-*")
+        for entry in root.glob(pattern)
+        if (name := re.search(r"-(\d+)$", entry.name))
+    ]
     for _, folder in sorted(folders):
-        errors, last_s = [], 0.0
+        found.are_kept = True
         for file in sorted(folder.glob("rank-*.*")):
-            where = f"{folder.name}/{file.name}"
+            where = str(file.relative_to(root))
             try:
-                text, last_s = _ends(file), max(last_s, file.stat().st_mtime)
+                text = _ends(file)
             except OSError as error:
                 notes.append(f"logs/{where} cannot be read: {error}")
                 continue
             _search(text, where, found, seen)
-            if "Traceback (most recent call last)" in text and (lines := _ERROR.findall(text)):
-                errors.append((file.stem, lines[-1]))
-        found.folders.append(LogFolder(name=folder.name, last_s=last_s, errors=errors))
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 import warnings
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rankwise.diagnose.report.logs import LogNotes, read_logs
+from rankwise.diagnose.report.series import is_number
 from rankwise.errors import ConfigError
 from rankwise.tracking import read_metrics
 
@@ -26,7 +28,7 @@ class RunRecord:
     Attributes:
         name: how the page calls it.
         path: the directory.
-        status: "finished", "running", "interrupted" or "ended".
+        status: "finished", "running", "interrupted", "failed" or "ended" (it is not known how).
         config: ``config.json``.
         finished: ``finished.json``, empty without one.
         attempts: number of the attempt and its record, in their order.
@@ -37,6 +39,7 @@ class RunRecord:
         profile, scaling: what `rankwise profile` and `rankwise scaling` left, empty without.
         lint, doctor: findings and checks, None where none were saved.
         stalls: what the watch saved.
+        failures, standstills: what the launcher kept in ``failure.json``, oldest first.
         logs: what the ranks' logs tell.
         notes: what could not be read.
     """
@@ -56,6 +59,8 @@ class RunRecord:
     lint: list[Any] | None
     doctor: list[Any] | None
     stalls: list[dict[str, Any]]
+    failures: list[dict[str, Any]]
+    standstills: list[dict[str, Any]]
     logs: LogNotes
     notes: list[str]
 
@@ -97,6 +102,7 @@ def read_run(path: Path, *, name: str, lint: list[Any] | None = None, doctor: li
         for number, record in as_dict(config.get("environment")).items()
         if number.isdecimal()
     )
+    ended = as_dict(_load(path / "failure.json", notes))
     lines, starts, num_superseded = _metrics(path, notes)
     stalls = [
         {"file": file.name, **as_dict(_load(file, notes))}
@@ -106,7 +112,7 @@ def read_run(path: Path, *, name: str, lint: list[Any] | None = None, doctor: li
     return RunRecord(
         name=name,
         path=path,
-        status=_status(path, finished, attempts),
+        status=_status(path, finished, attempts, as_list(ended.get("failures"))),
         config=config,
         finished=finished,
         attempts=attempts,
@@ -119,6 +125,8 @@ def read_run(path: Path, *, name: str, lint: list[Any] | None = None, doctor: li
         lint=lint if lint is not None else _saved(path / "lint.json", "findings", notes),
         doctor=doctor if doctor is not None else _saved(path / "doctor.json", "checks", notes),
         stalls=stalls,
+        failures=[as_dict(one) for one in as_list(ended.get("failures"))],
+        standstills=[as_dict(one) for one in as_list(ended.get("standstills"))],
         logs=read_logs(path / "logs", notes),
         notes=notes,
     )
@@ -192,12 +200,18 @@ def _checkpoints(folder: Path, notes: list[str]) -> list[dict[str, Any]]:
     return sorted(found, key=lambda record: record["step"])
 
 
-def _status(path: Path, finished: dict[str, Any], attempts: Sequence[tuple[int, dict[str, Any]]]) -> str:
+def _status(
+    path: Path, finished: dict[str, Any], attempts: Sequence[tuple[int, dict[str, Any]]], failures: Sequence[Any]
+) -> str:
     if finished:
         return "finished"
     if _is_held(path / "running.lock"):
         return "running"
-    return "interrupted" if attempts and "interrupted" in attempts[-1][1] else "ended"
+    if attempts and "interrupted" in attempts[-1][1]:
+        return "interrupted"
+    begun, died = attempts[-1][1].get("time") if attempts else None, [as_dict(one).get("time") for one in failures]
+    last = max((time for time in died if is_number(time)), default=-math.inf)
+    return "failed" if died and (not is_number(begun) or last >= begun) else "ended"
 
 
 def _is_held(lock: Path) -> bool:

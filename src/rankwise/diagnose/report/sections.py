@@ -9,13 +9,16 @@ from typing import Any
 
 from rankwise.diagnose.report.markup import Markup, el, join, table, told
 from rankwise.diagnose.report.run_record import RunRecord, as_dict, as_list
+from rankwise.diagnose.report.series import is_number
 
 __all__ = ["attempts", "checkpoints", "made_of", "moment", "profile", "scaling", "size_text"]
+
+_MOST_DETAILS = 10
 
 
 def moment(seconds: object) -> str:
     """Return a time (seconds since 1970) as people read it, in UTC."""
-    if not isinstance(seconds, int | float) or not math.isfinite(seconds):
+    if not is_number(seconds):
         return "-"
     try:
         return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
@@ -98,13 +101,40 @@ def attempts(run: RunRecord) -> Markup:
 
 
 def _failures(run: RunRecord) -> Markup | None:
-    """Return what the ranks died of, start by start: one that failed before it opened the run is no attempt."""
+    """Return what the launcher kept of each failure: one before the run was opened belongs to no attempt."""
     rows = [
-        [f"logs/{folder.name}", moment(folder.last_s), rank, line]
-        for folder in run.logs.folders
-        for rank, line in folder.errors
+        [
+            moment(one.get("time")),
+            f"{told(one.get('rank'))} of {told(one.get('world_size'))}",
+            told(one.get("host")),
+            _exit(one),
+            told(one.get("step")),
+            told(one.get("attempt")),
+            told(one.get("cause")),
+        ]
+        for one in run.failures
     ]
-    return table(["logs", "last written", "rank", "died of"], rows, name=f"failures of {run.name}") if rows else None
+    if not rows:
+        return None
+    head = ["failed", "rank", "host", "exit", "step", "restarts before", "cause"]
+    return join([table(head, rows, name=f"failures of {run.name}"), *map(_detail, run.failures[-_MOST_DETAILS:])])
+
+
+def _exit(one: dict[str, Any]) -> str:
+    if one.get("hang"):
+        return "hung"
+    return told(one.get("signal")) if one.get("signal") else told(one.get("status", one.get("exitcode")))
+
+
+def _detail(one: dict[str, Any]) -> Markup | None:
+    """Return the traceback or the stacks of a failure, and what became of the other ranks."""
+    places = [f"rank {rank} was at {told(place)}" for rank, place in as_dict(one.get("places")).items()]
+    lines = [str(one.get("traceback") or "").rstrip(), *places, *map(told, as_list(one.get("others")))]
+    text = "\n".join(line for line in lines if line)
+    if not text:
+        return None
+    title = f"{moment(one.get('time'))}: rank {told(one.get('traceback_of', one.get('rank')))}, and the others"
+    return el("details", el("summary", title), el("pre", text))
 
 
 def _ending(run: RunRecord, number: int, record: dict[str, Any], following: object) -> object:
@@ -114,13 +144,13 @@ def _ending(run: RunRecord, number: int, record: dict[str, Any], following: obje
     if run.finished.get("attempt") == number:
         return "finished"
     begin, end = record.get("time"), following
-    if isinstance(begin, int | float) and isinstance(end, int | float):
-        for folder in run.logs.folders:
-            if begin <= folder.last_s <= end and folder.errors:
-                return join(el("div", f"{rank}: {line}") for rank, line in folder.errors)
+    for one in run.failures:
+        when = one.get("time")
+        if is_number(begin) and is_number(when) and begin <= when and not (is_number(end) and when >= end):
+            return f"rank {told(one.get('rank'))} {told(one.get('cause'))}" if "rank" in one else told(one.get("cause"))
     if number == run.attempts[-1][0] and run.status == "running":
         return "running"
-    return "not recorded: killed, or its logs were not kept (rankwise run --run-dir keeps them)"
+    return "not recorded: the launcher was killed too, or it was not rankwise run --run-dir"
 
 
 def checkpoints(run: RunRecord) -> Markup:
@@ -152,11 +182,7 @@ def _best(run: RunRecord) -> tuple[int | None, str]:
         logged.get(info["step"]) if value is None else value
         for info, value in zip(run.checkpoints, values, strict=True)
     ]
-    known = [
-        (value if mode != "max" else -value, index)
-        for index, value in enumerate(values)
-        if isinstance(value, int | float) and math.isfinite(value)
-    ]
+    known = [(value if mode != "max" else -value, index) for index, value in enumerate(values) if is_number(value)]
     if not known:
         return (
             None,
@@ -199,7 +225,7 @@ def profile(run: RunRecord) -> Markup:
 
 
 def _ms(value: object) -> str:
-    return f"{value:.4g} ms" if isinstance(value, int | float) and math.isfinite(value) else "-"
+    return f"{value:.4g} ms" if is_number(value) else "-"
 
 
 def _bars(parts: Sequence[str], ranks: Sequence[dict[str, Any]]) -> Markup:
@@ -224,7 +250,7 @@ def _bars(parts: Sequence[str], ranks: Sequence[dict[str, Any]]) -> Markup:
 
 
 def _number(value: object) -> float:
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) and value > 0 else 0.0
+    return float(value) if is_number(value) and value > 0 else 0.0
 
 
 def _straggler(found: dict[str, Any]) -> Markup:

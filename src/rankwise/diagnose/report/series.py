@@ -5,12 +5,20 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
-__all__ = ["collect", "envelope", "summary"]
+__all__ = ["collect", "envelope", "is_number", "summary"]
 
 _RESERVED = {"step", "epoch", "attempt", "time", "event", "nonfinite", "superseded", "restored_step"}
 _MOST_ODD = 20
+
+
+def is_number(value: object) -> TypeGuard[int | float]:
+    """Whether it is a number that can be drawn and compared: no boolean, neither NaN nor infinite."""
+    try:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:  # a whole number of more than 308 digits
+        return False
 
 
 def collect(lines: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[int, float]]]:
@@ -45,7 +53,7 @@ def _rates(lines: Sequence[Mapping[str, Any]]) -> list[tuple[int, float]]:
     before: tuple[object, int, float] | None = None
     for line in lines:
         attempt, step, now = line.get("attempt"), int(line["step"]), line.get("time")
-        if not isinstance(now, int | float):
+        if not is_number(now):
             continue
         if before is not None and attempt == before[0] and step > before[1] and now > before[2]:
             rates.append((step, (step - before[1]) / (now - before[2])))

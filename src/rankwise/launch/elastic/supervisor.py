@@ -20,6 +20,7 @@ from rankwise.launch.elastic.membership import Membership
 from rankwise.launch.elastic.nodes import Nodes
 from rankwise.launch.elastic.peer import Peer
 from rankwise.launch.elastic.seal import derived_secret, read_token
+from rankwise.launch.failures import keep, keep_standstill
 from rankwise.launch.job import Job
 from rankwise.launch.local.attempt import Attempt
 from rankwise.launch.local.console import Console
@@ -91,6 +92,7 @@ class _Node:
         self._round = self._failures = self._last_size = self._quorum = self._num_attempts = 0
         self._interrupted: int | None = None
         self._text = ""  # the whole report of our last failure
+        self._record: dict[str, Any] = {}  # the same for the run directory
 
     def run(self) -> Outcome:
         """Take part until the run is over; meet again elsewhere when the rendezvous is lost."""
@@ -225,6 +227,8 @@ class _Node:
             self._send({"kind": "seen", "inquiry": message["inquiry"], **view})
         elif message["kind"] == "standstill":
             tell(self._console, str(message["text"]))
+            if self._coordinator is not None:
+                keep_standstill(self._job.run_dir, str(message["text"]), self._console.say)
             if attempt is not None:
                 attempt.note_standstill()
         elif attempt is not None:
@@ -234,6 +238,7 @@ class _Node:
         self.told.add(str(message["line"]))
         if message["own"]:
             tell(self._console, self._text)
+            keep(self._job.run_dir, self._record, self._console.say)
         else:
             self._console.say(str(message["line"]))
             if message["text"]:
@@ -278,6 +283,7 @@ class _Node:
         if failure is None:
             return {"status": _status(ends)}
         self._text = describe_end(failure, ends, logs, world_size=part.world_size)
+        self._record = attempt.describe(failure, ends)
         root = next((end for end in ends if end.rank == failure.rank and end.failed), None)
         return {
             "status": "failed",
@@ -311,6 +317,9 @@ class _Node:
         if end["exitcode"]:
             rank, code = int(end["rank"]), int(end["exitcode"])
             failure = Failure(rank=rank, headline=line, detail="", status=None, exitcode=code)
+            if self._coordinator is not None and line not in self.told:  # no rank failed: nodes were lost
+                found = {"time": time.time(), "attempt": self._round - 1, "cause": line, "exitcode": code}
+                keep(self._job.run_dir, found, self._console.say)
         return Outcome(
             failure=failure,
             interrupted=None if signal is None else int(signal),

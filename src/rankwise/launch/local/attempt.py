@@ -108,6 +108,14 @@ class Attempt:
                 port.close()
         return verdict
 
+    def describe(self, failure: Failure, ends: list[RankEnd]) -> dict[str, Any]:
+        """Return how it ended, once it has, as the run directory keeps it (`launch.failures`)."""
+        from rankwise.launch import failures
+
+        world_size = self._job.num_ranks if self._part is None else self._part.world_size
+        step, logs = self.furthest_step, self._logs
+        return failures.describe(failure, ends, attempt=self._number, world_size=world_size, step=step, logs=logs)
+
     def _call_judge(self) -> Judge:
         """Load what is not needed for a start while the ranks load theirs; not later: it might be gone, or another."""
         import shutil  # noqa: F401  (for the folders, at the end)

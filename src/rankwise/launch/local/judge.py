@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from rankwise.launch.failures import keep_standstill
 from rankwise.launch.job import Job
 from rankwise.launch.local.console import Console
 from rankwise.launch.local.hang import HangWatch, StallWatch, blame, tell_standstill
@@ -156,6 +157,7 @@ class Judge:
         elif quiet_s is not None:
             news = tell_standstill(quiet_s, self._folder, alive)
             self._stall.note_told()
+            keep_standstill(self._job.run_dir, news, self._console.say)
         if news:
             tell(self._console, news)
         return False

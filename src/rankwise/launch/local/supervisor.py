@@ -58,6 +58,10 @@ def _attempts(job: Job, loop: Loop, console: Console) -> Outcome:
             failure, ends = attempt.run()
             text = describe_end(failure, ends, logs) if failure is not None else ""
             why = "" if failure is None else f"rank {failure.rank} failed"
+            if failure is not None:
+                from rankwise.launch.failures import keep
+
+                keep(job.run_dir, attempt.describe(failure, ends), console.say)
         except LaunchError as error:
             if not attempt.num_started or _with_ranks(job, attempt.num_started) is None:
                 raise

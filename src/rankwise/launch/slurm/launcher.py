@@ -10,8 +10,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from rankwise.errors import ConfigError
+from rankwise.launch.failures import keep
 from rankwise.launch.job import Job
 from rankwise.launch.local.console import Console
 from rankwise.launch.local.loop import Loop
@@ -76,6 +78,7 @@ def run_on_nodes(
             ending = step.run(call, values)
             if ending.record is not None:
                 tell(console, ending.record.text)
+                keep(job.run_dir, ending.record.failure or _lost(ending.record, attempt), console.say)
             if ending.record is None or ending.interrupted is not None or attempt >= most:
                 break
             attempt += 1
@@ -83,6 +86,12 @@ def run_on_nodes(
         ending = _after(ending, job, allocation, console, max_requeues)
     console.flush()
     return ending
+
+
+def _lost(record: Record, attempt: int) -> dict[str, Any]:
+    """Return what the run directory keeps where no rank failed, but a node was lost or could not start."""
+    cause = record.text.partition("\n")[0]
+    return {"time": record.time_s, "attempt": attempt, "cause": cause, "exitcode": record.exitcode}
 
 
 def _after(ending: Ending, job: Job, allocation: Allocation, console: Console, max_requeues: int) -> Ending:

@@ -78,7 +78,10 @@ def _run(start: Start, node: int, host: str, folder: Path, stack: contextlib.Exi
         _hand_in(Path(job.target.name).parent, range(part.first_rank, part.first_rank + job.num_ranks), folder)
     again = failure is None and any(end.interrupted for end in ends)
     record = Record(node=node, host=host, interrupted=attempt.interrupted, again=again, step=attempt.furthest_step)
-    return record if failure is None else _failed(record, failure, ends, part.world_size, start.logs)
+    if failure is None:
+        return record
+    record = replace(record, failure=attempt.describe(failure, ends))
+    return _failed(record, failure, ends, part.world_size, start.logs)
 
 
 def _failed(record: Record, failure: Failure, ends: list[RankEnd], world_size: int, logs: Path | None) -> Record:

@@ -6,7 +6,7 @@ import json
 import os
 import pickle
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -100,6 +100,7 @@ class Record:
         interrupted: the signal that stopped the ranks from outside, None if none did.
         again: the ranks have saved and ended because they were asked to.
         step: the highest step that a rank said it works on, None if none did.
+        failure: what the run directory keeps of it (`launch.failures`), empty without one.
     """
 
     node: int
@@ -114,6 +115,7 @@ class Record:
     interrupted: int | None = None
     again: bool = False
     step: int | None = None
+    failure: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def read_all(cls, folder: Path) -> list[Self]:
