@@ -37,7 +37,8 @@ def watch(stall_s: float = DEFAULT_STALL_S, *, folder: str | os.PathLike[str] | 
 
     Args:
         stall_s: seconds, > 0; longer than the longest pause between two collectives of a healthy job.
-        folder: where the answers are saved; default: RANKWISE_WATCH_DIR, else the working directory.
+        folder: where the answers are saved; default: RANKWISE_WATCH_DIR, else ``logs/`` of RANKWISE_RUN_DIR, where
+            `rankwise report` finds them, else ``rankwise-stalls/`` in the working directory.
 
     Raises:
         ConfigError: `stall_s` is no such number, there is no process group, or it is not the main thread.
@@ -53,7 +54,9 @@ def watch(stall_s: float = DEFAULT_STALL_S, *, folder: str | os.PathLike[str] | 
         return
     if threading.current_thread() is not threading.main_thread():
         raise ConfigError("call watch() from the main thread: only there can a signal for stacks be registered")
-    where = Path(folder or os.environ.get("RANKWISE_WATCH_DIR") or Path.cwd())
+    run_dir = os.environ.get("RANKWISE_RUN_DIR")
+    named = folder or os.environ.get("RANKWISE_WATCH_DIR") or (Path(run_dir) / "logs" if run_dir else "rankwise-stalls")
+    where = Path(named).absolute()  # the script may go elsewhere
     store = front.distributed_c10d._get_default_store()  # noqa: SLF001  (the public name would make another store)
     _agent = Agent(Registry(store), front.get_rank(), front.get_world_size(), float(stall_s), where)
     _agent.start()
