@@ -43,6 +43,8 @@ def test_a_right_script_goes_through_all_stages(tmp_path):
     (two,) = of(checks, "two ranks")
     assert two.evidence.startswith("2 ranks against 1 rank: 3 steps, the same samples")
     assert of(checks, "one rank")[0].status == "pass"
+    profile = of(checks, "profile")[0]  # its six steps are just enough
+    assert (profile.status, "ms on 2 gloo ranks" in profile.evidence) == ("pass", True), profile
     (last,) = of(checks, "nccl")
     assert (last.status, "--nccl-log" in last.mend) == ("not run", True)
 

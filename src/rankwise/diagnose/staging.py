@@ -10,17 +10,16 @@ from rankwise.diagnose.comparing import Finding, Verdict
 from rankwise.diagnose.doctor.check import Check, failed, not_run, passed, warned
 from rankwise.diagnose.doctor.doctor import check_here, choose_sections
 from rankwise.diagnose.lint import find_settings, lint_paths
+from rankwise.diagnose.profile import Script, profile_script
 from rankwise.diagnose.verify import verify_script
-from rankwise.errors import ConfigError
+from rankwise.errors import ConfigError, LaunchError
 
 __all__ = ["examine_script", "judge_runs"]
 
 _RUNS = ("one rank", "two ranks")
-_LATER = {
-    "profile": "torch.profiler over a few steps on the machines of the job: who waits for what",
-    "nccl": "NCCL_DEBUG=INFO NCCL_DEBUG_FILE=nccl.%h.%p.log for the job, then doctor --nccl-log nccl.%h.%p.log",
-}
+_NCCL = "NCCL_DEBUG=INFO NCCL_DEBUG_FILE=nccl.%h.%p.log for the job, then doctor --nccl-log nccl.%h.%p.log"
 _LONG_S = 600.0
+_SHOWN_SHARE = 0.05
 
 
 def examine_script(
@@ -31,7 +30,7 @@ def examine_script(
     deadline_s: float = _LONG_S,
     sections: tuple[Collection[str], Collection[str]] = ((), ()),
 ) -> list[Check]:
-    """Lint a script, look at this machine, then run its first optimizer steps on 1 and on 2 gloo ranks of it.
+    """Lint a script, look at this machine, run its first optimizer steps on 1 and on 2 gloo ranks of it, profile some.
 
     The first stage that fails is the last: what comes after would only show its effects. To be called in the main
     thread of a process without other threads; the script ends after its steps.
@@ -52,22 +51,40 @@ def examine_script(
     checks = _code(Path(script)) if "code" in wanted else []
     if _failed(checks) is None:
         checks += check_here(wanted)
+    limit_s = max(deadline_s, _LONG_S)
     stopped = _failed(checks)
     if stopped is None and wanted & set(_RUNS):
         with tempfile.TemporaryDirectory(prefix="rankwise-doctor-") as folder:
-            limit_s = max(deadline_s, _LONG_S)
             verdict = verify_script(
                 script, args, ranks=(1, 2), steps=steps, folder=Path(folder), stop=True, timeout_s=limit_s
             )
         checks += judge_runs(verdict, steps)
         stopped = _failed(checks)
+    if stopped is None and "profile" in wanted:
+        checks += _profile(Script(path=script, args=tuple(args), num_threads=1, timeout_s=limit_s), steps)
     done = {check.section for check in checks}
-    for name in (*_RUNS, *_LATER):
+    for name in (*_RUNS, "profile", "nccl"):
         why = f"stopped at {stopped}" if stopped else "looked at last, in the job itself"
         if name not in done:
-            mend = "" if stopped else _LATER.get(name, "")
+            mend = _NCCL if name == "nccl" and not stopped else ""
             checks.append(not_run(name, "first steps" if name in _RUNS else name, why, mend))
     return [check for check in checks if check.section in wanted]
+
+
+def _profile(script: Script, steps: int) -> list[Check]:
+    """Say where the time of some steps goes on two ranks: of this machine's, gloo and what else it is doing."""
+    name = "time of a step"
+    try:
+        with tempfile.TemporaryDirectory(prefix="rankwise-doctor-") as folder:
+            found = profile_script(script, num_ranks=2, steps=steps, skip=1, folder=Path(folder))
+    except LaunchError as error:
+        return [not_run("profile", name, str(error), f"rankwise profile --nproc 2 {script.path}")]
+    parts = sorted(found.share().items(), key=lambda pair: -pair[1])
+    shares = ", ".join(f"{part} {share:.0%}" for part, share in parts if share >= _SHOWN_SHARE)
+    checks = [passed("profile", name, f"{found.step_ms:.3g} ms on 2 gloo ranks of this machine: {shares}")]
+    # what another machine or network would change is no warning: that is for `rankwise profile` in the job
+    costly = [finding for finding in found.findings if finding.cause in {"data", "straggler"}]
+    return checks + [warned("profile", finding.cause, finding.text, finding.change) for finding in costly]
 
 
 def _failed(checks: Sequence[Check]) -> str | None:

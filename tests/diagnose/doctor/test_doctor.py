@@ -14,11 +14,12 @@ from rankwise.diagnose.doctor.collectives import SIZES
 from rankwise.diagnose.doctor.devices import check_devices
 from rankwise.diagnose.doctor.group import check_group
 from rankwise.diagnose.doctor.host import check_host
-from rankwise.diagnose.doctor.job import judge_devices, judge_facts
+from rankwise.diagnose.doctor.job import judge_devices, judge_facts, judge_folder, judge_others
 from rankwise.diagnose.doctor.storage import check_data, is_network, kind_of
 from rankwise.diagnose.doctor.variables import check_variables
 from rankwise.diagnose.variables import KNOWN, NEVER_EXISTED, RENAMED, judge_name
 from rankwise.errors import ConfigError
+from rankwise.testing.held_ports import hold_port
 
 LO = {"lo": ["127.0.0.1"], "eth0": ["10.0.0.5"], "ib0": []}
 RANK = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "h", "MASTER_PORT": "29500"}
@@ -202,17 +203,65 @@ def test_a_group_that_does_not_come_is_given_up():
     assert "did not get past importing torch" in check.evidence
 
 
-def test_under_a_launcher_all_ranks_are_compared(tmp_path):
-    """One report for the job, from the main rank; a mistyped variable of the job stands in it."""
-    command = [sys.executable, "-m", "rankwise", "run", "--nproc", "2", "-m", "rankwise", "doctor", "--json"]
-    env = {**os.environ, "NCCL_TIMEOUT": "60", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=240)
-    checks = [Check(**found) for found in json.loads(done.stdout)]
+def under_torchrun(tmp_path, env):
+    """One rank of torchrun's two has another value of a variable."""
+    words = 'if [ "$RANK" = 1 ]; then export NCCL_DEBUG=INFO; fi; exec "$0" -m rankwise doctor --json'
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--no-python"]
+    command += ["sh", "-c", words, sys.executable]
+    return [subprocess.Popen(command, env=env, cwd=tmp_path, stdout=subprocess.PIPE, text=True)]
+
+
+def under_srun(tmp_path, env):
+    """Two processes with the variables that srun sets for the tasks of a step."""
+    port = hold_port()
+    common = {"SLURM_JOB_ID": "4711", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "2", "SLURM_STEP_NUM_TASKS": "2"}
+    common |= {
+        "SLURM_STEP_NUM_NODES": "1",
+        "SLURM_NNODES": "1",
+        "SLURM_NODEID": "0",
+        "SLURM_STEP_NODELIST": "localhost",
+    }
+    common |= {"SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_STEP_RESV_PORTS": f"{port}-{port}"}
+    command = [sys.executable, "-m", "rankwise", "doctor", "--json"]
+    return [
+        subprocess.Popen(
+            command, cwd=tmp_path, stdout=subprocess.PIPE, text=True,
+            env=env | common | {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)},
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("start", "code"), [(under_torchrun, 1), (under_srun, 0)])
+def test_under_a_launcher_all_ranks_are_compared(tmp_path, start, code):
+    """One report for the job, from the main rank, with what differs; the exit code is the report's."""
+    ours = ("RANKWISE_", "SLURM_", "NCCL_", "MASTER_")
+    env = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    started = start(tmp_path, env | {"NCCL_TIMEOUT": "60", "OMP_NUM_THREADS": "1"})
+    main, *others = [process.communicate(timeout=240)[0] for process in started]
+    assert [process.returncode for process in started] == [code] + [0] * len(others)
+    assert others == [""] * len(others)
+    checks = [Check(**found) for found in json.loads(main)]
     named = {check.name: check for check in checks}
     assert named["all ranks meet"].evidence == "2 ranks"
     assert named["same versions"].status == "pass"
     assert named["collectives"].status == "pass"
     assert named["NCCL_TIMEOUT"].status == "warn"
+    assert named["one working directory"].status == "pass"
     assert named["read rate of the data"].status == "not run"
-    assert exit_code(checks) == 0
+    assert exit_code(checks) == code
     assert "1 warn" in render(checks)
+    same = named["same variables"]
+    assert ("NCCL_DEBUG: not set on rank 0, INFO on rank 1" in same.evidence) == (same.status == "fail") == bool(code)
+
+
+def test_ranks_without_a_common_folder_are_named():
+    """Also on one machine, where containers have file systems of their own; and what only rank 1 has found is told."""
+    trouble = {"section": "variables", "name": "GLOO_SOCKET_IFNAME", "status": "fail", "evidence": "x", "mend": "y"}
+    cards = [{"host": host, "boot": host, "file": "/runs/.x", "checks": []} for host in ("a", "a", "b")]
+    cards[1]["checks"], cards[2]["checks"] = [trouble], [trouble]
+    check = judge_folder(cards, {0: True, 1: False, 2: False})
+    assert (check.status, check.evidence) == ("warn", "rank 1-2 on a, b cannot see what rank 0 writes in /runs")
+    assert judge_folder(cards, dict.fromkeys(range(3), True)).status == "pass"
+    assert judge_folder([cards[0] | {"file": ""}], {0: True}).status == "not run"
+    assert [one.name for one in judge_others(cards)] == ["GLOO_SOCKET_IFNAME on rank 1", "GLOO_SOCKET_IFNAME on b"]

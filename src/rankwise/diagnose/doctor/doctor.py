@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Mapping
 
-from rankwise.diagnose.doctor.check import SECTIONS, Check, not_run
+from rankwise.diagnose.doctor.check import SECTIONS, Check, failed, not_run
 from rankwise.diagnose.doctor.devices import check_devices
 from rankwise.diagnose.doctor.group import check_group
 from rankwise.diagnose.doctor.host import check_host
 from rankwise.diagnose.doctor.storage import check_data
 from rankwise.diagnose.doctor.variables import check_variables
-from rankwise.errors import ConfigError
+from rankwise.errors import ConfigError, WorldError
+from rankwise.world.place import find_place
 
 __all__ = ["check_here", "choose_sections", "examine"]
 
@@ -64,13 +65,18 @@ def examine(
     sections = choose_sections(only, skip)
     checks = check_here(sections)
     is_main = True
-    if _launched(os.environ) and sections & {"network", "ranks", "group"}:
+    try:
+        place = find_place(os.environ)
+    except WorldError as error:
+        return [*checks, failed("ranks", "ranks of a job", str(error), "let a launcher set the variables")], True
+    launched = place.world_size > 1
+    if launched and sections & {"network", "ranks", "group"}:
         from rankwise.diagnose.doctor.job import check_job
 
-        found, is_main = check_job(deadline_s, checks, with_group="group" in sections)
+        found, is_main = check_job(place, deadline_s, checks, with_group="group" in sections)
         checks += [check for check in found if check.section in sections or check.status == "fail"]
-    elif _launched(os.environ):
-        is_main = os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0"
+    elif launched:
+        is_main = place.rank == 0
     else:
         if "ranks" in sections:
             mend = "rankwise run --nproc 2 -m rankwise doctor, or srun, torchrun"
@@ -79,8 +85,3 @@ def examine(
     if is_main and "data" in sections:
         checks.append(check_data(data))
     return checks, is_main
-
-
-def _launched(environ: Mapping[str, str]) -> bool:
-    sizes = (environ.get("WORLD_SIZE", ""), environ.get("SLURM_NTASKS", "") if environ.get("SLURM_STEP_ID") else "")
-    return any(size.isdigit() and int(size) > 1 for size in sizes)

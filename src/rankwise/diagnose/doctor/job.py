@@ -30,31 +30,31 @@ from rankwise.diagnose.doctor.network import (
 from rankwise.diagnose.environment import collect_environment
 from rankwise.diagnose.variables import PREFIXES
 from rankwise.errors import WorldError
+from rankwise.launch.topology import format_numbers
 from rankwise.world import bind
 from rankwise.world.binding import kept_store
-from rankwise.world.place import Place, find_place, loopback_address
+from rankwise.world.place import Place, loopback_address
 
-__all__ = ["check_job", "judge_devices", "judge_facts"]
+__all__ = ["check_job", "judge_devices", "judge_facts", "judge_folder", "judge_others"]
 
 _VERSIONS = ("python", "rankwise", "torch", "numpy", "zarr")
 _GROUP = ("collectives", "bandwidth of all_reduce")
 _LEAST_S = 30.0  # for the group, however long ranks have waited for each other before
 
 
-def check_job(timeout_s: float, local: Sequence[Check] = (), *, with_group: bool = True) -> tuple[list[Check], bool]:
+def check_job(
+    place: Place, timeout_s: float, local: Sequence[Check] = (), *, with_group: bool = True
+) -> tuple[list[Check], bool]:
     """Join the launched ranks, compare them, check collectives; return the checks and whether this rank shows them.
 
     The main rank shows what all have said. A rank that did not come so far shows what stopped it.
 
     Args:
+        place: this rank's.
         timeout_s: how long ranks wait for each other; who is missing then is named.
         local: what this rank has found by itself: what is not fine there is told of every host.
         with_group: also make the group of all ranks, and measure it; the same on all ranks.
     """
-    try:
-        place = find_place(os.environ)
-    except WorldError as error:
-        return [failed("ranks", "all ranks meet", str(error), "let a launcher set the variables")], True
     deadline = time.monotonic() + timeout_s
     met = _rendezvous(place, deadline)
     if met.status == "fail":
@@ -112,8 +112,8 @@ def _compare(hosts: Hosts, place: Place, local: Sequence[Check]) -> tuple[list[d
     ways = {rank: look["hosts"] for rank, look in seen.items()}
     checks = [passed("ranks", "all ranks meet", f"{place.world_size} ranks"), *judge_pairs(cards, ways)]
     checks += [judge_clocks(cards, ways), *judge_facts(cards)]
-    checks.append(_folder(cards, {rank: look["file"] for rank, look in seen.items()}))
-    return cards, [*checks, *_elsewhere(cards)]
+    checks.append(judge_folder(cards, {rank: look["file"] for rank, look in seen.items()}))
+    return cards, [*checks, *judge_others(cards)]
 
 
 @contextlib.contextmanager
@@ -129,26 +129,33 @@ def _written(place: Place) -> Iterator[str]:
         yield ""
 
 
-def _folder(cards: Sequence[Mapping[str, Any]], seen: Mapping[int, bool]) -> Check:
+def judge_folder(cards: Sequence[Mapping[str, Any]], seen: Mapping[int, bool]) -> Check:
+    """Say which ranks do not see the file that rank 0 has left in its working directory."""
     name = "one working directory"
     path = Path(cards[0]["file"]).parent
-    if len(first_ranks(cards)) < 2 or not cards[0]["file"]:
-        why = "all ranks are on one machine" if cards[0]["file"] else "rank 0 cannot write in its own"
-        return not_run("ranks", name, why)
-    blind = sorted({str(cards[rank]["host"]) for rank, sees in seen.items() if not sees})
-    if blind:
-        mend = "put runs and checkpoints on a file system that all machines have; code and data must be on each"
-        return warned("ranks", name, f"{', '.join(blind)} cannot see what rank 0 writes in {path}", mend)
+    if not cards[0]["file"]:
+        return not_run("ranks", name, "rank 0 cannot write in its own")
+    blind = sorted(rank for rank, sees in seen.items() if not sees)
+    if blind:  # on one machine too: containers have file systems of their own
+        hosts = ", ".join(sorted({str(cards[rank]["host"]) for rank in blind}))
+        told = f"rank {format_numbers(blind)} on {hosts} cannot see what rank 0 writes in {path}"
+        mend = "put runs and checkpoints on a file system that all ranks see; code and data must be on each machine"
+        return warned("ranks", name, told, mend)
     return passed("ranks", name, f"{path} on {cards[0]['host']} is seen by all")
 
 
-def _elsewhere(cards: Sequence[Mapping[str, Any]]) -> list[Check]:
-    """What is not fine on the other hosts, said by the first rank of each."""
-    found = []
-    for rank in first_ranks(cards)[1:]:
-        for fields in cards[rank]["checks"]:
-            check = Check(**fields)
-            found.append(replace(check, name=f"{check.name} on {cards[rank]['host']}"))
+def judge_others(cards: Sequence[Mapping[str, Any]]) -> list[Check]:
+    """Return what is not fine on the other hosts, said by the first rank of each, and what only another rank found."""
+    found: list[Check] = []
+    told: dict[str, list[dict[str, Any]]] = {}  # by host
+    leaders = first_ranks(cards)
+    for rank, card in enumerate(cards):
+        known = told.setdefault(card["host"], [])
+        for fields in card["checks"]:
+            if fields not in known:
+                known.append(fields)
+                where = card["host"] if rank in leaders else f"rank {rank}"
+                found += [replace(Check(**fields), name=f"{fields['name']} on {where}")] if rank else []
     return found
 
 

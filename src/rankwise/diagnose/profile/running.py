@@ -42,11 +42,13 @@ class Script:
         path: the script.
         args: its arguments.
         num_threads: threads of each rank, None as `rankwise run` chooses.
+        timeout_s: of each run; None: none.
     """
 
     path: str
     args: tuple[str, ...] = ()
     num_threads: int | None = None
+    timeout_s: float | None = None
 
 
 def run_recorded(script: Script, num_ranks: int, task: Task) -> list[dict[str, Any]]:
@@ -66,6 +68,7 @@ def run_recorded(script: Script, num_ranks: int, task: Task) -> list[dict[str, A
         show=parse_show("none"),
         env={VARIABLE: task.to_json()},
         num_threads=script.num_threads,
+        timeout_s=script.timeout_s,
     )
     outcome = supervise(job, Stage(tell_last=False))
     if outcome.interrupted is not None:
