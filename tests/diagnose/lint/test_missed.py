@@ -183,9 +183,106 @@ def save(model, rank, kind, policy):
     with FSDP.state_dict_type(model, kind, policy):
         return model.state_dict()
 """
+STEP_THROUGH_METHODS = (
+    HEAD
+    + """
+def train(net, batches, criterion, optimizer):
+    net = DDP(net)
+    for x, y in batches:
+        code = net.module.encode(x)
+        output = net.module.project(code)
+        loss = criterion(output, y)
+        loss.backward()
+        optimizer.step()
+"""
+)
+STEP_THROUGH_ANOTHER_NAME = (
+    HEAD
+    + """
+def train(net, batches, criterion, optimizer):
+    model = DDP(net)
+    inner = model.module if hasattr(model, "module") else model
+    for x, y in batches:
+        criterion(inner(x), y).backward()
+        optimizer.step()
+"""
+)
+STEP_THROUGH_UNWRAP_MODEL = """
+from accelerate import Accelerator
+
+def train(net, loader, optimizer):
+    accelerator = Accelerator()
+    net, optimizer, loader = accelerator.prepare(net, optimizer, loader)
+    bare = accelerator.unwrap_model(net)
+    for x in loader:
+        loss = bare.loss_of(x)
+        accelerator.backward(loss)
+        optimizer.step()
+"""
+STATE_OF_AN_ACCELERATED_TRAINER = """
+import torch
+from accelerate import Accelerator
+
+class Trainer:
+    def __init__(self, net):
+        self.accelerator = Accelerator()
+        self.net = self.accelerator.prepare(net)
+
+    def load(self, path):
+        state = torch.load(path)
+        self.accelerator.unwrap_model(self.net).load_state_dict(state["net"])
+"""
+LOADER_BESIDE_AN_ENGINE = """
+import deepspeed
+from torch.utils.data import DataLoader
+
+def main(args, net, data):
+    loader = DataLoader(data, batch_size=8, shuffle=True)
+    engine, _, _, _ = deepspeed.initialize(args=args, model=net)
+    for x in loader:
+        loss = engine(x)
+        engine.backward(loss)
+        engine.step()
+"""
+LOADER_BESIDE_PREPARE = """
+from accelerate import Accelerator
+from torch.utils.data import DataLoader
+
+def main(net, data, optimizer):
+    accelerator = Accelerator()
+    net, optimizer = accelerator.prepare(net, optimizer)
+    loader = DataLoader(data, batch_size=8, shuffle=True)
+    for x in loader:
+        accelerator.backward(net(x))
+        optimizer.step()
+"""
+LOADER_BESIDE_HOROVOD = """
+import horovod.torch as hvd
+from torch.utils.data import DataLoader
+
+def main(net, data, optimizer):
+    hvd.init()
+    optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=net.named_parameters())
+    loader = DataLoader(data, batch_size=8, shuffle=True)
+    for x in loader:
+        net(x).backward()
+        optimizer.step()
+"""
+BACKEND_THAT_IS_GONE = HEAD + "\ndist.init_process_group(backend='tcp', init_method='tcp://10.0.0.1:20000')\n"
+BACKEND_MISSPELT = HEAD + '\nbackend = "ncll"\ndist.init_process_group(backend)\n'
 STOP_BY_A_SHARED_LOSS = STOP_BY_THE_OWN_LOSS.replace(
     "        if loss", "        dist.all_reduce(loss)\n        if loss"
 )
+TEACHER_THROUGH_METHODS = STEP_THROUGH_METHODS.replace("    for x", "    net.eval()\n    for x")
+BESIDE_A_FORWARD_PASS = STEP_THROUGH_METHODS.replace("(code)", "(net(x))")
+LOADER_OF_THE_ENGINE = LOADER_BESIDE_AN_ENGINE.replace("engine, _, _, _", "engine, _, loader, _").replace(
+    "model=net", "model=net, training_data=data"
+)
+LOADER_PREPARED = LOADER_BESIDE_PREPARE.replace("    for x", "    loader = accelerator.prepare(loader)\n    for x")
+NO_STATE = STATE_OF_AN_ACCELERATED_TRAINER.replace(
+    "        self.accelerator.unwrap_model(self.net).load_state_dict", "        print"
+)
+BACKEND_OF_A_PLUGIN = BACKEND_MISSPELT.replace("ncll", "cncl")
 RANK_WITH_A_LOCAL_ONE = RANK_OF_A_CONFIGURATION.replace("config.device)", "config.local_device)")
 
 
@@ -207,6 +304,15 @@ RANK_WITH_A_LOCAL_ONE = RANK_OF_A_CONFIGURATION.replace("config.device)", "confi
         (STOP_BY_THE_OWN_LOSS, "rank-dependent-exit", 15),
         (MODEL_THAT_TRAIN_RETURNS, "save-whole-module", 15),
         (SHARDED_STATE_ON_ONE_RANK, "collective-in-rank-branch", 7),
+        (STEP_THROUGH_METHODS, "module-forward", 11),
+        (STEP_THROUGH_ANOTHER_NAME, "module-forward", 12),
+        (STEP_THROUGH_UNWRAP_MODEL, "module-forward", 9),
+        (STATE_OF_AN_ACCELERATED_TRAINER, "load-without-map-location", 11),
+        (LOADER_BESIDE_AN_ENGINE, "missing-sampler", 6),
+        (LOADER_BESIDE_PREPARE, "missing-sampler", 8),
+        (LOADER_BESIDE_HOROVOD, "missing-sampler", 8),
+        (BACKEND_THAT_IS_GONE, "deprecated-dist-api", 8),
+        (BACKEND_MISSPELT, "deprecated-dist-api", 8),
     ],
 )
 def test_a_mistake_that_was_missed_is_found_at_its_line(text: str, slug: str, line: int) -> None:
@@ -215,7 +321,19 @@ def test_a_mistake_that_was_missed_is_found_at_its_line(text: str, slug: str, li
     assert [(found.rule.slug, found.line) for found in findings] == [(slug, line)]
 
 
-@pytest.mark.parametrize("text", [STOP_BY_A_SHARED_LOSS, RANK_WITH_A_LOCAL_ONE], ids=["shared loss", "a local rank"])
+LEFT_ALONE = {
+    "shared loss": STOP_BY_A_SHARED_LOSS,
+    "a local rank": RANK_WITH_A_LOCAL_ONE,
+    "a teacher": TEACHER_THROUGH_METHODS,
+    "beside a forward pass": BESIDE_A_FORWARD_PASS,
+    "the engine's loader": LOADER_OF_THE_ENGINE,
+    "a prepared loader": LOADER_PREPARED,
+    "no state": NO_STATE,
+    "a plugin's backend": BACKEND_OF_A_PLUGIN,
+}
+
+
+@pytest.mark.parametrize("text", LEFT_ALONE.values(), ids=LEFT_ALONE)
 def test_what_only_looks_like_it_is_left_alone(text: str) -> None:
-    """A loss that was added up stops all ranks; where a local rank is known, `rank` may mean it."""
+    """A loss that was added up stops all ranks; where a local rank is known, `rank` may mean it; and so on."""
     assert check_source(source_from_text(text, "script.py")) == []

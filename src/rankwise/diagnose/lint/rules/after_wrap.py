@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from rankwise.diagnose.lint.facts import DEVICE_MOVES, Wrap, has_framework, is_const, training_loops, wraps
+from rankwise.diagnose.lint.facts import DEVICE_MOVES, Wrap, has_framework, is_const, names_in, training_loops, wraps
 from rankwise.diagnose.lint.module import Call, Module, Place, position
 from rankwise.diagnose.lint.names import last, text_of
 from rankwise.diagnose.lint.record import Edit, Fix, Hit, rule
@@ -220,25 +220,59 @@ def train(net, loader, optimizer):
     ignore="the gradients are reduced by hand.",
 )  # fmt: skip
 def module_forward(module: Module) -> Iterator[Hit]:
-    """model.module(x) or model.module.forward(x) in a training loop."""
-    names = {wrap.text for wrap in wraps(module) if wrap.text}
+    """model.module(x), model.module.encode(x), or the same by another name, whose result reaches backward."""
     loops = training_loops(module)
-    if has_framework(module) or module.has_call("all_reduce", "average_gradients"):
+    by_hand = any("grad" in module.text(call.node) for call in module.methods("all_reduce"))
+    accelerated = module.imports.uses("accelerate")
+    if by_hand or module.has_call("average_gradients") or (has_framework(module) and not accelerated):
         return
-    for call in module.calls:
-        base = re.fullmatch(r"(.+)\.module(\.forward)?", call.text)
-        if base is None or base[1] not in names or not call.place.loops or call.place.loops[-1] not in loops:
+    wrapped = {wrap.text for wrap in wraps(module) if wrap.text} | (_prepared(module) if accelerated else set())
+    inner = {f"{name}.module": name for name in wrapped}
+    for binding in module.bindings:
+        value = binding.value.body if isinstance(binding.value, ast.IfExp) else binding.value
+        unwrapped = isinstance(value, ast.Call) and last(text_of(value.func)) == "unwrap_model" and value.args
+        text = f"{text_of(value.args[0])}.module" if unwrapped else text_of(value) if value is not None else ""  # type: ignore[union-attr]
+        if text in inner and binding.text not in wrapped:
+            inner[binding.text] = inner[text]
+    seen: set[tuple[str, ast.stmt]] = set()
+    for call in module.calls if inner else ():
+        base = call.text if call.text in inner else call.base
+        if base not in inner or not call.place.loops or call.place.loops[-1] not in loops:
             continue
+        name, loop = inner[base], call.place.loops[-1]
+        # with a forward pass of the wrapped model in the same step, DDP is prepared
+        prepared = any(loop in found.place.loops for found in module.methods(last(name)) if found.text == name)
         quiet = any(
-            "no_grad" in ast.unparse(item.context_expr) or "inference" in ast.unparse(item.context_expr)
-            for item_with in call.place.withs
-            for item in item_with.items
+            re.search("no_grad|inference", ast.unparse(item.context_expr)) for w in call.place.withs for item in w.items
         )
-        evaluated = any(
-            found.method == "eval" and found.place.scope is call.place.scope for found in module.methods("eval")
+        frozen = any(
+            found.base in {name, *inner} and inner.get(found.base, name) == name for found in _evals(module, call)
         )
-        if not quiet and not evaluated and not call.place.branches and not _NOT_TRAINING.search(call.place.scope.name):
-            yield Hit(call.node, {"name": base[1]})
+        if not (prepared or quiet or frozen or (name, loop) in seen) and _reaches_backward(module, call, loop):
+            seen.add((name, loop))
+            yield Hit(call.node, {"name": name})
+
+
+def _prepared(module: Module) -> set[str]:
+    """Return what prepare() of Accelerate returned."""
+    made = (call.place.stmt for call in module.methods("prepare") if isinstance(call.place.stmt, ast.Assign))
+    targets = [part for stmt in made for target in stmt.targets for part in getattr(target, "elts", [target])]
+    return {text_of(target) for target in targets}
+
+
+def _evals(module: Module, call: Call) -> Iterator[Call]:
+    return (found for found in module.methods("eval") if found.place.scope is call.place.scope)
+
+
+def _reaches_backward(module: Module, call: Call, loop: ast.stmt) -> bool:
+    """Whether what a call returns goes into a backward pass of the loop, followed through variables."""
+    reached: set[str] = set()
+    for stmt in (part for part in ast.walk(loop) if isinstance(part, ast.Assign | ast.AugAssign | ast.AnnAssign)):
+        if call.place.stmt is stmt or (stmt.value is not None and reached & names_in(stmt.value)):
+            targets = stmt.targets if isinstance(stmt, ast.Assign) else [stmt.target]
+            reached |= {name for target in targets for name in names_in(target)} - {"self"}
+    back = [found for found in module.methods("backward") if loop in found.place.loops]
+    return any(reached & names_in(found.node) or call.node in ast.walk(found.node) for found in back)
 
 
 @rule(

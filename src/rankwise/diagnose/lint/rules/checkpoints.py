@@ -13,6 +13,8 @@ from rankwise.diagnose.lint.record import Edit, Fix, Hit, rule
 
 _HEAD = "import torch\nimport torch.distributed as dist\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n"
 _STARTS = ("torch.distributed.init_process_group",)
+# what gives each rank a GPU of its own without a word about CUDA in the script
+_LIBRARIES = ("accelerate.Accelerator", "deepspeed.initialize", "horovod.torch.init", "lightning.Fabric")
 _OF_ITS_OWN = re.compile(r"rank|shard|worker|proc|local|device|gpu", re.IGNORECASE)
 
 
@@ -212,16 +214,29 @@ def resume(net, path):
     fix="safe",
 )  # fmt: skip
 def load_without_map_location(module: Module) -> Iterator[Hit]:
-    """torch.load(path) in a file that starts ranks or wraps a model, and uses CUDA."""
-    if not _starts(module) or not uses_cuda(module):
+    """torch.load(path) in a file that starts ranks or wraps a model, and uses CUDA; of a state, if a library starts them."""
+    started = _starts(module) and uses_cuda(module)
+    if not started and not any(name in module.by_name for name in _LIBRARIES):
         return
     for call in module.named("torch.load"):
+        if not started and not _is_state(module, call):
+            continue
         given = call.argument("map_location", 1)
         if given is not None or call.is_open or call.place.side or _is_own(module, call, call.argument("f", 0)):
             continue
         end = module.span(call.node)[1] - 1
         comma = "" if module.source[:end].rstrip().endswith((",", "(")) else ", "
         yield Hit(call.node.func, {}, Fix('add map_location="cpu"', (Edit(end, end, f'{comma}map_location="cpu"'),)))
+
+
+def _is_state(module: Module, call: Call) -> bool:
+    """Whether what is loaded is given to load_state_dict."""
+    stmt = call.place.stmt
+    targets = stmt.targets if isinstance(stmt, ast.Assign) else ()
+    names = {text_of(target) for target in targets}
+    loads = [found for found in module.methods("load_state_dict") if found.place.scope is call.place.scope]
+    used = (part for found in loads for part in ast.walk(found.node))
+    return any(part is call.node or (isinstance(part, ast.expr) and text_of(part) in names) for part in used)
 
 
 @rule(

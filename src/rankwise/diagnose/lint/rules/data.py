@@ -21,6 +21,9 @@ from rankwise.diagnose.lint.names import last, text_of
 from rankwise.diagnose.lint.record import Edit, Fix, Hit, rule
 
 _SHARDS = re.compile(r"rank|world|shard|replica|worker|split", re.IGNORECASE)
+_SHARDED_MODELS = ("torch.distributed.fsdp.FullyShardedDataParallel", "torch.distributed.fsdp.fully_shard")
+# what takes a loader and shards it
+_SHARDERS = ("prepare", "prepare_data_loader", "setup_dataloaders", "deepspeed_io")
 _SHARDING_CALLS = ("split_dataset_by_node", "shard", "split_by_node", "skip")
 
 
@@ -71,6 +74,19 @@ def _training_fors(module: Module) -> list[ast.For]:
     return [loop for loop in training_loops(module) if isinstance(loop, ast.For)]
 
 
+def _wraps_only(module: Module) -> bool:
+    """Whether a model is shared by ranks in a way that leaves the loaders alone."""
+    if not has_framework(module):
+        return bool(wraps(module)) or any(name in module.by_name for name in _SHARDED_MODELS)
+    engines = list(module.named("deepspeed.initialize"))
+    if any(call.is_open or call.keyword("mpu") or call.argument("training_data", 4) is not None for call in engines):
+        return False
+    if engines or "horovod.torch.DistributedOptimizer" in module.by_name:
+        return not any(module.imports.uses(name) for name in ("accelerate", "lightning", "pytorch_lightning"))
+    prepares = list(module.methods("prepare"))
+    return "accelerate.Accelerator" in module.by_name and bool(prepares) and not any(call.is_open for call in prepares)
+
+
 @rule(
     "RW101",
     "missing-sampler",
@@ -105,12 +121,17 @@ def train(dataset, model, criterion, optimizer):
     ignore="the data set itself holds only this rank's part.",
 )
 def missing_sampler(module: Module) -> Iterator[Hit]:
-    """A training loader without any sampler in a file that wraps a model."""
-    if not wraps(module) or has_framework(module) or module.has_call(*_SHARDING_CALLS):
+    """A training loader without any sampler in a file that wraps a model, or gives a library the model only."""
+    if not _wraps_only(module) or module.has_call(*_SHARDING_CALLS):
         return
     if any("Sampler" in name for name in (*module.by_method, *module.imports.bound)):
         return
-    for call, _ in _trained_loaders(module):
+    handed = {name for call in module.methods(*_SHARDERS) for name in names_in(call.node)}
+    for call, loop in _trained_loaders(module):
+        stmt = call.place.stmt
+        targets = stmt.targets if isinstance(stmt, ast.Assign) else ()
+        if handed & {last(text_of(target)) for target in targets} or handed & names_in(getattr(loop, "iter", None)):
+            continue
         if call.is_open or call.keyword("sampler") or call.keyword("batch_sampler") or len(call.node.args) > 3:
             continue
         data = call.argument("dataset", 0)

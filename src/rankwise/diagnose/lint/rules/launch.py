@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import difflib
 import re
 from collections.abc import Iterator
 
@@ -12,7 +13,6 @@ from rankwise.diagnose.lint.facts import (
     has_framework,
     is_distributed,
     uses_cuda,
-    wraps,
 )
 from rankwise.diagnose.lint.launch_lines import LaunchFile, LaunchPlace
 from rankwise.diagnose.lint.module import Module
@@ -181,6 +181,36 @@ def _removed(words: list[LaunchPlace], option: str) -> tuple[Edit, ...]:
     return tuple(Edit(words[i - 1].end, word.end, "") for i, word in enumerate(words) if word.text == option and i)
 
 
+def _backends(module: Module) -> Iterator[tuple[ast.Constant, str | None]]:
+    """Yield the backends that are written down, each with what to write instead if torch knows none of that name."""
+    for call in module.named("torch.distributed.init_process_group", "torch.distributed.new_group"):
+        start = call.method == "init_process_group"
+        given = module.value(call.argument("backend", 0 if start else 2), call.place.scope)
+        if isinstance(given, ast.Constant) and isinstance(given.value, str):
+            yield given, _other_backend(given.value)
+    for call in module.methods("add_argument") if is_distributed(module) else ():
+        name, default = call.node.args[0] if call.node.args else None, call.argument("default")
+        named = isinstance(name, ast.Constant) and re.fullmatch(
+            r"--(dist|distributed|ddp)?[-_]?backend", str(name.value)
+        )
+        if named and isinstance(default, ast.Constant) and isinstance(default.value, str):
+            yield default, _other_backend(default.value)
+
+
+def _other_backend(text: str) -> str | None:
+    """Return the backend that was meant where none is called so; a name that resembles none may be a plugin's."""
+    for part in text.lower().split(","):
+        name = part.rpartition(":")[2].strip()
+        if name == "tcp":
+            return "gloo"
+        close = difflib.get_close_matches(name, _BACKENDS, 1, 0.7)
+        if close and name not in _BACKENDS and name not in _PLUGINS:
+            return close[0]
+    return None
+
+
+_BACKENDS = ("nccl", "gloo", "mpi", "ucc", "xccl")
+_PLUGINS = ("ccl", "hccl", "rccl", "cncl", "mccl", "eccl", "sccl", "lccl", "bccl", "flagcx", "xla", "smddp")
 _OLD_API = {
     "torch.distributed.reduce_op": "torch.distributed.ReduceOp",
     "torch.distributed.all_gather_multigpu": "all_gather, one process per GPU",
@@ -195,7 +225,7 @@ _OLD_API = {
 
 @rule(
     "RW605", "deprecated-dist-api", "warning", "high",
-    message="{old} is deprecated: {new}",
+    message="{old} is deprecated or gone: {new}",
     why="torch.distributed.launch warns, and sets no LOCAL_RANK option for new scripts; the others were removed or renamed.",
     wrong="python -m torch.distributed.launch --nproc_per_node=8 train.py\n",
     right="torchrun --nproc-per-node=8 train.py\n",
@@ -208,6 +238,9 @@ def deprecated_dist_api(module: Module) -> Iterator[Hit]:
     for old, new in _OLD_API.items():
         for call in module.named(old):
             yield Hit(call.node.func, {"old": old, "new": new})
+    for written, backend in _backends(module):
+        if backend is not None:
+            yield Hit(written, {"old": f"the backend {written.value!r}", "new": backend})
     if "reduce_op" in module.attributes:  # dist.reduce_op.SUM is no call
         for node in ast.walk(module.tree):
             if isinstance(node, ast.Attribute) and module.name_of(node) == "torch.distributed.reduce_op":
@@ -299,43 +332,6 @@ def node_rank_guess(module: Module) -> Iterator[Hit]:
             left, right = ast.unparse(value.left), ast.unparse(value.right)
             if "rank" in left.lower() and re.search(r"device_count|gpus_per_node|ngpus", right):
                 yield Hit(value)
-
-
-@rule(
-    "RW611", "missing-init", "error", "medium",
-    message="no process group: nothing here calls init_process_group before the wrap",
-    why="DDP raises ValueError without a group.",
-    wrong="import torch\n\nnet = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))\n",
-    right='import torch\n\ntorch.distributed.init_process_group("gloo")\n'
-    "net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))\n",
-    ignore="something that was imported starts it.",
-)  # fmt: skip
-def missing_init(module: Module) -> Iterator[Hit]:
-    """A wrap at the top of a file that imports nothing but torch and the standard library."""
-    if has_framework(module) or any("init" in call.method for call in module.calls if call.method != "__init__"):
-        return
-    known = {
-        "torch",
-        "os",
-        "sys",
-        "time",
-        "math",
-        "json",
-        "argparse",
-        "random",
-        "numpy",
-        "pathlib",
-        "torchvision",
-        "functools",
-    }
-    if any(
-        name.partition(".")[0] not in known
-        for name in (*module.imports.modules, *(n for n, _, _ in module.imports.nodes))
-    ):
-        return
-    for wrap in wraps(module):
-        if wrap.place.scope.parent is None and not wrap.place.branches:
-            yield Hit(wrap.call.node.func)
 
 
 def _twice_in_lines(file: LaunchFile) -> Iterator[Hit]:

@@ -1,4 +1,4 @@
-"""RW202, RW204, RW208, RW210, RW216: the wrap itself: what is given to DDP, and what stands in its place."""
+"""RW202, RW204, RW208, RW210, RW216, RW611: the wrap itself: what is given to DDP, and what stands in its place."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from rankwise.diagnose.lint.facts import wraps
+from rankwise.diagnose.lint.facts import has_framework, wraps
 from rankwise.diagnose.lint.module import Module, position
 from rankwise.diagnose.lint.record import Hit, rule
 
@@ -162,3 +162,27 @@ def deprecated_library(module: Module) -> Iterator[Hit]:
 def _has_fallback(node: ast.stmt) -> bool:
     handled = [stmt for handler in node.handlers for stmt in handler.body] if isinstance(node, ast.Try) else []
     return any(isinstance(stmt, ast.Import | ast.ImportFrom) for stmt in handled)
+
+
+@rule(
+    "RW611", "missing-init", "error", "medium",
+    message="no process group: nothing here calls init_process_group before the wrap",
+    why="DDP raises ValueError without a group.",
+    wrong="import torch\n\nnet = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))\n",
+    right='import torch\n\ntorch.distributed.init_process_group("gloo")\n'
+    "net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))\n",
+    ignore="something that was imported starts it.",
+)  # fmt: skip
+def missing_init(module: Module) -> Iterator[Hit]:
+    """A wrap at the top of a file that imports nothing but torch and the standard library."""
+    if has_framework(module) or any("init" in call.method for call in module.calls if call.method != "__init__"):
+        return
+    known = set("torch os sys time math json argparse random numpy pathlib torchvision functools".split())
+    if any(
+        name.partition(".")[0] not in known
+        for name in (*module.imports.modules, *(n for n, _, _ in module.imports.nodes))
+    ):
+        return
+    for wrap in wraps(module):
+        if wrap.place.scope.parent is None and not wrap.place.branches:
+            yield Hit(wrap.call.node.func)
