@@ -1,14 +1,17 @@
 """Real ranks that lose time on purpose: the cause and the rank are named, by shares of the step and not by clocks."""
 
+import importlib
+import itertools
 import json
+import statistics
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from rankwise.diagnose.profile import Script, profile_script, profile_traces
-from rankwise.diagnose.profile.recorder import Task
+from rankwise.diagnose.profile import Script, profile_script, profile_traces, running, sweep_setting
+from rankwise.diagnose.profile.recorder import OWN_LOADERS, Task
 from rankwise.diagnose.profile.running import run_recorded
 from rankwise.errors import ConfigError, LaunchError
 
@@ -59,52 +62,109 @@ def test_a_large_gradient_is_communication(tmp_path):
     assert (tmp_path / "profile.json").exists()
 
 
-def test_a_setting_of_ddp_is_replaced_and_steps_are_timed(tmp_path):
-    """Without the profiler: as many times as asked for, samples of each rank, the setting that a sweep gives."""
-    task = Task(folder=str(tmp_path), skip=2, timed=5, traced=0, ddp={"bucket_cap_mb": 3.0})
-    facts = run_recorded(Script(path=JOB, num_threads=1), 2, task)
-    assert [rank["settings"]["bucket_mb"] for rank in facts] == [3.0, 3.0]
-    assert all(len(rank["walls_ns"]) == 5 and min(rank["walls_ns"]) > 0 for rank in facts)
-    assert all(rank["samples"] == [8] * 5 for rank in facts)
-    assert not list(tmp_path.glob("*.trace.json.gz"))
+def test_a_sweep_runs_the_script_with_each_value(tmp_path, monkeypatch):
+    """Two ranks for each value of a setting: DDP has it, steps of all runs are timed without the profiler, told."""
+    monkeypatch.setattr(running, "LEAST_RUNS", 1)  # more runs of each are only more of the same
+    seen = []
+
+    def note(script, num_ranks, task):
+        seen.append((task, run_recorded(script, num_ranks, task)))
+        return seen[-1][1]
+
+    monkeypatch.setattr(running, "run_recorded", note)
+    script = Script(path=JOB, num_threads=1)
+    found = sweep_setting(
+        script, "bucket_mb", [3.0, 1.0], num_ranks=2, steps=5, skip=2, repeats=1, folder=tmp_path / "runs"
+    )
+    assert {facts[rank]["settings"]["bucket_mb"] for _, facts in seen for rank in (0, 1)} == {3.0, 1.0}
+    assert all(len(rank["walls_ns"]) == 5 and min(rank["walls_ns"]) > 0 for _, facts in seen for rank in facts)
+    assert all(rank["samples"] == [8] * 5 for _, facts in seen for rank in facts)
+    assert [row["value"] for row in found["values"]] == [3.0, 1.0]
+    for row, (task, facts) in itertools.product(found["values"], seen):
+        if task.ddp["bucket_cap_mb"] == row["value"]:
+            slowest = max(statistics.median(rank["walls_ns"]) for rank in facts) / 1e6
+            assert row["low_ms"] == row["step_ms"] == row["high_ms"] == slowest
+    assert [row["verdict"] for row in found["values"]] == [None, None]
+    assert not list((tmp_path / "runs").iterdir())
 
 
-OWN_LOADER = """
+OWN_LOADERS_JOB = """
 import time
 import numpy as np
 import torch
+import zarr
 import rankwise
+from rankwise.data import crops, rows
 from rankwise.data.order import Order
 from rankwise.data.samples import ArraySource, SampleLoader
 from rankwise.train import ExactStep
 
+LATE_S = 0.05
+
 
 def slow(sample, *_):
-    time.sleep(0.02)
+    time.sleep(LATE_S)
     return sample
 
 
-with rankwise.bind() as world:
-    source = ArraySource({"x": np.ones((200, 4), dtype="float32")})
-    loader = SampleLoader(source, order=Order(source, batch_size=8), transform=slow)
-    model = rankwise.prepare(torch.nn.Linear(4, 1), world)
-    step = ExactStep(model, torch.optim.SGD(model.parameters(), lr=0.01), lambda m, b: m(b["x"]).square().mean(dim=1))
-    for batches in loader:
-        loader.mark_done(step(batches).resume)
+class SlowSampler(rows.samplers.SequentialSampler):
+    def _sample(self, n_obs):
+        for request in super()._sample(n_obs):
+            time.sleep(LATE_S)
+            yield request
+
+
+def slow_crops():
+    while True:
+        time.sleep(LATE_S)
+        yield crops.Sample("a.zarr", np.s_[0:4, 0:4])
+
+
+array = zarr.create_array("a.zarr", shape=(8, 8), chunks=(4, 4), dtype="uint8", overwrite=True)
+array[:] = 1
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+
+def step(inputs):
+    model(inputs.float().reshape(-1, 4)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+sampler = SlowSampler(batch_size=2, chunk_size=2, preload_nchunks=1)
+table = rows.Loader(batch_sampler=sampler, to="torch").add_dataset(np.ones((12, 4), dtype="float32"))
+with rankwise.bind(), crops.Pipeline(crops.Config(samples_per_batch=3, sample_shape=(4, 4))) as pipeline:
+    source = ArraySource({"x": np.ones((32, 4), dtype="float32")})
+    samples = SampleLoader(source, order=Order(source, batch_size=8), transform=slow)
+    for (batch,) in samples:
+        step(batch["x"])
+    for batch in table:
+        step(batch["X"])
+    pipeline.push(slow_crops())
+    for batch in pipeline.batches(12):
+        step(torch.as_tensor(batch["image"]))
 print("to its end")
 """
 
 
-def test_rankwise_loaders_are_waited_for_too(tmp_path):
-    """A slow transform behind a loader of rankwise is waiting for data, its samples are counted; told on one rank."""
+def test_rankwise_loaders_are_waited_for_too(tmp_path, monkeypatch):
+    """Four steps of samples, six of rows and twelve of crops, all late: waiting for data, named, and counted."""
+    monkeypatch.chdir(tmp_path)
     path = tmp_path / "own.py"
-    path.write_text(OWN_LOADER)
-    task = Task(folder=str(tmp_path), skip=2, timed=4, traced=4, to_end=True)
+    path.write_text(OWN_LOADERS_JOB)
+    for module, owner, name in OWN_LOADERS:
+        assert hasattr(getattr(importlib.import_module(module), owner), name)
+    task = Task(folder=str(tmp_path), skip=1, timed=7, traced=12, to_end=True)
     (facts,) = run_recorded(Script(path=str(path), num_threads=1), 1, task)
-    assert (facts["samples"], facts["num_steps"]) == ([8] * 4, 12)
+    assert (facts["samples"], facts["num_steps"]) == ([8, 8, 8, 2, 2, 2, 2], 22)
     profile = profile_traces(tmp_path)
-    assert max(profile.share(), key=profile.share().get) == "data"
-    assert [finding.cause for finding in profile.findings][:1] == ["data"]
+    assert len(profile.steps[0]) == 12
+    # the traced steps are of crops, the first few of which were read while the profiler was started
+    assert profile.share()["data"] > 0.5
+    first = profile.findings[0]
+    assert (first.cause, "most of it for crops.Pipeline" in first.text) == ("data", True), first
+    assert first.change.startswith("crops.Pipeline reads ahead already")
     assert profile.straggler is None
 
 

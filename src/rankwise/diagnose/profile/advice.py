@@ -94,12 +94,18 @@ def _part(profile: Profile, name: str) -> Finding | None:
         return None  # told there
     who = f"rank {worst} spends {shares[worst]:.0%}" if alone else f"the ranks spend {share:.0%}"
     text = f"{who} of the step in {_WORDS[name]} ({share * profile.step_ms:.1f} ms of {profile.step_ms:.1f} ms)"
+    if name == "data" and profile.settings.get("loader"):
+        text += f", most of it for {profile.settings['loader']}"
     return _finding(profile, name, share, text, _change(profile, name), rank=worst if alone else None)
 
 
 def _change(profile: Profile, name: str) -> str:
-    workers = profile.settings.get("num_workers")
+    workers, loader = profile.settings.get("num_workers"), profile.settings.get("loader", "DataLoader")
     if name == "data":
+        if loader != "DataLoader":
+            return (
+                f"{loader} reads ahead already: look at its stats and at rankwise data bench, make transforms cheaper"
+            )
         if workers == 0:
             return "the DataLoader reads in the training process (num_workers=0): give it workers that read ahead"
         if workers:

@@ -16,7 +16,7 @@ from rankwise.diagnose.profile.ranks import Matching, Straggler, scores
 
 __all__ = ["Finding", "Profile"]
 
-SETTINGS = ("bucket_mb", "static_graph", "find_unused", "bucket_view", "num_workers", "prefetch")
+SETTINGS = ("bucket_mb", "static_graph", "find_unused", "bucket_view", "num_workers", "prefetch", "loader")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,11 +19,30 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-__all__ = ["VARIABLE", "Recorder", "Task", "main"]
+__all__ = ["OWN_LOADERS", "VARIABLE", "Recorder", "Task", "main"]
 
 VARIABLE = "RANKWISE_PROFILE"
 _NUM_WARM = 2  # steps in which the profiler is on and nothing is kept: its own start is not the script's
 _LEAVE_S = 60  # how long a rank waits for the others before it ends the script
+
+# Where rankwise's own loaders wait: module, class, method; the last one turns what was read into a batch.
+OWN_LOADERS = (
+    ("rankwise.data.feed.loader", "FeedLoader", "_next"),
+    ("rankwise.data.samples.dataset", "DatasetLoader", "_step"),
+    ("rankwise.data.crops.stream.pipeline", "StreamPipeline", "pop"),
+    ("rankwise.data.rows.loader.ahead", "RequestReader", "take"),
+    ("rankwise.data.rows.loader.loader", "Loader", "_batch"),
+)
+# how users call them
+_NAMES = {
+    "RequestReader": "rows.Loader",
+    "Loader": "rows.Loader",
+    "OrderedLoader": "rows.Loader",
+    "StreamPipeline": "crops.Pipeline",
+    "IndexPipeline": "crops.Pipeline",
+    "SampleLoader": "SampleLoader",
+    "DatasetLoader": "DatasetLoader",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +93,7 @@ class Recorder:
         self._walls_ns: list[int] = []
         self._samples: list[int | None] = []
         self._pulled: list[tuple[int, int | None]] = []
+        self._waits_ns: dict[str, int] = {}  # by loader, in the steps that the profiler sees
         self._ddp: Any = None
         self._loader: Any = None
         self._traced: list[int] = []
@@ -117,33 +137,36 @@ class Recorder:
         with torch.profiler.record_function(name):
             yield
 
+    @contextlib.contextmanager
+    def _wait(self, name: str) -> Iterator[None]:
+        """Mark the wait for a batch of a loader."""
+        began_ns = time.perf_counter_ns()
+        with self._mark("rankwise:data"):
+            yield
+        if self._profiler is not None:
+            self._waits_ns[name] = self._waits_ns.get(name, 0) + time.perf_counter_ns() - began_ns
+
     def _iterate(self, inner: Callable[..., Any], loader: Any) -> Any:
         self._loader = loader
         return inner(loader)
 
     def _pull(self, inner: Callable[..., Any], batches: Any) -> Any:
-        with self._mark("rankwise:data"):
+        with self._wait("DataLoader"):
             batch = inner(batches)
         self._pulled.append((id(batches), _num_samples(batch)))
         return batch
 
     def _hook_loaders(self) -> None:
         """Mark the waits of rankwise's own loaders; what the script has not imported by its first step is not there."""
-        for module, owner, name in (
-            ("rankwise.data.feed.loader", "FeedLoader", "_next"),
-            ("rankwise.data.samples.dataset", "DatasetLoader", "_step"),
-            ("rankwise.data.rows.loader.ahead", "RequestReader", "take"),
-            ("rankwise.data.crops.stream.pipeline", "StreamPipeline", "pop"),
-        ):
+        for module, owner, name in OWN_LOADERS:
             if module in sys.modules:
                 _around(getattr(sys.modules[module], owner), name, self._take)
 
     def _take(self, inner: Callable[..., Any], loader: Any, *args: Any, **kwargs: Any) -> Any:
-        with self._mark("rankwise:data"):
+        known = (_NAMES.get(kind.__name__) for kind in type(loader).__mro__)
+        with self._wait(next(filter(None, known), type(loader).__name__)):
             batch = inner(loader, *args, **kwargs)
-        if (
-            batch is not None and batch != ()
-        ):  # nothing at the end of an epoch; a request for rows is several batches, which have no ids here
+        if batch is not None and batch != ():  # nothing at the end of an epoch
             self._pulled.append((id(loader), _num_known(batch)))
         return batch
 
@@ -255,6 +278,8 @@ class Recorder:
             }
         if self._loader is not None:
             found |= {"num_workers": self._loader.num_workers, "prefetch": self._loader.prefetch_factor}
+        if self._waits_ns:
+            found["loader"] = max(self._waits_ns, key=self._waits_ns.__getitem__)
         return found
 
     def _leave(self) -> None:
@@ -289,7 +314,9 @@ def _rank() -> int:
 
 
 def _num_known(batches: Any) -> int | None:
-    """Return the number of samples of a batch of rankwise, or of the micro-batches of a step, by their ids."""
+    """Return the number of samples of a batch of rankwise, or of the micro-batches of a step, by ids or rows."""
+    if isinstance(batches, dict):
+        return _num_samples(batches.get("X"))
     parts = batches if isinstance(batches, tuple) else (batches,)
     ids = [getattr(part, "ids", None) for part in parts]
     return sum(map(len, ids)) if all(each is not None for each in ids) else None  # type: ignore[arg-type]
