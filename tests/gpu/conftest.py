@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from rankwise.data.contract import FieldSpec, ReadReport
+from rankwise.data.contract import BaseSource, FieldSpec, Locality, ReadReport
 
 
 @pytest.fixture(autouse=True)
@@ -28,12 +28,16 @@ class _Plan:
         self.num_chunks = self.read_bytes = self.decode_bytes = 0
 
 
-class MemoryRows:
+class MemoryRows(BaseSource):
     """A source of sparse rows in memory: row i has i % 7 values, in the columns i, i + 1, ... (modulo their number)."""
 
     def __init__(self, num_samples=500, num_cols=40):
-        self.fingerprint, self.num_samples, self.chunk_samples, self.num_cols = "memory-rows", num_samples, 16, num_cols
+        self.fingerprint, self.num_samples, self.num_cols = "memory-rows", num_samples, num_cols
         self.fields = {"row": FieldSpec(shape=(num_cols,), dtype=np.dtype("f4"), ragged=True)}
+
+    @property
+    def locality(self):
+        return Locality(chunk_samples=16)
 
     def dense(self, ids):
         """The rows as an array."""

@@ -1,13 +1,15 @@
-"""`FreePlan`: the plan of a source that reads nothing from disk."""
+"""`FreeSource` and `FreePlan`: a source that reads nothing from disk, and its plan."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
 
-from rankwise.data.contract import Share
+from rankwise.data.contract import BaseSource, FieldSpec, Locality, Share
 
-__all__ = ["FreePlan"]
+__all__ = ["FreePlan", "FreeSource"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,3 +29,50 @@ class FreePlan:
     num_chunks: int = 0
     read_bytes: int = 0
     decode_bytes: int = 0
+
+
+class FreeSource(BaseSource):
+    """What tests say of a source; a subclass, or whoever makes one, sets what differs.
+
+    Args:
+        **facts: values of attributes.
+
+    Attributes:
+        chunk_samples: see `Locality`, as `chunk_bytes`, `group_steps`, `order_kind` and `window_samples`.
+    """
+
+    fingerprint: str = "free"
+    num_samples: int = 10
+    fields: Mapping[str, FieldSpec] = MappingProxyType({})
+    chunk_samples: int = 1
+    chunk_bytes: int | None = None
+    group_steps: bool = False
+    order_kind: str | None = None
+    window_samples: int | None = None
+    layout: Callable[[int], tuple[int | None, int | None]] | None = None
+    stateless: bool = False
+    draw_options: Any = None
+
+    def __init__(self, **facts: Any) -> None:
+        vars(self).update(facts)
+
+    @property
+    def locality(self) -> Locality:
+        """Made of the attributes."""
+        return _FreeLocality(
+            chunk_samples=self.chunk_samples,
+            chunk_bytes=self.chunk_bytes,
+            group_steps=self.group_steps,
+            order_kind=self.order_kind,
+            window_samples=self.window_samples,
+            wished=self.layout,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _FreeLocality(Locality):
+    wished: Callable[[int], tuple[int | None, int | None]] | None
+
+    def layout(self, batch_size: int) -> tuple[int | None, int | None]:
+        """Return what is wished for."""
+        return (None, None) if self.wished is None else self.wished(batch_size)

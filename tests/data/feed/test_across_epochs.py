@@ -15,12 +15,12 @@ from rankwise.data.contract import FieldSpec, ReadReport
 from rankwise.data.feed import FeedLoader
 from rankwise.data.order import Order
 from rankwise.errors import DataError, SampleError
-from rankwise.testing.free_plans import FreePlan
+from rankwise.testing.free_plans import FreePlan, FreeSource
 from rankwise.testing.new_threads import threads_since
 from rankwise.testing.patience import until
 
 
-class Noted:
+class Noted(FreeSource):
     """Samples that are functions of id and epoch; notes which steps are read, and fails where it is told to."""
 
     fingerprint = "noted"
@@ -28,7 +28,7 @@ class Noted:
     stateless = True
 
     def __init__(self, num_samples=50, *, together=False, damaged=(), unplanned=(), unread=()):
-        self.num_samples, self.gains_together = num_samples, together
+        self.num_samples, self.group_steps = num_samples, together
         self.damaged, self.unplanned, self.unread = damaged, unplanned, unread  # damaged: (epoch, id); else epochs
         self.fields = {"x": FieldSpec(shape=(2,), dtype=np.dtype("i8"))}
         self.read_steps = []

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rankwise.data.contract import OrderState
+from rankwise.data.contract import BaseOrder, OrderState
 from rankwise.data.feed import Cursor, check_fits
 from rankwise.data.order import Order
 from rankwise.errors import ConfigError
@@ -55,16 +55,19 @@ def test_foreign_states_are_refused():
     assert mine.done.position == 0
 
 
-def test_orders_without_resumed_are_compared():
+def test_orders_that_adopt_nothing_are_compared():
     """An order of the contract that cannot adopt anything continues its own states and refuses others."""
 
-    class Plain:
-        recipe = "plain"
+    class Plain(BaseOrder):
+        recipe, batch_size, fingerprint = "plain", 1, None
 
         def start(self, epoch=0):
             return OrderState(seed=1, epoch=epoch, position=0, recipe=self.recipe)
 
-        num_samples = num_steps = step = None
+        def num_samples(self, epoch):
+            return 9
+
+        num_steps = step = num_samples
 
     mine = cursor(Plain())
     wanted = OrderState(seed=1, epoch=2, position=5, recipe="plain")

@@ -1,18 +1,17 @@
 """How many steps lie ready."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 
 from rankwise.data.contract import FieldSpec
 from rankwise.data.feed.prefetch import window_depth
 from rankwise.data.order import Order
+from rankwise.testing.free_plans import FreeSource
 
 
 def source(*, row_bytes=1000, ragged=True, fields=(), **more):
     specs = {"X": FieldSpec(shape=(row_bytes // 4,), dtype=np.dtype("f4"), ragged=ragged), **dict(fields)}
-    return SimpleNamespace(fields=specs, decoded_bytes=lambda num: num * row_bytes, **more)
+    return FreeSource(fields=specs, chunk_bytes=row_bytes, **more)
 
 
 @pytest.mark.parametrize(
@@ -47,21 +46,20 @@ def test_a_window_lies_ready(batch_size, row_bytes, world_size, steps, ragged):
 def test_a_window_that_is_read_as_one(row_bytes, steps):
     """It may take 384 MiB; a larger one comes in parts that are as long as each other."""
     order = Order(100_000, batch_size=100, chunk_samples=20, lanes=8, window=10)
-    assert window_depth(source(row_bytes=row_bytes, gains_together=True), order, world_size=1) == steps
+    assert window_depth(source(row_bytes=row_bytes, group_steps=True), order, world_size=1) == steps
     halves = Order(100_000, batch_size=200, chunk_samples=20, lanes=8, window=10)
-    assert window_depth(source(row_bytes=row_bytes, gains_together=True), halves, world_size=2) == 8
+    assert window_depth(source(row_bytes=row_bytes, group_steps=True), halves, world_size=2) == 8
 
 
 def test_orders_without_windows():
-    """Two steps where samples come as they are stored, or where the order does not tell."""
+    """Two steps where samples come as they are stored, or one by one."""
     assert window_depth(source(), Order(1000, batch_size=10, kind="sequential"), world_size=1) == 2
-    assert window_depth(source(), SimpleNamespace(), world_size=1) == 2
     assert window_depth(source(), Order(1000, batch_size=100), world_size=1) == 2  # chunks of one sample
 
 
 def test_windows_of_an_own_order():
     """Samples in an order of their own say how long its windows last; others in order have none."""
-    order = Order(SimpleNamespace(num_samples=900, chunk_samples=1, fields={}), batch_size=10, kind="sequential")
-    source = SimpleNamespace(fields={}, window_samples=55)
+    order = Order(900, batch_size=10, kind="sequential")
+    source = FreeSource(window_samples=55)
     assert window_depth(source, order, world_size=1) == 6
-    assert window_depth(SimpleNamespace(fields={}), order, world_size=1) == 2
+    assert window_depth(FreeSource(), order, world_size=1) == 2

@@ -15,6 +15,7 @@ from rankwise.data.contract import FieldSpec, ReadReport
 from rankwise.data.feed import FeedLoader
 from rankwise.data.order import Order
 from rankwise.errors import ConfigError, SampleError
+from rankwise.testing.free_plans import FreeSource
 from rankwise.testing.new_threads import threads_end, threads_since
 from rankwise.testing.patience import until
 
@@ -26,7 +27,7 @@ class PlainPlan:
         self.capacity = {}
 
 
-class Watched:
+class Watched(FreeSource):
     """Samples that are functions of their id; notes what is asked of it."""
 
     fingerprint = "watched"

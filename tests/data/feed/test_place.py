@@ -12,7 +12,7 @@ from rankwise.data.feed.csr import csr_parts
 from rankwise.data.feed.place import make_placer
 from rankwise.data.order import Order
 from rankwise.errors import ConfigError, MissingExtraError
-from rankwise.testing.free_plans import FreePlan
+from rankwise.testing.free_plans import FreePlan, FreeSource
 
 RAGGED = {
     "r": FieldSpec(shape=(6,), dtype=np.dtype("f4"), ragged=True),
@@ -60,7 +60,7 @@ def test_other_devices_get_copies():
         make_placer("cuda:x")
 
 
-class Large:
+class Large(FreeSource):
     """Samples of 1 MiB, each filled with its id."""
 
     fingerprint, chunk_samples, num_samples = "large", 1, 96

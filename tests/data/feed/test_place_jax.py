@@ -11,14 +11,14 @@ from rankwise.data.feed import FeedLoader
 from rankwise.data.feed.place_jax import is_jax_target
 from rankwise.data.order import Order
 from rankwise.errors import ConfigError
-from rankwise.testing.free_plans import FreePlan
+from rankwise.testing.free_plans import FreePlan, FreeSource
 
 jax = pytest.importorskip("jax")
 jnp = jax.numpy
 NUM, BATCH = 53, 8
 
 
-class Numbers:
+class Numbers(FreeSource):
     """A source whose sample i is full of i: dense fields of several dtypes, and sparse rows."""
 
     fingerprint, num_samples, chunk_samples = "numbers", NUM, 1

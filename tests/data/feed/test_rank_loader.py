@@ -1,7 +1,5 @@
 """Loaders that take their place from the world."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 
@@ -10,6 +8,7 @@ from rankwise.data.order import Order
 from rankwise.data.samples import ArraySource, DatasetLoader
 from rankwise.errors import ConfigError
 from rankwise.testing import run_ranks
+from rankwise.testing.free_plans import FreeSource
 from rankwise.testing.sharing import RankPlace
 from rankwise.world import World, adopt
 
@@ -52,7 +51,7 @@ def test_a_place_is_no_source():
 
 def test_draws_are_not_samples():
     """An order that draws rows counts draws: another source of as many samples is refused."""
-    drawn = Order(SimpleNamespace(num_samples=10, chunk_samples=1, fields={}, draw_options="some"), batch_size=2)
+    drawn = Order(FreeSource(draw_options="some"), batch_size=2)
     for make in (RankLoader, DatasetLoader):
         with pytest.raises(ConfigError, match="the order draws its samples"):
             make(Closing({"x": np.arange(10)}), order=drawn, world=RankPlace())

@@ -10,10 +10,10 @@ from rankwise.data.feed import FeedLoader
 from rankwise.data.feed.csr import csr_parts
 from rankwise.data.order import Order
 from rankwise.errors import ConfigError, SampleError
-from rankwise.testing.free_plans import FreePlan
+from rankwise.testing.free_plans import FreePlan, FreeSource
 
 
-class Damaged:
+class Damaged(FreeSource):
     """Samples that are functions of their id; some of them are broken."""
 
     fingerprint = "damaged"

@@ -13,19 +13,19 @@ from rankwise.data.contract import FieldSpec, ReadReport
 from rankwise.data.feed import FeedLoader, RankLoader
 from rankwise.data.order import Order
 from rankwise.errors import DataError
-from rankwise.testing.free_plans import FreePlan
+from rankwise.testing.free_plans import FreePlan, FreeSource
 from rankwise.testing.new_threads import threads_end, threads_since
 from rankwise.world import World
 
 
-class Noted:
+class Noted(FreeSource):
     """Fifty samples that are their ids; notes which steps are read, and fails where it is told to."""
 
     fingerprint, num_samples, chunk_samples = "noted", 50, 1
     stateless = True
 
     def __init__(self, *, together=False, unread=None):
-        self.gains_together, self.unread = together, unread
+        self.group_steps, self.unread = together, unread
         self.fields = {"x": FieldSpec(shape=(2,), dtype=np.dtype("i8"))}
         self.read_steps = []
         self.may_read = threading.Event()

@@ -8,18 +8,18 @@ from rankwise.data.feed import FeedLoader, memory
 from rankwise.data.feed.memory import allocate_bytes
 from rankwise.data.order import Order
 from rankwise.errors import DataError, SampleError
-from rankwise.testing.free_plans import FreePlan
+from rankwise.testing.free_plans import FreePlan, FreeSource
 from rankwise.testing.patience import until
 
 
-class Kept:
+class Kept(FreeSource):
     """Samples that are functions of their id, dense and ragged; notes how many samples are planned and read at once."""
 
     fingerprint = "kept"
     chunk_samples = 1
 
     def __init__(self, *, together=True, damaged=(), unplanned=(), unread=()):
-        self.num_samples, self.gains_together = 50, together
+        self.num_samples, self.group_steps = 50, together
         self.damaged, self.unplanned, self.unread = damaged, unplanned, unread
         self.fields = {
             "x": FieldSpec(shape=(3,), dtype=np.dtype("f4")),

@@ -10,10 +10,10 @@ from rankwise.data.contract import FieldSpec, ReadReport, sample_keys
 from rankwise.data.feed import FeedLoader
 from rankwise.data.order import Order
 from rankwise.errors import ConfigError
-from rankwise.testing.free_plans import FreePlan
+from rankwise.testing.free_plans import FreePlan, FreeSource
 
 
-class Squares:
+class Squares(FreeSource):
     """Field x of sample i is [i, i]."""
 
     fingerprint, chunk_samples, num_samples = "squares", 1, 11

@@ -1,20 +1,17 @@
 """What orders can be made of."""
 
-from types import SimpleNamespace
-
 import pytest
 
 from rankwise.data.order import BatchSampler, Order, opening
 from rankwise.errors import ConfigError
+from rankwise.testing.free_plans import FreeSource
 
 
-class Drawable:
-    num_samples, chunk_samples, fields, fingerprint = 10, 1, {}, "f"
+class Drawable(FreeSource):
+    fingerprint = "f"
 
     def drawn(self, **draw):
-        return SimpleNamespace(
-            num_samples=draw.get("num_samples", 10), chunk_samples=1, fields={}, fingerprint="f+d", draw_options=draw
-        )
+        return FreeSource(num_samples=draw.get("num_samples", 10), fingerprint="f+d", draw_options=draw)
 
 
 @pytest.fixture
@@ -46,14 +43,7 @@ def test_draws_are_the_sources(no_openers):
 
 def test_samples_may_have_an_order_of_their_own(no_openers):
     """A source that is in random order already stays as it is, in the lanes that it wishes for."""
-    mixed = SimpleNamespace(
-        num_samples=40,
-        chunk_samples=1,
-        fields={},
-        fingerprint="m",
-        order_kind="sequential",
-        order_layout=lambda _: (4, 1),
-    )
+    mixed = FreeSource(num_samples=40, order_kind="sequential", layout=lambda _: (4, 1))
     order = Order(mixed, batch_size=8)
     step = order.step(order.start())
     assert (order.kind, step.ids.tolist(), step.lanes.tolist()) == ("sequential", list(range(8)), [0, 1, 2, 3] * 2)

@@ -2,7 +2,6 @@ import copy
 import pickle
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +12,7 @@ from rankwise.data.contract import FieldSpec, OrderState, num_micro_batches, sha
 from rankwise.data.contract import Order as OrderProtocol
 from rankwise.data.order import Order
 from rankwise.errors import ConfigError
+from rankwise.testing.free_plans import FreeSource
 
 WORLDS = st.one_of(st.integers(1, 130), st.sampled_from([40, 48, 56, 72]))
 
@@ -182,7 +182,7 @@ def test_ranks_read_their_own_lanes():
 def test_a_source_sets_grid_and_window():
     """Chunks, bytes and fingerprint come from a source, and what is given by hand comes first."""
     fields = {"x": FieldSpec(shape=(256, 256), dtype=np.dtype("uint8"))}
-    source = SimpleNamespace(num_samples=10_000, chunk_samples=8, fingerprint="abc", fields=fields)
+    source = FreeSource(num_samples=10_000, chunk_samples=8, fingerprint="abc", fields=fields)
     order = Order(source, batch_size=256)
     assert (order.grid.chunk_samples, order.grid.lanes, order.grid.window) == (8, 64, 4)
     assert order.recipe.startswith("v1.shuffle.L64.W4.")

@@ -129,12 +129,12 @@ def test_the_order_knows_its_chunks(one, tmp_path):
     assert copied.fingerprint == source.fingerprint
     others = [RowSource(one.places[::-1]), RowSource(one.places[0]), source.subset([1, 2]), source.subset([1, 3])]
     assert len({source.fingerprint, *(other.fingerprint for other in others)}) == 5
-    assert source.chunk_samples == 53
-    assert source.subset(np.arange(0, 93, 2)).chunk_samples == 24
+    assert source.locality.chunk_samples == 53
+    assert source.subset(np.arange(0, 93, 2)).locality.chunk_samples == 24
     order = Order(copied, batch_size=16)
     assert order.fingerprint == source.fingerprint
-    assert order.grid.lanes * order.grid.window * copied.chunk_bytes <= 128 << 20
-    assert source.order_layout(4096) == (64, None)
+    assert order.grid.lanes * order.grid.window * copied.locality.chunk_bytes <= 128 << 20
+    assert source.locality.layout(4096) == (64, None)
 
 
 def test_subsets_and_splits(one):
@@ -310,7 +310,7 @@ def test_chunks_are_decoded_once_an_epoch(tmp_path):
     """With the cache at its default an epoch decodes each chunk of a store in many chunks once."""
     held = make_stores(tmp_path, (400,), chunk=40)
     with RowSource(held.places, threads=1) as source:
-        assert source.chunk_samples == round(40 / held.matrices["X"].nnz * 400)
+        assert source.locality.chunk_samples == round(40 / held.matrices["X"].nnz * 400)
         list(FeedLoader(source, Order(source, batch_size=16)))
         num_chunks = -(-held.matrices["X"].nnz // 40)
         assert source.stats.chunks_decoded == 2 * num_chunks + -(-401 // 40)  # data, indices, row pointers
@@ -353,7 +353,7 @@ def test_memory_is_that_of_batches(tmp_path, options):
 def test_obs_alone(one):
     """Columns without any matrix are a source too: nothing is read from disk for a batch."""
     source = RowSource(one.places, matrices=(), obs=OBS, rows=range(5, 60))
-    assert (source.fields.keys(), source.chunk_samples) == ({"kind", "n"}, 1)
+    assert (source.fields.keys(), source.locality.chunk_samples) == ({"kind", "n"}, 1)
     fields, report = read(source, np.arange(55))
     check(fields, one, np.arange(5, 60), source)
     assert report.valid.all()

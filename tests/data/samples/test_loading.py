@@ -113,8 +113,8 @@ def test_large_samples_are_not_copied_once_more(tmp_path, row, gains):
     """Steps are read as one where chunks hold many samples; samples of over 256 KiB go straight into their batch."""
     zarr.create_array(tmp_path, shape=(4, *row), chunks=(2, *row), dtype="u1")
     source = ArraySource({"x": tmp_path, "label": np.arange(4)})
-    assert source.gains_together is gains
-    assert not source.select(["label"]).gains_together
+    assert source.locality.group_steps is gains
+    assert not source.select(["label"]).locality.group_steps
 
 
 def test_one_process_is_a_world_of_one(tmp_path):

@@ -142,11 +142,11 @@ def test_locality_is_that_of_the_longest_chunks(tmp_path):
     zarr.create_array(tmp_path / "b", data=np.arange(100), chunks=(10,), shards=(50,))
     zarr.create_array(tmp_path / "c", shape=(100,), dtype="i4", chunks=(1000,))
     memory = np.arange(100)
-    assert ArraySource({"a": tmp_path / "a", "b": tmp_path / "b", "m": memory}).chunk_samples == 16
-    assert ArraySource({"c": tmp_path / "c"}).chunk_samples == 100
-    assert ArraySource({"m": memory}).chunk_samples == 1
+    assert ArraySource({"a": tmp_path / "a", "b": tmp_path / "b", "m": memory}).locality.chunk_samples == 16
+    assert ArraySource({"c": tmp_path / "c"}).locality.chunk_samples == 100
+    assert ArraySource({"m": memory}).locality.chunk_samples == 1
     np.save(tmp_path / "m.npy", np.zeros((5000, 1024), "f4"))
-    assert ArraySource({"m": tmp_path / "m.npy"}).chunk_samples == 256
+    assert ArraySource({"m": tmp_path / "m.npy"}).locality.chunk_samples == 256
 
 
 def test_fingerprint_follows_the_data(tmp_path):

@@ -4,6 +4,7 @@ Everything here is frozen, slotted and keyword-only, and needs numpy and the sta
 A name changes only together with a page in ``docs/decisions``.
 """
 
+from rankwise.data.contract.bases import BaseOrder, BaseSamples, BaseSource, not_drawn
 from rankwise.data.contract.cutting import (
     num_micro_batches,
     sample_keys,
@@ -12,12 +13,25 @@ from rankwise.data.contract.cutting import (
     smallest_share,
     whole_speeds,
 )
-from rankwise.data.contract.protocols import Batch, BatchBuffer, BatchLoader, Order, Plan, Source, Stateful
+from rankwise.data.contract.protocols import (
+    Batch,
+    BatchBuffer,
+    BatchLoader,
+    Grid,
+    Order,
+    Plan,
+    Samples,
+    Source,
+    Stateful,
+)
 from rankwise.data.contract.types import JSON, BoolArray, DType, FloatArray, IntArray, NDArray
-from rankwise.data.contract.values import FieldSpec, OrderState, ReadReport, Share, Step, choose_fields
+from rankwise.data.contract.values import FieldSpec, Locality, OrderState, ReadReport, Share, Step, choose_fields
 
 __all__ = [
     "JSON",
+    "BaseOrder",
+    "BaseSamples",
+    "BaseSource",
     "Batch",
     "BatchBuffer",
     "BatchLoader",
@@ -25,17 +39,21 @@ __all__ = [
     "DType",
     "FieldSpec",
     "FloatArray",
+    "Grid",
     "IntArray",
+    "Locality",
     "NDArray",
     "Order",
     "OrderState",
     "Plan",
     "ReadReport",
+    "Samples",
     "Share",
     "Source",
     "Stateful",
     "Step",
     "choose_fields",
+    "not_drawn",
     "num_micro_batches",
     "sample_keys",
     "share_sizes",

@@ -2,23 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self, runtime_checkable
 
 from rankwise.data.contract.types import JSON, IntArray, NDArray
-from rankwise.data.contract.values import FieldSpec, OrderState, ReadReport, Share, Step
+from rankwise.data.contract.values import FieldSpec, Locality, OrderState, ReadReport, Share, Step
 
-__all__ = ["Batch", "BatchBuffer", "BatchLoader", "Order", "Plan", "Source", "Stateful"]
+__all__ = ["Batch", "BatchBuffer", "BatchLoader", "Grid", "Order", "Plan", "Samples", "Source", "Stateful"]
+
+
+class Grid(Protocol):
+    """How an order with locality walks over samples: windows of chunks, in lanes side by side."""
+
+    @property
+    def lanes(self) -> int:
+        """Lanes, each an own stretch of the samples; a step takes from all of them."""
+        ...
+
+    @property
+    def window(self) -> int:
+        """Chunks of a lane that are mixed at a time."""
+        ...
+
+    @property
+    def chunk_samples(self) -> int:
+        """Neighbouring samples that stay together until a window mixes them."""
+        ...
 
 
 @runtime_checkable
 class Order(Protocol):
-    """Which samples form which step: pure arithmetic, the same on every rank."""
+    """Which samples form which step: pure arithmetic, the same on every rank.
+
+    `BaseOrder` has defaults of what follows `step`.
+    """
 
     @property
     def recipe(self) -> str:
         """What decides the order: equal recipes and seeds give equal epochs."""
+        ...
+
+    @property
+    def batch_size(self) -> int:
+        """Most samples of a step, over all ranks."""
+        ...
+
+    def start(self, epoch: int = 0) -> OrderState:
+        """Return the state before the first step of an epoch."""
         ...
 
     def num_samples(self, epoch: int) -> int:
@@ -31,6 +62,44 @@ class Order(Protocol):
 
     def step(self, state: OrderState) -> Step:
         """Return the step that begins at `state`; at the end of an epoch the first step of the next one. Pure."""
+        ...
+
+    @property
+    def samples(self) -> int | None:
+        """Number of samples that it is over, shown or not; None = it serves data of any size."""
+        ...
+
+    @property
+    def kind(self) -> str:
+        """Its kind: "shuffle", or "sequential" where samples come in the order of their numbers."""
+        ...
+
+    @property
+    def remainder(self) -> str:
+        """What becomes of a last batch that is not full: "split" over the ranks, "pad", or "drop"."""
+        ...
+
+    @property
+    def grid(self) -> Grid | None:
+        """Its lanes and windows; None = it has none."""
+        ...
+
+    @property
+    def fingerprint(self) -> str | None:
+        """Fingerprint of the data that it was made for; None = it serves any data of so many samples."""
+        ...
+
+    @property
+    def draw(self) -> Any:
+        """How its samples are drawn, see `Samples.draw_options`; None = they are the samples themselves."""
+        ...
+
+    def resumed(self, state: OrderState) -> Self:
+        """Return the order that continues a saved state: this one, unless it derived something from the batch size.
+
+        Raises:
+            ConfigError: the saved order differs in anything else.
+        """
         ...
 
 
@@ -75,8 +144,8 @@ class BatchBuffer(Protocol):
         ...
 
 
-class Source(Protocol):
-    """Samples by index. Implementations: samples, crops, rows. Needs no torch."""
+class Samples(Protocol):
+    """Samples that an order can be made of."""
 
     @property
     def fingerprint(self) -> str:
@@ -89,25 +158,74 @@ class Source(Protocol):
         ...
 
     @property
-    def chunk_samples(self) -> int:
-        """Neighbouring samples that one chunk holds, at least 1: what an order uses for locality."""
-        ...
-
-    @property
     def fields(self) -> Mapping[str, FieldSpec]:
         """Fields of a sample by name."""
         ...
+
+    @property
+    def locality(self) -> Locality:
+        """What neighbouring samples share, from metadata alone; decides lanes, windows and how much is read ahead."""
+        ...
+
+    @property
+    def draw_options(self) -> Any:
+        """How the samples were drawn from others, for `Source.bound_to` of an equal source; None = they were not."""
+        ...
+
+    def drawn(self, *args: Any, **options: Any) -> Samples:
+        """Return draws of these samples, as ``Order(balance=, weights=, mix=, num_samples=, together=)`` asks for.
+
+        Raises:
+            ConfigError: they cannot be drawn, or not so.
+        """
+        ...
+
+
+class Source(Samples, Protocol):
+    """Samples by index. Implementations: samples, crops, rows. Needs no torch.
+
+    `BaseSource` has defaults of all but `Samples`' first three members, `plan` and `read`.
+    """
 
     def plan(self, share: Share) -> Plan:
         """Return what reading `share` takes. Thread-safe; touches metadata only."""
         ...
 
-    def hint(self, plan: Plan) -> None:
+    def read(self, plan: Any, into: BatchBuffer) -> ReadReport:
+        """Read what `plan` returned into a buffer. Thread-safe."""
+        ...
+
+    @property
+    def stateless(self) -> bool:
+        """Whether what is read follows from the share alone: loaders may then read before an epoch is asked for."""
+        ...
+
+    def hint(self, plan: Any) -> None:
         """Tell the system that `plan` will be read soon. Thread-safe; may do nothing."""
         ...
 
-    def read(self, plan: Plan, into: BatchBuffer) -> ReadReport:
-        """Read a plan into a buffer. Thread-safe."""
+    def close(self) -> None:
+        """Give threads and files back. Reading again opens them anew."""
+        ...
+
+    def select(self, fields: Sequence[str]) -> Source:
+        """Return a source of some of the fields.
+
+        Raises:
+            ConfigError: there is no such field, or it cannot choose.
+        """
+        ...
+
+    def bound_to(self, order: Order) -> Source:
+        """Return the samples that an order counts: these, or the draws of them that it was made of.
+
+        Raises:
+            ConfigError: the order was made of other samples, or draws otherwise.
+        """
+        ...
+
+    def fused_with(self, batch_transform: Any) -> Source | None:
+        """Return a source that does what a transform of whole batches does while it reads; None = it cannot."""
         ...
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from rankwise.data.contract.types import JSON, BoolArray, DType, FloatArray, IntArray
 from rankwise.errors import ConfigError, SampleError
 
-__all__ = ["FieldSpec", "OrderState", "ReadReport", "Share", "Step"]
+__all__ = ["FieldSpec", "Locality", "OrderState", "ReadReport", "Share", "Step", "choose_fields"]
 
 _MOST_INT32 = 2**31 - 1
 
@@ -157,6 +157,36 @@ class FieldSpec:
         return np.dtype(np.int32 if math.prod(self.shape) <= _MOST_INT32 else np.int64)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Locality:
+    """What neighbouring samples of a source have in common.
+
+    Attributes:
+        chunk_samples: neighbouring samples that one chunk holds, at least 1.
+        chunk_bytes: decoded bytes of such a chunk, over all fields; None = those of its samples.
+        cache_bytes: what the source's cache of decoded chunks may hold; 0 = it is off, None = there is none.
+        group_steps: whether several steps read as one cost less than one by one: loaders then read windows as one.
+        order_kind: the kind of order that suits; "sequential" where samples are in random order already, None = any.
+        window_samples: of samples in an order of their own, how long its windows last; None = the order says it.
+    """
+
+    chunk_samples: int = 1
+    chunk_bytes: int | None = None
+    cache_bytes: int | None = None
+    group_steps: bool = False
+    order_kind: str | None = None
+    window_samples: int | None = None
+
+    def decoded_bytes(self, num_samples: int) -> int | None:
+        """Return the bytes that so many neighbouring samples take when decoded, about; None = unknown."""
+        return None if self.chunk_bytes is None else -(-num_samples // self.chunk_samples) * self.chunk_bytes
+
+    def layout(self, batch_size: int) -> tuple[int | None, int | None]:
+        """Return the lanes and the window that suit an order of that batch size, each None where there is no wish."""
+        del batch_size
+        return None, None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadReport:
     """How reading one share went.
@@ -174,9 +204,6 @@ class ReadReport:
     fast_chunks: int = 0
     slow_chunks: int = 0
     errors: tuple[SampleError, ...] = ()
-
-
-__all__ = ["choose_fields"]
 
 
 def choose_fields(there: Iterable[str], fields: Sequence[str], *, of: str = "source") -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rankwise.data.feed.batch import FeedBatch, ShareView
 from rankwise.data.feed.buffer import HostBuffer
-from rankwise.data.feed.cursor import Cursor, CursorLoader, FullLength, StartableOrder, check_fits
+from rankwise.data.feed.cursor import Cursor, CursorLoader, FullLength, check_fits
 from rankwise.data.feed.loader import FeedLoader
 from rankwise.data.feed.options import FeedOptions, LoaderStats
 from rankwise.data.feed.rank_loader import RankLoader
@@ -24,7 +24,6 @@ __all__ = [
     "OnBadSample",
     "RankLoader",
     "ShareView",
-    "StartableOrder",
     "Transform",
     "check_fits",
     "other_way",

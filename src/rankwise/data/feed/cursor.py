@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol, Self, cast
+from typing import Any, Self
 
 from rankwise.data.contract import JSON, Order, OrderState, Share, Step, num_micro_batches, shares, whole_speeds
 from rankwise.data.feed.rank_place import check_ranks
@@ -73,15 +73,7 @@ class FullLength:
         self.loader.load_state_dict(state)
 
 
-__all__ = ["Cursor", "CursorLoader", "StartableOrder", "check_fits"]
-
-
-class StartableOrder(Order, Protocol):
-    """An order that knows its first state. `rankwise.data.order.Order` does."""
-
-    def start(self, epoch: int = 0) -> OrderState:
-        """Return the state before the first step of an epoch."""
-        ...
+__all__ = ["Cursor", "CursorLoader", "check_fits"]
 
 
 class Cursor:
@@ -103,10 +95,15 @@ class Cursor:
     """
 
     def __init__(self, order: Order, *, rank: int, world_size: int, micro_batch: int | None) -> None:
+        if not isinstance(order, Order):
+            raise ConfigError(
+                f"order= wants a rankwise.Order, or a class like rankwise.data.contract.Order (BaseOrder there "
+                f"has defaults); got {type(order).__name__}"
+            )
         if not 0 <= rank < world_size:
             raise ConfigError(f"a loader wants 0 <= rank < world_size, got rank {rank} of {world_size}")
         num_micro_batches(1, world_size=world_size, micro_batch=micro_batch)  # refuses a bad micro_batch now
-        self.order = _startable(order)
+        self.order = order
         self.rank = rank
         self.world_size = world_size
         self.micro_batch = micro_batch
@@ -249,8 +246,7 @@ class Cursor:
         """
         speeds: Any = state.get("speeds")
         wanted = OrderState.from_json({name: value for name, value in state.items() if name != "speeds"})
-        resumed = getattr(self.order, "resumed", None)
-        order = self.order if resumed is None else cast("StartableOrder", resumed(wanted))
+        order = self.order.resumed(wanted)
         now = order.start(wanted.epoch)
         if (now.recipe, now.seed) != (wanted.recipe, wanted.seed):
             raise ConfigError(
@@ -359,13 +355,13 @@ def check_fits(order: Order, *, num_samples: int, fingerprint: str | None) -> No
     Raises:
         ConfigError: the order has another number of samples, or the fingerprint of other data.
     """
-    total = getattr(order, "samples", num_samples)
-    if isinstance(total, int) and total != num_samples:
+    total = order.samples
+    if total is not None and total != num_samples:
         raise ConfigError(
             f"the order is over {total} samples, the data have {num_samples}: make it from the data, Order(source, ...)"
         )
-    wanted = getattr(order, "fingerprint", None)
-    if getattr(order, "draw", None) is not None and wanted != fingerprint:
+    wanted = order.fingerprint
+    if order.draw is not None and wanted != fingerprint:
         raise ConfigError(
             "the order draws its samples, which the loader of the rows that it was made of does; these are other data: "
             "make the order without balance=, weights= and mix="
@@ -375,9 +371,3 @@ def check_fits(order: Order, *, num_samples: int, fingerprint: str | None) -> No
             f"the order was made for other data (fingerprint {wanted}, the source has {fingerprint}): make it from "
             "this source, Order(source, ...)"
         )
-
-
-def _startable(order: Order) -> StartableOrder:
-    if not hasattr(order, "start"):
-        raise ConfigError(f"order= wants a rankwise.Order (with start(epoch)), got {type(order).__name__}")
-    return cast("StartableOrder", order)

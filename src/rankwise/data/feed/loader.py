@@ -27,7 +27,6 @@ from rankwise.data.feed.transform import (
     Transform,
     counted_samples,
     fused_source,
-    selected_source,
 )
 from rankwise.data.feed.workers import (
     SentBatch,
@@ -70,7 +69,7 @@ class FeedLoader(CursorLoader):
         micro_batch: most samples of this rank in one batch; None = its whole share at once.
         device: where tensors go, e.g. ``"cuda:0"``; None gives NumPy arrays, ``"jax"`` JAX arrays of this process, a
             ``jax.sharding.Sharding`` global ones: padded to one shape, ``batch.weights`` telling which rows are real.
-        depth: steps that may lie ready; 0 reads in the calling thread. If `gains_together`, they are read as one.
+        depth: steps that may lie ready; 0 reads in the calling thread. Read as one with `Locality.group_steps`.
         transform: ``transform(fields, key) -> fields`` for one sample on the reader thread: a dict of NumPy arrays that
             it may change (ragged fields: SciPy CSR matrices of one row), and a key that is the same at any world size.
         batch_transform: ``batch_transform(fields, keys) -> fields`` for a whole batch, on the consumer's thread and
@@ -111,7 +110,7 @@ class FeedLoader(CursorLoader):
             raise ConfigError(f"depth is how many steps may lie ready, at least 0; got {depth}")
         source = counted_samples(source, order)
         check_fits(order, num_samples=source.num_samples, fingerprint=source.fingerprint)
-        self.source = source if fields is None else selected_source(source, fields)
+        self.source = source if fields is None else source.select(fields)
         super().__init__(Cursor(order, rank=rank, world_size=world_size, micro_batch=micro_batch))
         self._device, self._depth, self._transform = device, depth, transform
         if is_jax_target(device) and not isinstance(device, str):
@@ -123,9 +122,9 @@ class FeedLoader(CursorLoader):
         self._caps: dict[str, Any] = {}  # of all batches together, those that are kept included; see `MemoryPool`
         self._on_thread = on_thread
         self._memory: tuple[MemoryPool, MemoryPool] | None = None
-        wanted = getattr(self.source, "stateless", False) if across_epochs is None else across_epochs
+        wanted = self.source.stateless if across_epochs is None else across_epochs
         self._across_epochs, self._is_last = bool(wanted and depth), False
-        self._may_start = bool(depth) and (self._across_epochs or getattr(self.source, "stateless", False))
+        self._may_start = bool(depth) and (self._across_epochs or self.source.stateless)
         self._before: OrderState | None = None
         self._repeats = Repeats(order, rank=rank)
         self._kept: Running | None = None
@@ -334,7 +333,7 @@ class FeedLoader(CursorLoader):
 
     def _reader(self, memory: MemoryPool, stages: MemoryPool | None, *, budget: SkipBudget) -> StepReader:
         """A reader; without `stages` it reads every step by itself."""
-        together = self._depth if stages is not None and getattr(self.source, "gains_together", False) else 1
+        together = self._depth if stages is not None and self.source.locality.group_steps else 1
         return StepReader(
             self.source,
             names=tuple(self.source.fields),

@@ -89,24 +89,21 @@ def warn_small_cache(source: Source, order: Order, *, rank: int, world_size: int
     source or order do not tell, and for a cache that was switched off.
 
     Args:
-        source: has ``cache`` and ``decoded_bytes(num_samples)`` if it decodes chunks.
-        order: has ``grid`` if it is windowed.
+        source: the samples.
+        order: says from how many chunks it draws at a time.
         rank: this rank.
         world_size: number of ranks.
     """
-    grid, cache = getattr(order, "grid", None), getattr(source, "cache", None)
-    decoded_bytes = getattr(source, "decoded_bytes", None)
-    if grid is None or cache is None or decoded_bytes is None or rank != 0 or cache.capacity_bytes == 0:
-        return
-    if getattr(order, "kind", None) == "sequential":
+    grid, locality = order.grid, source.locality
+    if grid is None or not locality.cache_bytes or rank != 0 or order.kind == "sequential":
         return
     chunks = -(-grid.lanes // world_size) * grid.window
-    samples = chunks * max(source.chunk_samples, grid.chunk_samples)  # the order may be made for other fields
-    needed = min(decoded_bytes(samples), decoded_bytes(source.num_samples))
-    if needed > cache.capacity_bytes:
+    samples = chunks * max(locality.chunk_samples, grid.chunk_samples)  # the order may be made for other fields
+    needed = min(locality.decoded_bytes(samples) or 0, locality.decoded_bytes(source.num_samples) or 0)
+    if needed > locality.cache_bytes:
         warnings.warn(
             f"the order draws from {chunks} chunks at a time on each rank ({_mib(needed)} decoded), the cache keeps "
-            f"{_mib(cache.capacity_bytes)}: chunks will be decoded several times per epoch. Give the source "
+            f"{_mib(locality.cache_bytes)}: chunks will be decoded several times per epoch. Give the source "
             f"cache={needed} or more, the order fewer lanes or a smaller window, or the store smaller chunks",
             stacklevel=3,
         )

@@ -92,7 +92,7 @@ class Passes:
         with self._lock:
             if not self.goes_on or start == end:
                 return None
-            sequential = getattr(self._order, "kind", None) == "sequential"
+            sequential = self._order.kind == "sequential"
             again = sequential if self._before is None else self._before == self.start
             again = again and self._cursor.done == self.start
             self._foreseen.append(start if again else end)

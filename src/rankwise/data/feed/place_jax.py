@@ -50,10 +50,7 @@ def shard_rows(sharding: Any, order: Order, *, world_size: int, micro_batch: int
         ConfigError: the sharding does not cut the first axis so that each process holds an equal part of its own.
     """
     local = _local_parts(sharding, world_size)
-    batch_size = getattr(order, "batch_size", None)
-    if batch_size is None:
-        raise ConfigError(f"sharding= wants an order with a batch_size, {type(order).__name__} has none")
-    most = math.ceil(batch_size / world_size)
+    most = math.ceil(order.batch_size / world_size)
     most = most if micro_batch is None else min(most, micro_batch)
     return ShardRows(sharding=sharding, num_rows=math.ceil(most / local) * local, world_size=world_size)
 

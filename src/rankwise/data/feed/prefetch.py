@@ -260,19 +260,18 @@ def window_depth(source: Source, order: Order, *, world_size: int) -> int:
     columns of CSR rows costs half as much again. Parts are as long as each other.
 
     Args:
-        source: has ``decoded_bytes(num_samples)`` if it decodes chunks, ``gains_together`` if it reads several steps as
-            one, and ``window_samples`` if its samples are in an order of their own, of windows that last so long.
-        order: has ``grid`` and ``batch_size`` if it is windowed.
+        source: the samples; its locality says whether steps are read as one, and which windows are its own.
+        order: says how many chunks a window has.
         world_size: number of ranks.
     """
-    grid, batch_size = getattr(order, "grid", None), getattr(order, "batch_size", None)
-    lasting = getattr(source, "window_samples", None)
-    if grid is None or batch_size is None or (getattr(order, "kind", None) == "sequential" and lasting is None):
+    grid, batch_size, locality = order.grid, order.batch_size, source.locality
+    lasting = locality.window_samples
+    if grid is None or (order.kind == "sequential" and lasting is None):
         return LEAST_DEPTH
     steps: int = -(-(grid.lanes * grid.window * grid.chunk_samples if lasting is None else lasting) // batch_size)
     share: int = -(-batch_size // world_size)
     step_bytes = max(1, share * _sample_bytes(source, share))
-    if getattr(source, "gains_together", False) and steps * step_bytes <= _WHOLE_BYTES:
+    if locality.group_steps and steps * step_bytes <= _WHOLE_BYTES:
         return max(LEAST_DEPTH, steps)
     parts = -(-steps // max(1, min(steps, _READY_BYTES // step_bytes)))
     return max(LEAST_DEPTH, -(-steps // parts))
@@ -282,9 +281,8 @@ def _sample_bytes(source: Source, num_samples: int) -> int:
     """Bytes of a sample in a batch; of a ragged field those that it is decoded from."""
     specs = source.fields.values()
     found = sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in specs if not spec.ragged)
-    decoded_bytes = getattr(source, "decoded_bytes", None)
-    if decoded_bytes is not None and any(spec.ragged for spec in specs):
-        found += decoded_bytes(num_samples) // num_samples
+    if any(spec.ragged for spec in specs):
+        found += (source.locality.decoded_bytes(num_samples) or 0) // num_samples
     return found
 
 

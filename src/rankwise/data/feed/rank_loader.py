@@ -71,9 +71,7 @@ class RankLoader(FeedLoader):
         """Close the source's files and threads, and say how many samples were left out. Calling it twice is fine."""
         self._stop_between()
         self.say_skipped()
-        close = getattr(self.source, "close", None)
-        if close is not None:
-            close()
+        self.source.close()
 
     def __enter__(self) -> Self:
         return self

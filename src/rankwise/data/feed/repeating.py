@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 from rankwise.data.contract import Order, OrderState
 
@@ -46,6 +45,6 @@ class Repeats:
         self._shown = start if whole else None
 
 
-def is_sequential(order: Any) -> bool:
+def is_sequential(order: Order) -> bool:
     """Whether each epoch of an order is the same, and meant so."""
-    return getattr(order, "kind", None) == "sequential" and getattr(order, "draw", None) is None
+    return order.kind == "sequential" and order.draw is None

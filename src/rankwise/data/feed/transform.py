@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from rankwise.data.contract import BatchBuffer, FieldSpec, IntArray, Order, Source
+from rankwise.data.contract import BaseSource, BatchBuffer, FieldSpec, IntArray, Order, Source
 from rankwise.data.feed.csr import fill_rows, is_sparse, one_row, row_spec
 from rankwise.data.feed.place import PlaceableBuffer
 from rankwise.errors import ConfigError
 
-__all__ = ["BatchTransform", "counted_samples", "fused_source", "other_way", "selected_source"]
+__all__ = ["BatchTransform", "counted_samples", "fused_source", "other_way"]
 
 BatchTransform: TypeAlias = Callable[[dict[str, Any], Any], Mapping[str, Any]]
 
@@ -95,34 +95,20 @@ def counted_samples(source: Source, order: Order) -> Source:
     Raises:
         ConfigError: this is no source, or the order was made of other samples.
     """
-    if not hasattr(source, "plan"):
+    if not isinstance(source, BaseSource):
+        own = "let it inherit from rankwise.data.contract.BaseSource" if hasattr(source, "plan") else other_way(source)
         raise ConfigError(
             f"a loader wants a source of samples, such as an ArraySource or a RowSource, got {type(source).__name__}: "
-            f"{other_way(source)}"
+            f"{own}"
         )
-    bound_to = getattr(source, "bound_to", None)
-    bound: Source = source if bound_to is None else bound_to(order)
+    bound: Source = source.bound_to(order)
     return bound
 
 
 def fused_source(source: Source, batch_transform: BatchTransform | None) -> tuple[Source, BatchTransform | None]:
     """Return a source that does itself what was to be done to its batches, where it can; and what is left to do."""
-    fused_with = getattr(source, "fused_with", None)
-    fused: Source | None = None if fused_with is None or batch_transform is None else fused_with(batch_transform)
+    fused = None if batch_transform is None else source.fused_with(batch_transform)
     return (source, batch_transform) if fused is None else (fused, None)
-
-
-def selected_source(source: Source, fields: Sequence[str]) -> Source:
-    """Return a source of some of the fields.
-
-    Raises:
-        ConfigError: there are no such fields, or it cannot choose.
-    """
-    select = getattr(source, "select", None)
-    if select is None:
-        raise ConfigError(f"fields= needs a source that can select fields; {type(source).__name__} cannot")
-    chosen: Source = select(fields)
-    return chosen
 
 
 __all__ = ["SampleTransform", "Transform"]

@@ -7,11 +7,11 @@ import json
 import math
 import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sized
 from dataclasses import dataclass
 from typing import Any
 
-from rankwise.data.contract import JSON, FieldSpec
+from rankwise.data.contract import JSON, BaseSamples, FieldSpec, Locality
 from rankwise.data.order.lanes import Grid
 from rankwise.errors import ConfigError
 
@@ -39,49 +39,41 @@ MAX_SAMPLES = 1 << 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What metadata tell about the samples; None where they do not.
+    """What metadata tell about the samples of an order; None where they do not.
 
     Attributes:
         num_samples: number of samples.
-        chunk_samples: samples per chunk.
+        locality: what neighbours share.
         chunk_bytes: decoded bytes per chunk, over all fields.
         fingerprint: hash of the content's metadata.
-        layout: batch size -> (lanes, window) that suit the samples, each None where they have no wish. From metadata
-            alone, like everything here.
-        kind: the kind of order that suits the samples; "sequential" where they are in random order already.
         draw: how the samples were drawn, for whoever has to draw them again; without meaning here.
     """
 
     num_samples: int
-    chunk_samples: int | None = None
+    locality: Locality | None = None
     chunk_bytes: int | None = None
     fingerprint: str | None = None
-    layout: Callable[[int], tuple[int | None, int | None]] | None = None
-    kind: str | None = None
     draw: Any = None
 
     @classmethod
     def of(cls, samples: Any) -> Facts:
         """Return the facts of a number of samples, a `Source`, or anything with ``len()``.
 
-        Of a source the decoded bytes of a chunk are ``chunk_bytes`` if it says so, else those of its fields.
-
         Raises:
             ConfigError: `samples` is none of them, or has no samples.
         """
-        if not callable(getattr(samples, "num_samples", len)):
-            chunk = whole("chunk_samples", getattr(samples, "chunk_samples", 1))
-            told = getattr(samples, "chunk_bytes", None)
+        if isinstance(samples, BaseSamples):
+            known: Any = samples  # what a subclass has besides
+            locality = known.locality
+            chunk = whole("chunk_samples", locality.chunk_samples)
             return cls(
-                num_samples=whole("num_samples", samples.num_samples),
-                chunk_samples=chunk,
-                chunk_bytes=told or _decoded_bytes(getattr(samples, "fields", {}), chunk),
-                fingerprint=getattr(samples, "fingerprint", None),
-                layout=getattr(samples, "order_layout", None),
-                kind=getattr(samples, "order_kind", None),
-                draw=getattr(samples, "draw_options", None),
+                num_samples=whole("num_samples", known.num_samples),
+                locality=locality,
+                chunk_bytes=locality.chunk_bytes or _decoded_bytes(known.fields, chunk),
+                fingerprint=known.fingerprint,
+                draw=known.draw_options,
             )
-        if hasattr(samples, "__len__"):
+        if isinstance(samples, Sized):
             return cls(num_samples=whole("len(samples)", len(samples)))
         return cls(num_samples=whole("samples (their number, a source, or anything with len())", samples))
 

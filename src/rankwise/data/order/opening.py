@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
+from rankwise.data.contract import BaseSamples, not_drawn
 from rankwise.errors import ConfigError
 
 __all__ = ["Opener", "add_opener", "opened_samples"]
@@ -46,9 +47,6 @@ def opened_samples(samples: Any, draw: Mapping[str, Any]) -> Any:
         )
     if not draw:
         return found
-    if not hasattr(found, "drawn"):
-        raise ConfigError(
-            f"{', '.join(f'{name}=' for name in draw)} want samples that can be drawn, such as a collection of rows; "
-            f"got {type(samples).__name__}"
-        )
+    if not isinstance(found, BaseSamples):
+        raise ConfigError(not_drawn(draw, found))
     return found.drawn(**draw)

@@ -99,25 +99,28 @@ class Order:
     ) -> None:
         asked = {"balance": balance, "weights": weights, "mix": mix, "num_samples": num_samples, "together": together}
         facts = Facts.of(opened_samples(samples, {name: value for name, value in asked.items() if value is not None}))
+        locality = facts.locality
+        own_kind = None if locality is None else locality.order_kind
+        told = None if locality is None else locality.chunk_samples
         self._set(
             samples=facts.num_samples,
             batch_size=whole("batch_size (the global batch)", batch_size),
             seed=_world_seed() if seed is None else _any_whole("seed", seed),
-            kind=kind or facts.kind or "shuffle",
+            kind=kind or own_kind or "shuffle",
             remainder=remainder,
             lanes=lanes,
             window=window,
-            chunk_samples=facts.chunk_samples if chunk_samples is None else whole("chunk_samples", chunk_samples),
+            chunk_samples=told if chunk_samples is None else whole("chunk_samples", chunk_samples),
             chunk_bytes=facts.chunk_bytes if chunk_bytes is None else whole("chunk_bytes", chunk_bytes),
             fingerprint=facts.fingerprint if fingerprint is None else fingerprint,
             draw=facts.draw,
         )
-        self._check_choices(facts)
-        wish = (None, None) if facts.layout is None else facts.layout(self.batch_size)
+        self._check_choices(own_kind)
+        wish = (None, None) if locality is None else locality.layout(self.batch_size)
         if self.kind == "shuffle":
             self._settle(self._shuffled_grid(*wish))
         else:
-            self._settle(self._sequential_grid(wish[0] if facts.kind == "sequential" else None))
+            self._settle(self._sequential_grid(wish[0] if own_kind == "sequential" else None))
 
     def _set(self, **values: Any) -> None:
         for name, value in values.items():
@@ -126,11 +129,11 @@ class Order:
     def _settle(self, grid: Grid) -> None:
         self._set(grid=grid, recipe=str(Recipe.of(grid, kind=self.kind, fingerprint=self.fingerprint)))
 
-    def _check_choices(self, facts: Facts) -> None:
+    def _check_choices(self, own_kind: str | None) -> None:
         for name, choices in (("kind", get_args(Kind)), ("remainder", get_args(Remainder))):
             if getattr(self, name) not in choices:
                 raise ConfigError(f"Order wants {name} to be one of {', '.join(choices)}; got {getattr(self, name)!r}")
-        if facts.kind not in (None, self.kind):
+        if own_kind not in (None, self.kind):
             raise ConfigError(f"these samples are in an order of their own: leave kind={self.kind!r} out")
         if self.remainder == "drop" and self.samples < self.batch_size:
             raise ConfigError(

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from rankwise.data.contract import Order
 from rankwise.data.rows.chosen import ChosenRows
 from rankwise.errors import ConfigError
 
@@ -15,24 +14,23 @@ _MEND = (
 )
 
 
-def bound_rows(rows: ChosenRows, order: Any) -> ChosenRows:
+def bound_rows(rows: ChosenRows, order: Order) -> ChosenRows:
     """Return the samples that an order counts: these rows, drawn where the order draws.
 
     Raises:
         ConfigError: the order was made of other rows, or draws otherwise.
     """
-    wanted = getattr(order, "fingerprint", None)
+    wanted = order.fingerprint
     if wanted is None or wanted == rows.fingerprint:
         return rows
     wanted_rows, _, wanted_draws = str(wanted).partition("+")
     own_rows, _, own_draws = rows.fingerprint.partition("+")
     if wanted_rows != own_rows:
-        total = getattr(order, "samples", "?")
         raise ConfigError(
-            f"the order was made of other rows (fingerprint {wanted_rows}, {total} samples an epoch) than the loader's "
-            f"({own_rows}, {rows.num_samples} samples): {_MEND}"
+            f"the order was made of other rows (fingerprint {wanted_rows}, {order.samples} samples an epoch) than the "
+            f"loader's ({own_rows}, {rows.num_samples} samples): {_MEND}"
         )
-    draw = getattr(order, "draw", None)
+    draw = order.draw
     if own_draws:
         said = "draws otherwise" if wanted_draws else "does not draw"
         raise ConfigError(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
+from rankwise.data.contract import Locality, NDArray
 from rankwise.data.rows.blockwise import num_stretches
 from rankwise.data.rows.chosen import ChosenRows
 from rankwise.data.rows.matrices import MatrixStack
@@ -18,51 +19,46 @@ _WINDOW_BYTES = 128 << 20
 _LEAST_LANES, _MOST_LANES = 4, 64
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class RowLocality:
+@dataclass(frozen=True, kw_only=True)
+class RowLocality(Locality):
     """Rows in the chunks of their matrices.
 
     Attributes:
-        chosen: the rows, as they are or drawn.
-        stacks: the matrices.
+        chunk_bytes: decoded bytes of the chunks that hold `chunk_samples` neighbours, on average.
+        mix_lanes: of a mix of collections, its lanes; None = the order chooses.
     """
 
-    chosen: ChosenRows
-    stacks: tuple[MatrixStack, ...]
+    chunk_bytes: int
+    mix_lanes: int | None
 
-    @property
-    def chunk_samples(self) -> int:
-        """Neighbouring samples that are stored together, on average: those of the longest chunk of all matrices."""
-        return self.chunk_rows if self.chosen.draws is None else self.chosen.draws.together
+    @classmethod
+    def of(cls, chosen: ChosenRows, stacks: Sequence[MatrixStack], *, cache_bytes: int) -> RowLocality:
+        """Return the locality of rows, as they are or drawn, in so many matrices; rows of a chunk are read together."""
+        longest = min(chosen.num_stored, max((stack.chunk_rows for stack in stacks), default=1))
+        options = chosen.options
+        return cls(
+            chunk_samples=_rows_of_chunk(chosen.rows, longest) if chosen.draws is None else chosen.draws.together,
+            chunk_bytes=max(1, round(longest * sum(stack.row_bytes for stack in stacks))),
+            cache_bytes=cache_bytes,
+            group_steps=True,
+            order_kind=None if options is None else options.order_kind,
+            window_samples=None if options is None else options.window_samples,
+            mix_lanes=None if options is None or options.mix is None else options.lanes,
+        )
 
-    @cached_property
-    def chunk_rows(self) -> int:
-        """Rows of the subset that one chunk holds, on average."""
-        rows, chunk = self.chosen.rows, self._longest_chunk
-        if rows is None or chunk == 1:
-            return chunk
-        return max(1, round(len(rows) / num_stretches(rows, chunk)))
-
-    @property
-    def chunk_bytes(self) -> int:
-        """Decoded bytes of the chunks that hold `chunk_samples` neighbours, on average."""
-        return max(1, round(self._longest_chunk * sum(stack.row_bytes for stack in self.stacks)))
-
-    @property
-    def _longest_chunk(self) -> int:
-        return min(self.chosen.num_stored, max((stack.chunk_rows for stack in self.stacks), default=1))
-
-    def decoded_bytes(self, num_samples: int) -> int:
-        """Return the bytes that so many neighbouring samples take when decoded, about."""
-        return -(-num_samples // self.chunk_samples) * self.chunk_bytes
-
-    def order_layout(self, batch_size: int) -> tuple[int | None, int | None]:
+    def layout(self, batch_size: int) -> tuple[int | None, int | None]:
         """Return the lanes that suit an order, so that its windows decode to at most 128 MiB; the window is its own.
 
         Of a mix both are those of the mix.
         """
-        options = self.chosen.options
-        if options is not None and options.mix is not None:
-            return options.lanes, 1
+        if self.mix_lanes is not None:
+            return self.mix_lanes, 1
         lanes = min(_WINDOW_BYTES // self.chunk_bytes, batch_size)
         return int(np.clip(lanes, _LEAST_LANES, _MOST_LANES)), None
+
+
+def _rows_of_chunk(rows: NDArray | None, chunk_rows: int) -> int:
+    """Rows of a subset that one chunk holds, on average."""
+    if rows is None or chunk_rows == 1:
+        return chunk_rows
+    return max(1, round(len(rows) / num_stretches(rows, chunk_rows)))

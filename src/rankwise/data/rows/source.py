@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self, overload
 
 import numpy as np
 
-from rankwise.data.contract import BatchBuffer, FieldSpec, IntArray, ReadReport, Share
+from rankwise.data.contract import BaseSource, BatchBuffer, FieldSpec, IntArray, ReadReport, Share
 from rankwise.data.order import Groups, SplitRule
 from rankwise.data.rows.binding import bound_rows
 from rankwise.data.rows.chosen import ChosenRows
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["RowSource"]
 
 
-class RowSource:
+class RowSource(BaseSource):
     """Implements `Source` over AnnData stores, one over the other: a sample is a row of matrices and of obs columns.
 
     Opening reads metadata, the chosen obs columns, and of several stores the names of their variables.
@@ -60,7 +60,6 @@ class RowSource:
     """
 
     stateless = True  # what is read follows from the share alone: loaders may read before an epoch is asked for
-    gains_together = True  # rows of a chunk are decoded together: loaders read the steps of a window as one
 
     def __init__(
         self,
@@ -158,29 +157,14 @@ class RowSource:
         """What is read from, to be opened with others, ``RowSource([part_of_a, part_of_b])``; drawn rows refuse."""
         return self._chosen.stored
 
-    @property
-    def chunk_samples(self) -> int:
-        """Neighbouring samples that are stored together, on average: those of the longest chunk of all matrices."""
-        return self._locality.chunk_samples
+    @cached_property
+    def locality(self) -> RowLocality:
+        """What neighbouring rows share: the longest chunk of all matrices, on average.
 
-    @property
-    def chunk_bytes(self) -> int:
-        """Decoded bytes of the chunks that hold `chunk_samples` neighbours, on average."""
-        return self._locality.chunk_bytes
-
-    def order_layout(self, batch_size: int) -> tuple[int | None, int | None]:
-        """Return lanes and window that suit an order; see `RowLocality.order_layout`."""
-        return self._locality.order_layout(batch_size)
-
-    @property
-    def order_kind(self) -> str | None:
-        """The kind of order that suits: "sequential" for a mix of collections; None = any."""
-        return None if self.draw_options is None else self.draw_options.order_kind
-
-    @property
-    def window_samples(self) -> int | None:
-        """Of a mix, how many samples its windows last; None = the order says it."""
-        return None if self.draw_options is None else self.draw_options.window_samples
+        Rows of a chunk are decoded together, so loaders read the steps of a window as one.
+        """
+        stacks = tuple(field.stack for field in self._fields.opened.matrices.values())
+        return RowLocality.of(self._chosen, stacks, cache_bytes=self.cache.capacity_bytes)
 
     @property
     def cache(self) -> ChunkCache:
@@ -191,10 +175,6 @@ class RowSource:
     def stats(self) -> ReaderStats:
         """What was read so far, row pointers included."""
         return self.reader.stats
-
-    def decoded_bytes(self, num_samples: int) -> int:
-        """Return the bytes that so many neighbouring samples take in the cache, about."""
-        return self._locality.decoded_bytes(num_samples)
 
     def row_numbers(self, ids: IntArray, *, seed: int = 0, epoch: int = 0) -> IntArray:
         """Return the rows over all stores, int64, that samples are; without a subset they are the same.
@@ -240,8 +220,8 @@ class RowSource:
             num_rows=self.num_samples,
             together=together,
             names=[one.name for one in self._chosen.named],
-            block_rows=self._locality.chunk_rows,
-            chunk_bytes=self.chunk_bytes,
+            block_rows=self.locality.chunk_samples,
+            chunk_bytes=self.locality.chunk_bytes,
         )
         return self.drawn_as(options)
 
@@ -385,13 +365,8 @@ class RowSource:
     ) -> None:
         self.close()
 
-    @cached_property
-    def _locality(self) -> RowLocality:
-        stacks = tuple(field.stack for field in self._fields.opened.matrices.values())
-        return RowLocality(chosen=self._chosen, stacks=stacks)
-
     def _with(self, **changes: Any) -> RowSource:
         made = object.__new__(type(self))
         vars(made).update({**vars(self), **changes})
-        vars(made).pop("_locality", None)
+        vars(made).pop("locality", None)
         return made

@@ -7,12 +7,23 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from types import MappingProxyType, TracebackType
 from typing import Any, Literal, Self
 
 import numpy as np
 
-from rankwise.data.contract import BatchBuffer, FieldSpec, IntArray, NDArray, ReadReport, Share, choose_fields
+from rankwise.data.contract import (
+    BaseSource,
+    BatchBuffer,
+    FieldSpec,
+    IntArray,
+    Locality,
+    NDArray,
+    ReadReport,
+    Share,
+    choose_fields,
+)
 from rankwise.data.feed import RankLoader, other_way
 from rankwise.data.samples.columns import Column, MemoryColumn, StoredColumn
 from rankwise.data.samples.opening import GroupArrays, make_column
@@ -48,7 +59,18 @@ class ArrayPlan:
         return {}
 
 
-class ArraySource:
+@dataclass(frozen=True, kw_only=True)
+class _ColumnsLocality(Locality):
+    """Of several arrays, each with chunks of its own length."""
+
+    stored: tuple[StoredColumn, ...]
+
+    def decoded_bytes(self, num_samples: int) -> int:
+        """Return the bytes that so many neighbouring samples take in the cache: those of the Zarr fields, decoded."""
+        return sum(column.cached_bytes(num_samples) for column in self.stored)
+
+
+class ArraySource(BaseSource):
     """Implements `Source` over arrays that share axis 0: sample i has the fields ``{name: array[i]}``.
 
     Also a map-style dataset: ``len(source)``, ``source[i]``; it may travel to other processes.
@@ -163,10 +185,20 @@ class ArraySource:
         """Number of samples."""
         return self._num_samples
 
-    @property
-    def chunk_samples(self) -> int:
-        """Samples that an order should keep together: the longest chunk along axis 0 of all fields; 1 in memory."""
-        return min(self._num_samples, max(column.chunk_rows for column in self._columns.values()))
+    @cached_property
+    def locality(self) -> Locality:
+        """What neighbours share: the longest chunk along axis 0 of all fields (1 in memory), and what it decodes to.
+
+        The steps of a window are read as one, so that each chunk is decoded, and asked for, once. What that costs is
+        one more copy of each sample, which is too much where samples are large.
+        """
+        sizes = [self._fields[name].dtype.itemsize * math.prod(self._fields[name].shape) for name in self._stored]
+        return _ColumnsLocality(
+            chunk_samples=min(self._num_samples, max(column.chunk_rows for column in self._columns.values())),
+            cache_bytes=self.reader.cache.capacity_bytes,
+            group_steps=bool(sizes) and sum(sizes) <= _MOST_TOGETHER_BYTES,
+            stored=tuple(self._stored.values()),
+        )
 
     @property
     def fields(self) -> Mapping[str, FieldSpec]:
@@ -197,19 +229,6 @@ class ArraySource:
         return self.reader.stats
 
     @property
-    def gains_together(self) -> bool:
-        """Whether loaders should read the steps of a window as one: then each chunk is decoded, and asked for, once.
-
-        What that costs is one more copy of each sample, which is too much where samples are large.
-        """
-        sizes = [self._fields[name].dtype.itemsize * math.prod(self._fields[name].shape) for name in self._stored]
-        return bool(sizes) and sum(sizes) <= _MOST_TOGETHER_BYTES
-
-    def decoded_bytes(self, num_samples: int) -> int:
-        """Return the bytes that so many neighbouring samples take in the cache: those of the Zarr fields, decoded."""
-        return sum(column.cached_bytes(num_samples) for column in self._stored.values())
-
-    @property
     def _stored(self) -> dict[str, StoredColumn]:
         return {name: column for name, column in self._columns.items() if isinstance(column, StoredColumn)}
 
@@ -222,12 +241,13 @@ class ArraySource:
         names = choose_fields(self._columns, fields)
         chosen = object.__new__(type(self))
         vars(chosen).update(vars(self))
+        vars(chosen).pop("locality", None)
         chosen._columns = {name: self._columns[name] for name in names}
         chosen._fields = MappingProxyType({name: self._fields[name] for name in names})
         return chosen
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_fields"}
+        return {name: value for name, value in vars(self).items() if name not in ("_fields", "locality")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)

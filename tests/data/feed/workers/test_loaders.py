@@ -19,6 +19,7 @@ from rankwise.data.feed import FeedLoader
 from rankwise.data.order import Order
 from rankwise.data.store.reading import WorkCrew
 from rankwise.errors import ConfigError, SampleError
+from rankwise.testing.free_plans import FreeSource
 from rankwise.world.loader_worker import LoaderWorker, current_worker
 
 pytestmark = [
@@ -34,7 +35,7 @@ class Plan:
         self.share, self.capacity = share, {}
 
 
-class Samples:
+class Samples(FreeSource):
     """Functions of id and epoch, of any number."""
 
     fingerprint = "samples"
@@ -42,7 +43,7 @@ class Samples:
     stateless = True
 
     def __init__(self, num_samples=50, *, damaged=(), together=False):
-        self.num_samples, self.damaged, self.gains_together = num_samples, damaged, together
+        self.num_samples, self.damaged, self.group_steps = num_samples, damaged, together
         self.fields = {"x": FieldSpec(shape=(2,), dtype=np.dtype("i8"))}
         self.kill_at = None
 
@@ -303,14 +304,14 @@ def test_indexing_is_refused():
 WITHOUT_TORCH = """
 import sys
 import numpy as np
-from rankwise.data.contract import FieldSpec
+from rankwise.data.contract import BaseSource, FieldSpec
 from rankwise.data.feed import FeedLoader
 from rankwise.data.order import Order
 
-class Nothing:
+class Nothing(BaseSource):
     fingerprint, chunk_samples, num_samples = "nothing", 1, 9
     fields = {"x": FieldSpec(shape=(), dtype=np.dtype("i8"))}
-    plan = None
+    plan = read = None
 
 mine = FeedLoader(Nothing(), Order(9, batch_size=3))
 assert "torch" not in sys.modules

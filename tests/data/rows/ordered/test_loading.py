@@ -112,7 +112,7 @@ def test_any_stores_orders_and_worlds(tmp_path, data):
     world_size, batch_size = draw(st.integers(1, 5)), draw(st.integers(1, 30))
     source = RowSource(stores.places, obs=("n",), dense=draw(st.booleans()), threads=1, cache=2**12)
     order = Order(source, batch_size=batch_size, seed=draw(st.integers(0, 9)), window=draw(st.integers(1, 4)))
-    assert source.chunk_samples <= max(1, sum(sizes))
+    assert source.locality.chunk_samples <= max(1, sum(sizes))
     seen = []
     for rank in range(world_size):
         loader = FeedLoader(source, order, rank=rank, world_size=world_size, micro_batch=draw(st.none() | st.just(3)))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from typing import Any
 
 import numpy as np
 
@@ -14,7 +13,7 @@ from rankwise.data.crops.index.compiling import Compiled
 from rankwise.data.crops.index.crop_index import CropIndex
 from rankwise.data.crops.reading.field import MASK_SUFFIX
 
-__all__ = ["largest_step", "settle_index"]
+__all__ = ["settle_index"]
 
 
 def settle_index(
@@ -45,7 +44,7 @@ def settle_index(
     Raises:
         BudgetExceeded: the batches do not fit; the message adds it up and says how much is needed.
     """
-    step = largest_step(order)
+    step = order.batch_size
     num_micro = num_micro_batches(step, world_size=world_size, micro_batch=micro_batch)
     rows = math.ceil(math.ceil(step / world_size) / num_micro)
     ahead = max(1, depth)  # the step that was left is looked at for a moment while the next one is read
@@ -68,12 +67,6 @@ def settle_index(
     ]
     check_fits(budget, caps, what=what, mends=mends, slots=slots)
     return budget
-
-
-def largest_step(order: Any) -> int:
-    """Return the most samples of a step of an order, those of all ranks."""
-    told = getattr(order, "batch_size", None)
-    return len(order.step(order.start(0)).ids) if told is None else int(told)
 
 
 def _crop_bytes(made: Compiled, index: CropIndex, fields: Collection[str]) -> int:

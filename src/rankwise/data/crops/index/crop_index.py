@@ -11,7 +11,7 @@ from typing import Any, Literal, overload
 
 import numpy as np
 
-from rankwise.data.contract import FieldSpec, IntArray
+from rankwise.data.contract import BaseSamples, FieldSpec, IntArray, Locality
 from rankwise.data.crops.index.blocks import region_elements
 from rankwise.data.crops.index.columns import ImageColumns
 from rankwise.data.crops.index.compiling import Compiled
@@ -60,7 +60,27 @@ class CropPlace:
     array: str
 
 
-class CropIndex:
+@dataclass(frozen=True, kw_only=True)
+class _CropLocality(Locality):
+    """Of crops that are read from regions, or from neighbourhoods of so many crops."""
+
+    chunk_bytes: int
+    neighbourhood: int
+
+    def layout(self, batch_size: int) -> tuple[int | None, int | None]:
+        """Return as many lanes as a cache holds regions of, between 4 and 64, but one for every 8 crops of a batch.
+
+        And so few that a batch takes the crops of a neighbourhood together. None leaves the choice to the order.
+        """
+        if self.neighbourhood > 1:
+            return max(1, batch_size // self.neighbourhood), 1
+        if self.chunk_samples == 1:
+            return None, None
+        lanes = max(_LANES_BYTES // self.chunk_bytes, batch_size // _CROPS_PER_RANK)
+        return int(np.clip(lanes, _LEAST_LANES, _MOST_LANES)), None
+
+
+class CropIndex(BaseSamples):
     """All crops of a catalogue of images: a grid of tiles, or random crops that each epoch draws anew.
 
     A crop is a number. Where it lies is computed from the number (and seed and epoch, for random ones), so an index
@@ -228,18 +248,11 @@ class CropIndex:
         elements = region_elements(block, extent=made.frame.extent, stride=stride, chunks=made.frame.chunks[0])
         return max(1, int(elements * made.element_bytes))
 
-    def order_layout(self, batch_size: int) -> tuple[int | None, int | None]:
-        """Return the lanes and the window that suit an order over this index; None leaves the choice to the order.
-
-        As many lanes as a cache holds regions of, between 4 and 64, but one for every 8 crops of a batch at least; and
-        so few that a batch takes the crops of a neighbourhood together.
-        """
-        if self.rules.neighbourhood > 1:
-            return max(1, batch_size // self.rules.neighbourhood), 1
-        if self.chunk_samples == 1:
-            return None, None
-        lanes = max(_LANES_BYTES // self.chunk_bytes, batch_size // _CROPS_PER_RANK)
-        return int(np.clip(lanes, _LEAST_LANES, _MOST_LANES)), None
+    @property
+    def locality(self) -> Locality:
+        """What neighbouring crops share, and the lanes and the window that suit an order over them."""
+        near = self.rules.neighbourhood
+        return _CropLocality(chunk_samples=self.chunk_samples, chunk_bytes=self.chunk_bytes, neighbourhood=near)
 
     def compiled(self, epoch: int) -> Compiled:
         """Return what the crops of an epoch are computed from."""

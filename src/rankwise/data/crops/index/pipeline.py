@@ -14,7 +14,7 @@ from rankwise.data.contract import Batch, Order, Source
 from rankwise.data.crops.budget import Caps
 from rankwise.data.crops.devices import RankPlace, place_in_world
 from rankwise.data.crops.exceptions import BudgetExceeded, ShutdownError
-from rankwise.data.crops.index.budgeting import largest_step, settle_index
+from rankwise.data.crops.index.budgeting import settle_index
 from rankwise.data.crops.index.counting_files import most_files
 from rankwise.data.crops.index.crop_index import CropIndex, CropPlace
 from rankwise.data.crops.index.source import CropSource
@@ -136,7 +136,7 @@ class IndexPipeline(FeedLoader):
     def _say_few_handles(self, place: RankPlace) -> None:
         """Say on the main rank when the steps in flight lie in more files than stay open."""
         if place.rank == 0:
-            crops = math.ceil(largest_step(self.order) / place.world_size) * _STEPS_IN_FLIGHT
+            crops = math.ceil(self.order.batch_size / place.world_size) * _STEPS_IN_FLIGHT
             say_few_handles(
                 wanted=most_files(self.index, num_crops=crops),
                 capacity=self._crops.reader.max_open_files,
@@ -182,14 +182,14 @@ setattr(Pipeline, "__signature__", _signature())  # noqa: B010  (only here are a
 
 def _warn_small_cache(source: CropSource, order: Order, *, rank: int, world_size: int) -> None:
     """Warn on the main rank if the regions that the order reads from at a time do not fit the cache."""
-    grid, capacity = getattr(order, "grid", None), source.cache.capacity_bytes
+    grid, capacity = order.grid, source.cache.capacity_bytes
     if grid is None or rank != 0 or capacity == 0 or grid.chunk_samples == 1:
         return
     regions = -(-grid.lanes // world_size) * grid.window
-    needed = regions * source.chunk_bytes
+    needed = regions * source.index.chunk_bytes
     # A neighbourhood whose crops come in one batch is decoded once, cache or not.
     near = source.index.rules.neighbourhood
-    together = near > 1 and near * grid.lanes <= getattr(order, "batch_size", 0)
+    together = near > 1 and near * grid.lanes <= order.batch_size
     if needed > capacity and not together:
         warnings.warn(
             f"the order draws from {regions} regions at a time on each rank ({needed / 2**20:.0f} MiB decoded), the "

@@ -10,7 +10,17 @@ from typing import Self
 
 import numpy as np
 
-from rankwise.data.contract import BatchBuffer, FieldSpec, IntArray, NDArray, ReadReport, Share, choose_fields
+from rankwise.data.contract import (
+    BaseSource,
+    BatchBuffer,
+    FieldSpec,
+    IntArray,
+    Locality,
+    NDArray,
+    ReadReport,
+    Share,
+    choose_fields,
+)
 from rankwise.data.crops.index.crop_index import CropIndex
 from rankwise.data.crops.reading import CropField, CropPlan, CropReader
 from rankwise.data.crops.reading.field import MASK_SUFFIX
@@ -57,7 +67,7 @@ class SourcePlan:
         return {}
 
 
-class CropSource:
+class CropSource(BaseSource):
     """Implements `Source` over a `CropIndex`.
 
     Where random crops lie depends on seed and epoch of a share's step, and the fields of a stage of a curriculum may
@@ -105,23 +115,14 @@ class CropSource:
         return self.num_samples
 
     @property
-    def chunk_samples(self) -> int:
-        """Neighbouring crops that are read from one region."""
-        return self.index.chunk_samples
-
-    @property
-    def chunk_bytes(self) -> int:
-        """Decoded bytes of such a region, about."""
-        return self.index.chunk_bytes
+    def locality(self) -> Locality:
+        """What neighbouring crops share; see `CropIndex.locality`."""
+        return self.index.locality
 
     @property
     def fields(self) -> Mapping[str, FieldSpec]:
         """The fields of a crop by name, as they are in the first epoch."""
         return MappingProxyType({name: self.index.fields[name] for name in self._names})
-
-    def order_layout(self, batch_size: int) -> tuple[int | None, int | None]:
-        """Return the lanes and the window that suit an order; see `CropIndex.order_layout`."""
-        return self.index.order_layout(batch_size)
 
     def select(self, fields: Sequence[str]) -> CropSource:
         """Return a source of some of the fields, with the same reader and cache.

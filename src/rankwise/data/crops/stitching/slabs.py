@@ -16,7 +16,7 @@ from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 
-from rankwise.data.contract import IntArray, NDArray, OrderState, Step
+from rankwise.data.contract import BaseOrder, IntArray, NDArray, OrderState, Step
 from rankwise.data.crops.index.crop_index import CropIndex
 from rankwise.data.crops.index.tiles import Tiles
 from rankwise.errors import ConfigError
@@ -296,7 +296,7 @@ class Canvas:
         return np.moveaxis(means, 0, self._axis + 1), np.moveaxis(missing, 0, self._axis)
 
 
-class TileOrder:
+class TileOrder(BaseOrder):
     """The contract's `Order` over a list of batches: a pass of one process, neither shared nor resumed.
 
     Args:
