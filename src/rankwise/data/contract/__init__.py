@@ -24,8 +24,21 @@ from rankwise.data.contract.protocols import (
     Source,
     Stateful,
 )
-from rankwise.data.contract.types import JSON, BoolArray, DType, FloatArray, IntArray, NDArray
-from rankwise.data.contract.values import FieldSpec, Locality, OrderState, ReadReport, Share, Step, choose_fields
+from rankwise.data.contract.values import (
+    JSON,
+    BoolArray,
+    DType,
+    FieldSpec,
+    FloatArray,
+    IntArray,
+    Locality,
+    NDArray,
+    OrderState,
+    ReadReport,
+    Share,
+    Step,
+    choose_fields,
+)
 
 __all__ = [
     "JSON",

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from rankwise.data.contract.types import IntArray
-from rankwise.data.contract.values import Share, Step
+from rankwise.data.contract.values import IntArray, Share, Step
 from rankwise.errors import ConfigError
 
 __all__ = ["num_micro_batches", "sample_keys", "share_sizes", "shares", "smallest_share", "whole_speeds"]

@@ -6,8 +6,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self, runtime_checkable
 
-from rankwise.data.contract.types import JSON, IntArray, NDArray
-from rankwise.data.contract.values import FieldSpec, Locality, OrderState, ReadReport, Share, Step
+from rankwise.data.contract.values import (
+    JSON,
+    FieldSpec,
+    IntArray,
+    Locality,
+    NDArray,
+    OrderState,
+    ReadReport,
+    Share,
+    Step,
+)
 
 __all__ = ["Batch", "BatchBuffer", "BatchLoader", "Grid", "Order", "Plan", "Samples", "Source", "Stateful"]
 

@@ -1,4 +1,4 @@
-"""What travels between the rooms: where an order stands, a global batch, a rank's part of it, fields, reports."""
+"""What travels between the rooms: arrays' types, where an order stands, a global batch, a rank's part of it, fields, reports."""
 
 from __future__ import annotations
 
@@ -7,12 +7,22 @@ import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
-from rankwise.data.contract.types import JSON, BoolArray, DType, FloatArray, IntArray
 from rankwise.errors import ConfigError, SampleError
+
+__all__ = ["JSON", "BoolArray", "DType", "FloatArray", "IntArray", "NDArray"]
+
+JSON: TypeAlias = bool | int | float | str | list["JSON"] | dict[str, "JSON"] | None
+NDArray: TypeAlias = npt.NDArray[Any]
+IntArray: TypeAlias = npt.NDArray[np.int64]
+FloatArray: TypeAlias = npt.NDArray[np.float64]
+BoolArray: TypeAlias = npt.NDArray[np.bool_]
+DType: TypeAlias = np.dtype[Any]
+
 
 __all__ = ["FieldSpec", "Locality", "OrderState", "ReadReport", "Share", "Step", "choose_fields"]
 
