@@ -1,4 +1,4 @@
-"""What travels between the rooms: arrays' types, where an order stands, a global batch, a rank's part of it, fields, reports."""
+"""What travels between the rooms: types of arrays, where an order stands, a global batch, a part of it, reports."""
 
 from __future__ import annotations
 
