@@ -170,3 +170,51 @@ def test_the_command_writes_the_page_without_torch(tmp_path):
     assert done.stdout.strip() == "p.html", done.stderr
     assert not re.search(r"\btorch$", done.stderr, re.MULTILINE)
     assert (tmp_path / "p.html").read_text().count("not recorded") >= 6
+
+
+ODD = (None, True, "x", EVIL, -1, 10**400, math.nan, math.inf, [], [None], {}, {"a": {"b": EVIL}})
+
+
+def leaves(value, path=()):
+    """Yield the path of everything inside a JSON value."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, part in inner:
+        yield (*path, key)
+        yield from leaves(part, (*path, key))
+
+
+def test_no_value_of_a_file_stops_the_page(tmp_path):
+    """Each value of each file, one after the other, is of another kind, huge, not finite or missing."""
+    run = make_run(tmp_path / "run")
+    files = [*run.glob("*.json"), *run.glob("checkpoints/*/manifest.json")]
+    assert len(files) == 8
+    for file in files:
+        text = file.read_text()
+        for number, path in enumerate(leaves(json.loads(text))):
+            changed = json.loads(text)
+            inner = changed
+            for key in path[:-1]:
+                inner = inner[key]
+            for odd in ODD[number % 2 :: 2]:
+                inner[path[-1]] = odd
+                file.write_text(json.dumps(changed))
+                assert "<img" not in page_of(run), (file.name, path, odd)
+        file.write_text(text)
+
+
+def test_no_line_of_metrics_stops_the_page(tmp_path):
+    """Cut, of another kind, with steps and times that are none: the good lines are drawn."""
+    run = make_run(tmp_path / "run")
+    good = (run / "metrics.jsonl").read_text()
+    for step, attempt, time in (
+        (10**400, 1, 1),
+        (-3, 1, math.nan),
+        (3, [], 1),
+        ("3", 1, "x"),
+        (None, None, None),
+        (2.5, 1, 1e308),
+    ):
+        odd = json.dumps({"step": step, "attempt": attempt, "time": time, "loss": 0.5})
+        (run / "metrics.jsonl").write_text(f"{good}\n{odd}\n[]\n7\n{{\n\x00\n")
+        data = json.loads(re.search(r'id="data">(.*?)</script>', page_of(run))[1])
+        assert len(data["charts"][0]["series"][0]["x"]) >= 20, (step, attempt, time)

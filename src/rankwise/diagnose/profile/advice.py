@@ -128,8 +128,8 @@ def _transfer(profile: Profile) -> Finding | None:
     hidden = 1 - shown / whole if whole else 0.0
     per_step = len(profile.matching.groups) / max(1, len(profile.numbers))
     text = (
-        f"communication that nothing hides takes {share:.0%} of the step; {per_step:.0f} collectives a step are under "
-        f"way {whole / len(steps) / 1e6:.1f} ms, {hidden:.0%} of it behind compute"
+        f"communication that nothing hides takes {share:.0%} of the step; {per_step:.0f} collective(s) a step under "
+        f"way for {whole / len(steps) / 1e6:.1f} ms, {hidden:.0%} of it behind compute"
     )
     change = (
         "accumulate (micro-batches under no_sync, or Order(micro_batch=)), compress (bf16 or fp16 hook), or find the "

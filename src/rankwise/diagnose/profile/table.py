@@ -65,11 +65,15 @@ def scaling_text(facts: dict[str, Any]) -> str:
     for row in facts["sizes"]:
         between = "" if row["efficiency"] is None else f"{row['efficiency_low']:.2f} to {row['efficiency_high']:.2f}"
         efficiency = "" if row["efficiency"] is None else f"{row['efficiency']:.2f}"
-        quartiles = f"{row['low']:.4g} to {row['high']:.4g}"
-        table.add_row(str(row["ranks"]), f"{row['throughput']:.4g}", quartiles, efficiency, between, row["text"])
+        quartiles = f"{_rate(row['low'])} to {_rate(row['high'])}"
+        table.add_row(str(row["ranks"]), _rate(row["throughput"]), quartiles, efficiency, between, row["text"])
     mode = "" if facts["mode"] is None else f"{facts['mode']} scaling, "
     head = f"{mode}{facts['repeats']} runs of each size in random order, {facts['steps']} steps each"
     return f"{head}\n\n{_rendered(table)}"
+
+
+def _rate(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
 def _ms(value: float) -> str:

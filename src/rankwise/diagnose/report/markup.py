@@ -7,11 +7,12 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-__all__ = ["Markup", "el", "island", "join", "table", "told"]
+__all__ = ["Markup", "el", "island", "join", "short_number", "table", "told"]
 
 _VOID = {"meta", "input"}
 _MOST_TEXT = 6000
 _MOST_ROWS = 200
+_SHORT_TEXT = 24  # a time in UTC, a word of a verdict
 
 
 class Markup(str):
@@ -50,8 +51,8 @@ def _cut(text: str) -> str:
 
 
 def table(head: Sequence[object], rows: Sequence[Sequence[object]], *, caption: str = "", name: str = "") -> Markup:
-    """Return a table that scrolls sideways where the page is narrow; at most 200 rows, and how many more there are."""
-    shown = [el("tr", *(el("td", cell) for cell in row)) for row in rows[:_MOST_ROWS]]
+    """Return a table of at most 200 rows, and how many more there are; where the page is narrow, a list of its rows."""
+    shown = [el("tr", *map(_cell, head, row)) for row in rows[:_MOST_ROWS]]
     if len(rows) > _MOST_ROWS:
         shown.append(el("tr", el("td", f"… {len(rows) - _MOST_ROWS} more rows", colspan=len(head))))
     inner = el(
@@ -62,6 +63,12 @@ def table(head: Sequence[object], rows: Sequence[Sequence[object]], *, caption: 
     )
     label = caption or name or "table"
     return el("div", inner, class_="wide", tabindex=0, role="region", aria_label=label)
+
+
+def _cell(label: object, cell: object) -> Markup:
+    """Return a cell that knows its column's name, for narrow pages; a short text in it is not broken."""
+    plain = not isinstance(cell, Markup) and len(str(cell)) <= _SHORT_TEXT
+    return el("td", cell, data_label=None if isinstance(label, Markup) else label, class_="short" if plain else None)
 
 
 def island(name: str, value: Any) -> Markup:
@@ -81,3 +88,10 @@ def told(value: object) -> str:
     if isinstance(value, str):
         return value
     return json.dumps(value, ensure_ascii=False)
+
+
+def short_number(value: object) -> str:
+    """Return a measured number with the three digits that it is good for; what is no number as `told` has it."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or not -1e15 < value < 1e15:
+        return told(value)
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"

@@ -195,7 +195,7 @@ def _checkpoints(folder: Path, notes: list[str]) -> list[dict[str, Any]]:
         parts = as_dict(record.get("parts")).values()
         files = [as_dict(file) for part in parts for file in as_list(as_dict(part).get("files"))]
         sizes = [file.get("bytes") for file in files]
-        size = sum(size for size in sizes if isinstance(size, int))
+        size = sum(size for size in sizes if is_number(size))
         found.append({**record, "folder": place.name, "size": size})
     return sorted(found, key=lambda record: record["step"])
 

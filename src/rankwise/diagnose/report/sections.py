@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from rankwise.diagnose.report.markup import Markup, el, join, table, told
+from rankwise.diagnose.report.markup import Markup, el, join, short_number, table, told
 from rankwise.diagnose.report.run_record import RunRecord, as_dict, as_list
 from rankwise.diagnose.report.series import is_number
 
@@ -206,7 +206,7 @@ def profile(run: RunRecord) -> Markup:
             _ms(rank.get("step_ms")),
             *(_ms(as_dict(rank.get("mean_ms")).get(part)) for part in parts),
             _ms(rank.get("ready_ms")),
-            told(rank.get("score")),
+            short_number(rank.get("score")),
         ]
         for rank in ranks
     ]
@@ -225,7 +225,7 @@ def profile(run: RunRecord) -> Markup:
 
 
 def _ms(value: object) -> str:
-    return f"{value:.4g} ms" if is_number(value) else "-"
+    return f"{short_number(value)} ms" if is_number(value) else "-"
 
 
 def _bars(parts: Sequence[str], ranks: Sequence[dict[str, Any]]) -> Markup:
@@ -261,7 +261,7 @@ def _straggler(found: dict[str, Any]) -> Markup:
         "p",
         el("strong", f"Straggler: rank {told(found.get('rank'))}"),
         f", {_ms(found.get('lag_ms'))} behind the median rank, last in {share:.0%} of the steps, "
-        f"score {told(found.get('score'))}.",
+        f"score {short_number(found.get('score'))}.",
         class_="warn",
     )
 
@@ -307,9 +307,9 @@ def scaling(run: RunRecord) -> Markup | None:
     rows = [
         [
             told(size.get("ranks")),
-            f"{told(size.get('throughput'))} {unit}",
-            f"{told(size.get('low'))} to {told(size.get('high'))}",
-            told(size.get("efficiency")),
+            f"{short_number(size.get('throughput'))} {unit}",
+            f"{short_number(size.get('low'))} to {short_number(size.get('high'))}",
+            short_number(size.get("efficiency")),
             told(size.get("text") or size.get("verdict")),
         ]
         for size in sizes
