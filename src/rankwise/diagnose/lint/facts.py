@@ -48,6 +48,14 @@ _COLLECTIVES = frozenset(
     "reduce_scatter_tensor scatter scatter_object_list all_to_all all_to_all_single "
     "fsdp.FullyShardedDataParallel.state_dict_type fsdp.FullyShardedDataParallel.optim_state_dict".split()
 )
+_HOROVOD = (
+    "allreduce allreduce_ allgather broadcast broadcast_ broadcast_parameters broadcast_optimizer_state "
+    "broadcast_object allgather_object barrier"
+).split()
+_OBJECTS = {
+    "accelerate.Accelerator": ("wait_for_everyone", "gather", "gather_for_metrics", "reduce", "pad_across_processes"),
+    "deepspeed.initialize": ("save_checkpoint", "load_checkpoint"),
+}
 _GROUP_AT = {"barrier": 0, "all_reduce": 2, "broadcast": 2, "all_gather": 2, "reduce": 3, "new_group": 0}
 _FRAMEWORKS = (
     "accelerate", "lightning", "pytorch_lightning", "deepspeed", "horovod", "ray", "composer", "colossalai",
@@ -153,7 +161,20 @@ def collectives(module: Module) -> list[Call]:
             for call in calls
             if not _in_group(call, name[18:])
         ]
+        found += _of_libraries(module)
     return found  # type: ignore[return-value]
+
+
+def _of_libraries(module: Module) -> list[Call]:
+    """Return the calls that every rank must make of Horovod, DeepSpeed's engine, and Accelerate's accelerator."""
+    listed = [call for name in _HOROVOD for call in module.named(f"horovod.torch.{name}")]
+    for maker, methods in _OBJECTS.items():
+        stmts = [call.place.stmt for call in module.named(maker)]
+        targets = [target for stmt in stmts if isinstance(stmt, ast.Assign) for target in stmt.targets]
+        # deepspeed.initialize returns the engine first
+        made = {text_of(target.elts[0] if isinstance(target, ast.Tuple) else target) for target in targets}
+        listed += [call for call in module.methods(*methods) if call.base in made]
+    return listed
 
 
 def _in_group(call: Call, name: str) -> bool:

@@ -21,7 +21,7 @@ _YAML_HEAD = re.compile(r"""^\s*(?:-\s+)?(?:["']?[A-Za-z_][\w.-]*["']?\s*:\s+|-\
 _DOCKER_HEAD = re.compile(r"^\s*(RUN|CMD|ENTRYPOINT|ENV)\s+", re.IGNORECASE)
 _SBATCH = re.compile(r"#SBATCH\s+--?([A-Za-z-]+)(?:[=\s]+(\S+))?")
 _SEPARATORS = {"&&", "||", ";", "&", "|", "(", ")", "`"}
-_LAUNCHER_HINT = re.compile(r"torchrun|torch\.distributed|rankwise|accelerate|srun|mpirun|NCCL|MASTER_PORT|GLOO")
+_LAUNCHER_HINT = re.compile(r"torchrun|torch[./]distributed|rankwise|accelerate|srun|mpirun|NCCL|MASTER_PORT|GLOO")
 
 
 @dataclass(frozen=True, slots=True)

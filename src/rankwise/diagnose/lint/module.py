@@ -170,6 +170,7 @@ class Module:
         """Resolve the calls and sort them into tables."""
         by_name: dict[str, list[Call]] = defaultdict(list)
         by_method: dict[str, list[Call]] = defaultdict(list)
+        self._guess_dist()
         resolve = self.imports.resolve
         self.calls.sort(key=lambda call: (call.node.lineno, call.node.col_offset))
         for call in self.calls:
@@ -181,6 +182,13 @@ class Module:
             call.place.scope.calls.append(call)
             self.call_of[call.node] = call
         self.by_name, self.by_method = dict(by_name), dict(by_method)
+
+    def _guess_dist(self) -> None:
+        """Take `dist` for torch.distributed where a star import or another file of the project brings it."""
+        bound = self.imports.bound.get("dist", "")
+        words = {"dist.init_process_group", "dist.get_rank", "dist.barrier", "dist.all_reduce"}
+        if (not bound or bound.endswith(".dist")) and any(call.text in words for call in self.calls):
+            self.imports.bound["dist"] = "torch.distributed"
 
     # Questions that many rules ask.
 

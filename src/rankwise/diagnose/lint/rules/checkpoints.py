@@ -222,7 +222,12 @@ def load_without_map_location(module: Module) -> Iterator[Hit]:
         if not started and not _is_state(module, call):
             continue
         given = call.argument("map_location", 1)
-        if given is not None or call.is_open or call.place.side or _is_own(module, call, call.argument("f", 0)):
+        # `if is_main_process:` with an imported function holds on every rank
+        always = any(
+            isinstance(branch.test, ast.Name) and module.name_of(branch.test) for branch in call.place.branches
+        )
+        one_rank = call.place.side is not None and not always
+        if given is not None or call.is_open or one_rank or _is_own(module, call, call.argument("f", 0)):
             continue
         end = module.span(call.node)[1] - 1
         comma = "" if module.source[:end].rstrip().endswith((",", "(")) else ", "

@@ -235,6 +235,18 @@ def wrapped_forward_on_one_rank(module: Module) -> Iterator[Hit]:
         if not wrap.text or ((word := wrap.call.keyword("broadcast_buffers")) and is_const(word.value, False)):
             continue
         for call in module.calls:
-            same = call.text == wrap.text and call.place.scope is wrap.place.scope
+            same = (call.text == wrap.text or _gives(module, call, wrap.text)) and call.place.scope is wrap.place.scope
             if same and position(call.node) > position(wrap.call.node) and effective_side(module, call.place) == "main":
                 yield Hit(call.node, {"name": wrap.text, "ranks": "the main rank"})
+
+
+def _gives(module: Module, call: Call, text: str) -> bool:
+    """Whether a call gives a model to a function of this file that calls it."""
+    target = module.local_function(call)
+    if target is None:
+        return False
+    inside = {found.text for found in target.calls}
+    return any(
+        name in inside and (given := call.argument(name, index)) is not None and text_of(given) == text
+        for index, name in enumerate(target.params)
+    )

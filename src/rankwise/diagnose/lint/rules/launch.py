@@ -166,7 +166,9 @@ def _old_launcher_in_lines(file: LaunchFile) -> Iterator[Hit]:
     for command in file.commands:
         texts = command.texts
         for index, word in enumerate(command.words[1:], 1):
-            if word.text == "torch.distributed.launch" and texts[index - 1] == "-m":
+            if word.text.endswith("torch/distributed/launch.py"):
+                yield Hit(word, {"old": "torch/distributed/launch.py", "new": "torchrun"})
+            elif word.text == "torch.distributed.launch" and texts[index - 1] == "-m":
                 start = next((w for w in command.words[:index] if re.fullmatch(r"(.*/)?python[\d.]*", w.text)), None)
                 plain = start is not None and command.words[index - 2] is start and "--use_env" in texts
                 edits = (

@@ -14,7 +14,7 @@ from rankwise.diagnose.lint.facts import (
     wraps,
 )
 from rankwise.diagnose.lint.guards import is_mode_test
-from rankwise.diagnose.lint.module import Call, Module, Place
+from rankwise.diagnose.lint.module import Call, Module, Place, Scope
 from rankwise.diagnose.lint.names import last, text_of
 from rankwise.diagnose.lint.record import Edit, Fix, Hit, rule
 
@@ -133,12 +133,17 @@ def global_rank_as_device(module: Module) -> Iterator[Hit]:
         index = call.argument(
             "device" if call.method == "set_device" else "index", 0 if call.method == "set_device" else 1
         )
-        if index is not None and _is_global_rank(module, index, call):
+        if call.method == "device" and index is None and call.node.args:
+            written = call.node.args[0]  # f"cuda:{rank}", also as one side of a choice
+            index = written.body if isinstance(written, ast.IfExp) else written
+            index = index if isinstance(index, ast.JoinedStr) else None
+        if index is not None and _is_global_rank(module, index, call.place.scope):
             yield Hit(call.node, {"text": module.text(index)})
     for wrap in wraps(module):
         word = wrap.call.keyword("device_ids")
-        for index in word.value.elts if word is not None and isinstance(word.value, ast.List | ast.Tuple) else ():
-            if _is_global_rank(module, index, wrap.call):
+        ids = word.value.body if word is not None and isinstance(word.value, ast.IfExp) else word and word.value
+        for index in ids.elts if isinstance(ids, ast.List | ast.Tuple) else ():
+            if _is_global_rank(module, index, wrap.place.scope):
                 yield Hit(index, {"text": module.text(index)})
 
 
@@ -149,18 +154,35 @@ def _stays_on_one_node(module: Module) -> bool:
     return bool(list(spawns)) and "MASTER_ADDR" in texts and bool(texts & {"localhost", "127.0.0.1"})
 
 
-def _is_global_rank(module: Module, node: ast.expr, call: Call) -> bool:
+def _is_global_rank(module: Module, node: ast.expr, scope: Scope, depth: int = 3) -> bool:
+    if isinstance(node, ast.JoinedStr):  # f"cuda:{rank}"
+        parts = [part.value for part in node.values if isinstance(part, ast.FormattedValue)]
+        return "cuda" in ast.unparse(node) and len(parts) == 1 and _is_global_rank(module, parts[0], scope, depth)
     if isinstance(node, ast.Name | ast.Attribute):
-        found = list(module.bindings_of(text_of(node), call.place.scope))
+        found = list(module.bindings_of(text_of(node), scope))
         if not found and isinstance(node, ast.Attribute):  # a field of a configuration that says which rank it is
             return _names_global_rank(module, node)
+        if not found and depth and text_of(node) in scope.params:
+            return _is_given_global_rank(module, scope, text_of(node), depth)
         if len(found) != 1 or found[0].value is None:
             return False
-        node = found[0].value
+        node, scope = found[0].value, found[0].place.scope
     if isinstance(node, ast.Call) and module.name_of(node.func) == "torch.distributed.get_rank":
         return not node.args and not node.keywords
     text = ast.unparse(node)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):  # node * gpus_per_node + local_rank
+        return "local" in text.lower() and re.search(r"node.*\*", text.lower()) is not None
     return re.fullmatch(r"int\(os\.environ(\.get\(|\[)'RANK'(\)|\]|, .*\))\)?", text) is not None
+
+
+def _is_given_global_rank(module: Module, scope: Scope, name: str, depth: int) -> bool:
+    """Whether every call of a function in this file gives the global rank for a parameter."""
+    calls = module.callers(scope)
+    given = [call.argument(name, scope.params.index(name)) for call in calls]
+    return bool(calls) and all(
+        part is not None and _is_global_rank(module, part, call.place.scope, depth - 1)
+        for call, part in zip(calls, given, strict=True)
+    )
 
 
 def _names_global_rank(module: Module, node: ast.Attribute) -> bool:

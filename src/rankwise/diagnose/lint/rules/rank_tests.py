@@ -186,9 +186,13 @@ def _function(module: Module, text: str) -> Scope | None:
     return scope
 
 
+_COPIED = ("is_main_process", "is_master_process", "is_rank_zero")
+
+
 def _called_elsewhere(module: Module, text: str, name: str) -> bool:
     """Whether an imported test of the rank is called in other places of the file."""
     tested = re.search(r"^is_.*(main|master|rank|chief)", last(text))
-    return bool(
-        tested and name and not name.startswith("?") and any(call.text == text for call in module.methods(last(text)))
-    )
+    if not tested or not name or name.startswith("?"):
+        return False
+    # the helper of that name that many projects have copied from each other is a function
+    return text in _COPIED or any(call.text == text for call in module.methods(last(text)))

@@ -1,0 +1,146 @@
+"""Mistakes of a third round of public files, which a rule once missed: each is found, in invented code."""
+
+from __future__ import annotations
+
+import pytest
+
+from rankwise.diagnose.lint import check_source
+from rankwise.diagnose.lint.inputs import source_from_text
+
+HEAD = """
+import os
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+"""
+RANK_BY_A_PARAMETER = (
+    HEAD
+    + """
+def train(rank, world_size, net):
+    dist.init_process_group("nccl", rank=rank, world_size=world_size)
+    device = torch.device(f"cuda:{rank}" if torch.cuda.is_available() else "cpu")
+    return net.to(device)
+
+if __name__ == "__main__":
+    number = int(os.environ["RANK"])
+    train(number, int(os.environ["WORLD_SIZE"]), torch.nn.Linear(1, 1))
+"""
+)
+RANK_COUNTED_BY_HAND = (
+    HEAD
+    + """
+def train(rank, net):
+    dist.init_process_group("nccl", rank=rank, world_size=8)
+    torch.cuda.set_device(rank)
+    return DDP(net.cuda())
+
+train(int(os.environ["NODE_RANK"]) * 4 + int(os.environ["LOCAL_RANK"]), torch.nn.Linear(1, 1))
+"""
+)
+OPTION_BESIDE_A_STAR_IMPORT = """
+import argparse
+import torch
+from utils import *
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--local_rank", type=int, default=0)
+args = parser.parse_args()
+torch.cuda.set_device(args.local_rank)
+dist.init_process_group(backend="nccl")
+"""
+WAITING_ON_ONE_RANK = """
+from accelerate import Accelerator
+
+def save(net, path):
+    accelerator = Accelerator()
+    if accelerator.is_local_main_process:
+        accelerator.wait_for_everyone()
+        accelerator.save(net.state_dict(), path)
+"""
+CHECKPOINT_OF_AN_ENGINE_ON_ONE_RANK = """
+import deepspeed
+import torch.distributed as dist
+
+def main(args, net, data, path):
+    engine, _, loader, _ = deepspeed.initialize(args=args, model=net, training_data=data)
+    for x in loader:
+        engine.backward(engine(x))
+        engine.step()
+    if dist.get_rank() == 0:
+        engine.save_checkpoint(path)
+"""
+HOROVOD_ON_ONE_RANK = """
+import horovod.torch as hvd
+
+def report(loss):
+    hvd.init()
+    if hvd.rank() == 0:
+        print(hvd.allreduce(loss))
+"""
+EVALUATION_ON_ONE_RANK = (
+    HEAD
+    + """
+def evaluate(model, loader):
+    return sum(model(x).sum() for x in loader)
+
+def main(net, loader):
+    dist.init_process_group("gloo")
+    model = DDP(net)
+    if dist.get_rank() == 0:
+        print(evaluate(model, loader))
+"""
+)
+COPIED_HELPER = (
+    HEAD
+    + """
+from utils import is_main_process
+
+def load(net, path):
+    dist.init_process_group("nccl", device_id=net.device)
+    if is_main_process:
+        net.load_state_dict(torch.load(path))
+"""
+)
+LAUNCHER_BY_ITS_FILE = "python /opt/env/site-packages/torch/distributed/launch.py --nproc_per_node=8 train.py\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "expected"),
+    [
+        (RANK_BY_A_PARAMETER, "train.py", [("global-rank-as-device", 9)]),
+        (RANK_COUNTED_BY_HAND, "train.py", [("global-rank-as-device", 9)]),
+        (OPTION_BESIDE_A_STAR_IMPORT, "train.py", [("local-rank-argparse", 7)]),
+        (OPTION_BESIDE_A_STAR_IMPORT.replace("*", "dist"), "train.py", [("local-rank-argparse", 7)]),
+        (WAITING_ON_ONE_RANK, "train.py", [("collective-in-rank-branch", 7)]),
+        (CHECKPOINT_OF_AN_ENGINE_ON_ONE_RANK, "train.py", [("collective-in-rank-branch", 11)]),
+        (HOROVOD_ON_ONE_RANK, "train.py", [("collective-in-rank-branch", 7)]),
+        (EVALUATION_ON_ONE_RANK, "train.py", [("wrapped-forward-on-one-rank", 14)]),
+        (COPIED_HELPER, "train.py", [("uncalled-rank-guard", 11), ("load-without-map-location", 12)]),
+        (LAUNCHER_BY_ITS_FILE, "run.sh", [("deprecated-dist-api", 1)]),
+    ],
+)
+def test_a_mistake_that_was_missed_is_found_at_its_line(text: str, name: str, expected: list[tuple[str, int]]) -> None:
+    """These findings and no others."""
+    findings = check_source(source_from_text(text, name))
+    assert sorted((found.rule.slug, found.line) for found in findings) == sorted(expected)
+
+
+LEFT_ALONE = {
+    "a rank of one node": RANK_BY_A_PARAMETER.replace('"RANK"', '"LOCAL_RANK"'),
+    "another caller": RANK_BY_A_PARAMETER + "    train(0, 1, torch.nn.Linear(1, 1))\n",
+    "no group": OPTION_BESIDE_A_STAR_IMPORT.replace("import *", "import *\nimport paddle.distributed as dist"),
+    "waiting before": WAITING_ON_ONE_RANK.replace(
+        "    if acc", "    accelerator.wait_for_everyone()\n    if acc"
+    ).replace("        accelerator.wait_for_everyone()\n        acc", "        acc"),
+    "the checkpoint on all ranks": CHECKPOINT_OF_AN_ENGINE_ON_ONE_RANK.replace("if dist.get_rank() == 0", "if path"),
+    "the model behind the wrap": EVALUATION_ON_ONE_RANK.replace("evaluate(model, loader))", "evaluate(net, loader))"),
+    "a called helper": COPIED_HELPER.replace("is_main_process:", "is_main_process():"),
+    "another file of that name": LAUNCHER_BY_ITS_FILE.replace("torch/distributed/", "tools/"),
+}
+
+
+@pytest.mark.parametrize("name", LEFT_ALONE)
+def test_what_only_looks_like_it_is_left_alone(name: str) -> None:
+    """Nothing is found."""
+    file = "run.sh" if "file" in name else "train.py"
+    assert check_source(source_from_text(LEFT_ALONE[name], file)) == []
