@@ -2,11 +2,12 @@
 
     python bench/launch.py [--rounds 3] [--ranks 2 4] [--only NAME ...]
 
-Every way starts the same work on N gloo ranks: import torch, join a group, one all_reduce. Each round runs all ways, in
-changing order. Printed are median and quartiles of the seconds until the last rank has its result, of the CPU seconds
-of the command and everything below it, and the ratios to `torchrun` and to `mp.spawn`, round by round: under load the
-ratios say more than the seconds. Then, for `rankwise run`: from a rank's death to its traceback and to the command's
-end, and from Ctrl-C to the command's end, with no process left. What is not installed is left out and named.
+Every way starts the same work on N gloo ranks: import torch (at the top of the script, as scripts do, but in the row
+of functions whose caller has no torch), join a group, one all_reduce. Each round runs all ways, in changing order.
+Printed are median and quartiles of the seconds until the last rank has its result, of the CPU seconds of the command
+and everything below it, and the ratios of both to `torchrun` and to `mp.spawn`, round by round: under load the ratios
+say more than the seconds. Then, for `rankwise run`: from a rank's death to its traceback and to the command's end, and
+from Ctrl-C to the command's end, with no process left. What is not installed is left out and named.
 """
 
 from __future__ import annotations
@@ -43,9 +44,6 @@ def work(rank, size, joined=False):
 
 def announced(*_):
     work(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
-
-def spawned(rank, size):
-    work(rank, size)
 """
 MEET = "os.environ.setdefault('MASTER_ADDR', '127.0.0.1'); os.environ.setdefault('MASTER_PORT', free_port())"
 PORT = """
@@ -57,12 +55,14 @@ def free_port():
 """
 MAIN = "if __name__ == '__main__':\n    import sys\n    size = int(sys.argv[1])\n    "
 FUNCTION = MAIN + "import rankwise, work\n    rankwise.run(work.announced, num_ranks=size)\n"
+# a function beside the imports of a script; `mp.spawn` and `rankwise.run` get the same one
+BESIDE = "import os\nimport torch\nimport work\n\ndef each(*_):\n    work.announced()\n\n"
 SCRIPTS = {
-    "script.py": PORT + "import work\n" + MEET + "\nwork.announced()\n",
+    "script.py": "import os\nimport torch\n" + PORT + "import work\n" + MEET + "\nwork.announced()\n",
     "function.py": FUNCTION,
-    "function_torch.py": "import torch\n" + FUNCTION,
-    "spawn.py": PORT + MAIN + MEET + "\n    import torch.multiprocessing as mp, work\n"
-    "    mp.spawn(work.spawned, args=(size,), nprocs=size)\n",
+    "function_torch.py": BESIDE + MAIN + "import rankwise\n    rankwise.run(each, num_ranks=size)\n",
+    "spawn.py": "import torch.multiprocessing as mp\nimport work\n" + PORT + "\ndef each(rank, size):\n"
+    "    work.work(rank, size)\n\n" + MAIN + MEET + "\n    mp.spawn(each, args=(size,), nprocs=size)\n",
     "fabric.py": MAIN + "from lightning.fabric import Fabric\n    import work\n"
     "    fabric = Fabric(accelerator='cpu', devices=size, strategy='ddp')\n    fabric.launch()\n"
     "    work.work(fabric.global_rank, fabric.world_size, joined=True)\n",
@@ -78,6 +78,7 @@ SCRIPTS = {
     "waits.py": "import os, time\nimport work\nwork.announced()\n"
     "open(f'pid-{os.environ[\"RANK\"]}', 'w').write(str(os.getpid()))\ntime.sleep(600)\n",
 }
+FRESH = "rankwise run, RANKWISE_START=fresh"
 BARE = "one bare process"
 TORCHRUN, SPAWN, ACCELERATE = "torchrun --standalone", "mp.spawn", "accelerate launch --multi_gpu"
 
@@ -88,6 +89,7 @@ def commands(size: int) -> dict[str, list[str]]:
     return {
         "rankwise run": [python, "-m", "rankwise", "run", "--nproc", number, "script.py"],
         TORCHRUN: [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", number, "script.py"],
+        FRESH: [python, "-m", "rankwise", "run", "--nproc", number, "--env", "RANKWISE_START=fresh", "script.py"],
         "rankwise.run(fn)": [python, "function.py", number],
         "rankwise.run(fn), caller has torch": [python, "function_torch.py", number],
         SPAWN: [python, "spawn.py", number],
@@ -175,13 +177,15 @@ def compare(size: int, rounds: int, folder: Path, only: list[str], *, warm: bool
             if number:  # the first round warms the file cache
                 results[way].append(result)
     print(f"\n{size} gloo ranks, {rounds} rounds{'; not installed: ' * bool(absent)}{', '.join(absent)}")
-    print(f"{'':38}{'s to first collective':>26}{'CPU s':>24}{'x torchrun':>24}{'x mp.spawn':>24}")
-    walls = {way: [wall for wall, _ in pairs] for way, pairs in results.items()}
-    for way, pairs in results.items():
-        line = f"{way:38}{spread(walls[way])!s:>26}{spread([cpu for _, cpu in pairs])!s:>24}"
-        for other in (TORCHRUN, SPAWN):
-            line += f"{ratios(walls[way], walls[other])!s:>24}" if other in walls and other != way else f"{'':24}"
-        print(line, flush=True)
+    for number, what in enumerate(("s to first collective", "CPU s")):
+        print(f"{what:38}{'':26}{'x torchrun':>26}{'x mp.spawn':>26}")
+        values = {way: [pair[number] for pair in pairs] for way, pairs in results.items()}
+        for way, mine in values.items():
+            line = f"  {way:36}{spread(mine)!s:>26}"
+            for other in (TORCHRUN, SPAWN):
+                known = other in values and other != way
+                line += f"{ratios(mine, values[other])!s:>26}" if known else f"{'':26}"
+            print(line, flush=True)
 
 
 def main() -> None:

@@ -71,6 +71,12 @@ with rankwise.bind(device="cpu", timeout=1000) as world:
         model.module.weight.register_hook(lambda gradient: deed())
     model(torch.ones(1, 2)).sum().backward()
 """,
+    # torch first: the ranks are forked from a server
+    "forked": "import os\nimport torch\n"
+    + HEAD
+    + """
+deed() if rank == "1" else time.sleep(1000)
+""",
     # a thread of rank 1 acts while its main thread is blocked inside a collective
     "blocked": HEAD
     + """
@@ -95,11 +101,14 @@ QUICK = [
     ("in", "kill"),
     ("backward", "exception"),
     ("blocked", "segfault"),
+    ("forked", "segfault"),
+    ("forked", "kill"),
 ]
 SLOW = [
     *(("in", kind) for kind in DEEDS if kind not in {"exception", "kill"}),
     *(("backward", kind) for kind in ("exit", "_exit", "segfault", "kill", "memory", "import")),
     *(("blocked", kind) for kind in ("_exit", "kill", "stop")),
+    *(("forked", kind) for kind in DEEDS if kind not in {"segfault", "kill"}),
 ]
 
 
@@ -127,7 +136,7 @@ def check_nothing_is_left(launcher, cell, wait_until):
 
 def check_death(launcher, cell, wait_until, moment, kind):
     deed, exitcode, said = DEEDS[kind]
-    options = ["--hang-timeout", 3 if moment == "before" else 10] if kind == "stop" else []
+    options = ["--hang-timeout", 3 if moment in {"before", "forked"} else 10] if kind == "stop" else []
     script = launcher.script(MOMENTS[moment].replace("DEED", deed))
     done = launcher.run("--nproc", 2, *options, "--shutdown-timeout", 2, script)
     assert done.returncode == exitcode, done.stderr

@@ -9,7 +9,7 @@ from rankwise.errors import ConfigError, LaunchError
 from rankwise.launch.bound import is_loading_main
 from rankwise.launch.cores import count_ranks
 from rankwise.launch.local.client import call_ranks
-from rankwise.launch.packing import pack_call
+from rankwise.launch.packing import first_import, pack_call
 from rankwise.launch.show import parse_show
 
 __all__ = ["launch_packed", "run"]
@@ -98,4 +98,5 @@ def launch_packed(pack: Callable[[], bytes], options: Mapping[str, Any]) -> list
     if not isinstance(options["num_ranks"], int) or options["num_ranks"] < 1:
         raise ConfigError(f"num_ranks must be a whole number from 1, got {options['num_ranks']!r}")
     parse_show(options["tee"]).check(options["num_ranks"])
-    return call_ranks(options, pack())
+    call = pack()
+    return call_ranks({**options, **first_import(call)}, call)

@@ -18,10 +18,11 @@ from rankwise.launch.local.pact import die_with_parent, keep_guard
 from rankwise.launch.report import FINISHED, make_report
 from rankwise.launch.target import Kind, Target
 
-__all__: list[str] = []
+__all__ = ["end_well", "main"]
 
 INTERRUPTED = 130
 _MAX_SOCKET_FOLDER = 70  # of the 107 characters that the path of a socket may have
+_rank_pid: int | None = None  # once this process is a rank
 
 
 def main(argv: list[str]) -> None:
@@ -38,8 +39,10 @@ def main(argv: list[str]) -> None:
         if not stream.isatty():
             stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # lines in time, one write each
     assert argv[2] in get_args(Kind)
-    pid = os.getpid()
-    atexit.register(_end_well, pid)  # registered before the program's own exit handlers, so it runs after them
+    global _rank_pid  # noqa: PLW0603
+    if _rank_pid is None:
+        end_well()
+    _rank_pid = pid = os.getpid()
     try:
         invoke(Target(kind=cast("Kind", argv[2]), name=argv[3], args=tuple(argv[4:])), rank)
     except BaseException as error:
@@ -68,8 +71,18 @@ def _use_temporary_folder(folder: Path) -> None:
         process.current_process()._config.setdefault("tempdir", os.fspath(folder))  # type: ignore[attr-defined]  # noqa: SLF001
 
 
-def _end_well(pid: int) -> None:
-    if os.getpid() == pid and "torch.distributed" in sys.modules:
+def end_well() -> None:
+    """Let a rank that this process becomes end without a crash; to be called before the program registers its handlers.
+
+    What is registered first runs last.
+    """
+    global _rank_pid  # noqa: PLW0603
+    _rank_pid = 0
+    atexit.register(_let_finish)
+
+
+def _let_finish() -> None:
+    if os.getpid() == _rank_pid and "torch.distributed" in sys.modules:
         let_gloo_finish()
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from rankwise.errors import ConfigError
 from rankwise.launch.contents import find_heavy, find_unsendable
 
-__all__ = ["Reference", "pack_call"]
+__all__ = ["Reference", "first_import", "pack_call"]
 
 _MAIN = "__main__"
 _HEAVY_BYTES = 1 << 26  # that a function takes along: more is said
@@ -123,13 +123,30 @@ def pack_call(
     return pickle.dumps(
         {
             "main": packer.main if uses_main else None,
-            "sys_path": [os.path.abspath(entry) for entry in sys.path],  # noqa: PTH100  (as sys.path has it)
+            "sys_path": _absolute_path(),
             "call": call,
             "name": name,
             "adapter": adapter,
             "context": context,
         }
     )
+
+
+def first_import(call: bytes) -> dict[str, Any]:
+    """Return "main" and "path", the file that the ranks import before they make a call and their `sys.path`.
+
+    The supervisor, which unpickles nothing, is told so; {} if they import no such file.
+
+    Args:
+        call: as `pack_call` made it.
+    """
+    main = _describe_main() or {}
+    uses_main = "path" in main and _MAIN.encode() in call
+    return {"main": main["path"], "path": _absolute_path()} if uses_main else {}
+
+
+def _absolute_path() -> list[str]:
+    return [os.path.abspath(entry) for entry in sys.path]  # noqa: PTH100  (as sys.path has it)
 
 
 def _dump_parts(packer: _Packer, fn: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:

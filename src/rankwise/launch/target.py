@@ -25,6 +25,8 @@ class Target:
             without arguments) or "call" (a file with a pickled call, as `rankwise.run` writes it).
         name: path, dotted module name, or `module:function`.
         args: what the target finds in `sys.argv[1:]`.
+        main: the file that the ranks import before they make a call, "" if there is none.
+        path: the `sys.path` with which they do it.
 
     Raises:
         ConfigError: the name does not fit the kind.
@@ -33,6 +35,8 @@ class Target:
     kind: Kind
     name: str
     args: tuple[str, ...] = ()
+    main: str = ""
+    path: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.name:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rankwise import vitals
 from rankwise.errors import Interrupted, LaunchError
 from rankwise.launch.job import Job
-from rankwise.launch.local.binding import seated, seats_of
+from rankwise.launch.local.binding import Seat, seated, seats_of
 from rankwise.launch.local.console import Console
 from rankwise.launch.local.environment import Part, rank_environment
 from rankwise.launch.local.loop import Loop
@@ -24,6 +24,7 @@ from rankwise.launch.local.sessions import end_sessions
 from rankwise.launch.local.wiring import Wires, make_mergers, wire
 
 if TYPE_CHECKING:
+    from rankwise.launch.local.forking import ForkServer
     from rankwise.launch.local.judge import Fellows, Judge
     from rankwise.launch.verdict import Failure, RankEnd
 
@@ -132,28 +133,52 @@ class Attempt:
         return Part(world_size=job.num_ranks, master_addr=job.master_addr, master_port=port.number)
 
     def _start(self, part: Part) -> None:
-        job = self._job
-        for rank, seat in enumerate(seats_of(job), part.first_rank):
-            env = rank_environment(
-                job, part, rank=rank, seat=seat, attempt=self._number, run_id=self._run_id, vitals=self._folder
+        seats = seats_of(self._job)
+        environments = [
+            rank_environment(
+                self._job, part, rank=rank, seat=seat, attempt=self._number, run_id=self._run_id, vitals=self._folder
             )
-            try:
-                with seated(seat):
-                    process, wires = self._start_rank(rank, part.world_size, env)
-            except OSError as error:
-                raise LaunchError(f"rank {rank} of {part.world_size} cannot be started: {error}") from error
-            self._ranks.append(process)
-            self._loop.watch(process.report_fd, partial(self._read_report, process))
-            for pump in wires.pumps:
-                self._open_pumps.add(pump)
-                self._loop.watch(pump.fd, partial(self._pump, pump))
+            for rank, seat in enumerate(seats, part.first_rank)
+        ]
+        server = self._fork_server(seats, environments) if self._part is None and len(seats) > 1 else None
+        if self._stop_s is not None:
+            return
+        try:
+            for rank, (seat, env) in enumerate(zip(seats, environments, strict=True), part.first_rank):
+                try:
+                    with seated(seat):
+                        process, wires = self._start_rank(rank, part.world_size, env, server)
+                except OSError as error:
+                    raise LaunchError(f"rank {rank} of {part.world_size} cannot be started: {error}") from error
+                self._ranks.append(process)
+                self._loop.watch(process.report_fd, partial(self._read_report, process))
+                for pump in wires.pumps:
+                    self._open_pumps.add(pump)
+                    self._loop.watch(pump.fd, partial(self._pump, pump))
+            if server is not None:
+                server.let_go()
+        finally:
+            if server is not None:
+                server.close()
 
-    def _start_rank(self, rank: int, world_size: int, env: Mapping[str, str]) -> tuple[RankProcess, Wires]:
+    def _fork_server(self, seats: Sequence[Seat], environments: Sequence[Mapping[str, str]]) -> ForkServer | None:
+        """Return what forks the ranks, None for ranks that are started one by one; a signal may end us meanwhile."""
+        from rankwise.launch.local.forking import ENDING, open_server
+
+        server = open_server(self._job, seats, environments, self._loop, meanwhile=self._call_judge)
+        if server is None and ENDING.intersection(self._loop.signals):
+            self._take_signals()
+        return server
+
+    def _start_rank(
+        self, rank: int, world_size: int, env: Mapping[str, str], server: ForkServer | None
+    ) -> tuple[RankProcess, Wires]:
         wires = wire(rank, world_size, self._job.show, self._console, logs=self._logs, mergers=self._mergers)
         self._wires.append(wires)
         try:
             target, pumps = self._job.target, wires.pumps
-            process = start_rank(target, rank, env, stdin=wires.stdin, out=wires.out, err=wires.err, pumps=pumps)
+            out, err = wires.out, wires.err
+            process = start_rank(target, rank, env, stdin=wires.stdin, out=out, err=err, pumps=pumps, server=server)
         except OSError:
             for pump in wires.pumps:
                 pump.close()
@@ -234,7 +259,8 @@ class Attempt:
             elif number == signal.SIGWINCH:
                 for wires in self._wires:
                     wires.resize()
-                self._ranks[0].send(number)
+                if self._ranks:
+                    self._ranks[0].send(number)
             elif number == signal.SIGTSTP:
                 self._suspend()
             elif number != signal.SIGCHLD:

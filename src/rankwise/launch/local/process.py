@@ -16,6 +16,7 @@ from rankwise.launch.local.sessions import end_session
 from rankwise.launch.target import Target
 
 if TYPE_CHECKING:
+    from rankwise.launch.local.forking import Forked, ForkServer
     from rankwise.launch.report import Report
 
 __all__ = ["RankProcess", "start_rank"]
@@ -39,7 +40,7 @@ class RankProcess:
     """
 
     rank: int
-    popen: subprocess.Popen[bytes]
+    popen: subprocess.Popen[bytes] | Forked
     report_fd: int
     pumps: list[Pump]
     status: int | None = None
@@ -120,8 +121,9 @@ def start_rank(
     out: int | None,
     err: int | None,
     pumps: list[Pump],
+    server: ForkServer | None = None,
 ) -> RankProcess:
-    """Start a rank in a session of its own, with a fresh interpreter.
+    """Start a rank in a session of its own, with a fresh interpreter unless it is forked.
 
     Args:
         target: what it runs.
@@ -131,24 +133,36 @@ def start_rank(
         out: descriptor of its stdout, None for ours.
         err: descriptor of its stderr, None for ours.
         pumps: what moves its streams.
+        server: what forks it, None for a fresh interpreter.
     """
     read_end, write_end = os.pipe()
     os.set_blocking(read_end, False)
-    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # noqa: SLF001  (as multiprocessing does)
-    command = [sys.executable, *flags, "-P", "-m", "rankwise.launch.child", str(os.getpid()), str(write_end)]
     try:
-        popen = subprocess.Popen(  # noqa: S603
-            [*command, target.kind, target.name, *target.args],
-            env=env,
-            stdin=stdin,
-            stdout=out,
-            stderr=err,
-            pass_fds=(write_end,),
-            start_new_session=True,
-        )
+        if server is not None:
+            popen: subprocess.Popen[bytes] | Forked = server.fork(
+                env, stdin=stdin, out=out, err=err, report_fd=write_end
+            )
+        else:
+            popen = _start_interpreter(target, env, write_end, stdin=stdin, out=out, err=err)
     except BaseException:
         os.close(read_end)
         raise
     finally:
         os.close(write_end)
     return RankProcess(rank=rank, popen=popen, report_fd=read_end, pumps=pumps)
+
+
+def _start_interpreter(
+    target: Target, env: Mapping[str, str], report_fd: int, *, stdin: int, out: int | None, err: int | None
+) -> subprocess.Popen[bytes]:
+    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # noqa: SLF001  (as multiprocessing does)
+    command = [sys.executable, *flags, "-P", "-m", "rankwise.launch.child", str(os.getpid()), str(report_fd)]
+    return subprocess.Popen(  # noqa: S603
+        [*command, target.kind, target.name, *target.args],
+        env=env,
+        stdin=stdin,
+        stdout=out,
+        stderr=err,
+        pass_fds=(report_fd,),
+        start_new_session=True,
+    )

@@ -63,7 +63,7 @@ def _caller_is_gone(loop: Loop, fd: int) -> None:
 
 def _job(options: dict[str, Any], folder: Path) -> Job:
     return Job(
-        target=Target(kind="call", name=str(folder / "call")),
+        target=_target(options, folder),
         num_ranks=options["num_ranks"],
         max_restarts=options["max_restarts"],
         timeout_s=options["timeout_s"],
@@ -77,6 +77,11 @@ def _job(options: dict[str, Any], folder: Path) -> Job:
         master_addr=options["master_addr"],
         master_port=options["master_port"],
     )
+
+
+def _target(options: dict[str, Any], folder: Path) -> Target:
+    main, path = options.get("main", ""), options.get("path", [])
+    return Target(kind="call", name=str(folder / "call"), main=main, path=tuple(path))
 
 
 def _meeting(store_file: str | None, folder: Path) -> dict[str, str]:

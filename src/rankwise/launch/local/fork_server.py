@@ -1,0 +1,218 @@
+"""A fork server: one import of torch for all ranks (`python -m ...fork_server PARENT FD KIND NAME ARGS`).
+
+It ends when the ranks have been forked. What runs in it before is the standard library, numpy and torch; nothing of the
+program. A rank is forked twice, so that the supervisor, a subreaper meanwhile, becomes its parent: pid, exit status and
+the death pact are those of a rank that was started alone.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import json
+import os
+import site
+import socket
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import Any
+
+from rankwise.launch import child
+from rankwise.launch.local.pact import die_with_parent
+
+__all__: list[str] = []
+
+GO = b"g"
+_MAX_BYTES = 1 << 16
+_NUM_FDS = 5
+_TASKS, _FDS = Path("/proc/self/task"), Path("/proc/self/fd")
+
+
+def main(argv: Sequence[str]) -> list[str]:
+    """Serve; return in the ranks, with what `child.main` is to be called with."""
+    die_with_parent(int(argv[0]))
+    child.end_well()  # before torch registers what is to be done at the end, as in a rank that was started alone
+    with socket.socket(fileno=int(argv[1])) as line:
+        wish = json.loads(line.recv(_MAX_BYTES))
+        path = list(sys.path)
+        try:
+            reason = _load(wish["names"], wish["path"] or [wish["first"], *path])
+        except BaseException as error:  # noqa: BLE001  (whatever it is: the ranks will meet it, and tell it)
+            reason = repr(error)
+        sys.path[:] = path
+        line.send(json.dumps(reason).encode())
+        while True:
+            message, fds, _, _ = socket.recv_fds(line, _MAX_BYTES, _NUM_FDS)
+            if not message:
+                os._exit(0)
+            pid, code = _fork_twice()
+            if pid == 0:
+                break
+            for fd in fds:
+                os.close(fd)
+            line.send(json.dumps({"pid": pid, "errno": code}).encode())
+    report_fd = _become(json.loads(message), fds)
+    return [argv[0], str(report_fd), *argv[2:]]
+
+
+def _load(names: Sequence[str], path: Sequence[str]) -> str:
+    """Import what the ranks import first; return why this process must not be forked, "" if it may be.
+
+    Args:
+        names: what to import, in order.
+        path: the `sys.path` of the ranks. Only libraries are loaded from it; what the program's own folders hold
+            under a name that was needed is a reason not to go on.
+    """
+    fds, known = _open_fds(), set(sys.modules)
+    libraries = (os.path.dirname(os.__file__), *site.getsitepackages(), site.getusersitepackages())  # noqa: PTH120
+    own = [entry for entry in path if not entry.startswith(libraries) and not entry.endswith(".zip")]
+    sys.path[:] = [entry for entry in path if entry not in own]
+    customized = [name for name in ("sitecustomize", "usercustomize") if _is_foreign(sys.modules.get(name))]
+    if customized:
+        return f"{customized[0]} may differ from rank to rank"
+    missed = _Missed()
+    sys.meta_path.append(missed)
+    for name in names:
+        importlib.import_module(name)
+    sys.meta_path.remove(missed)
+    for top in {name.partition(".")[0] for name in set(sys.modules) - known} | missed.names:
+        spec, loaded = PathFinder.find_spec(top, own), getattr(sys.modules.get(top), "__spec__", None)
+        if spec is not None and spec.origin is not None and spec.origin != getattr(loaded, "origin", None):
+            return f"the ranks would have loaded {spec.origin}"
+    if _hooks(path) != _hooks(sys.path):
+        return "the program's folders hold hooks of torch"
+    return _unsafe(fds)
+
+
+class _Missed:
+    """The last finder: notes which packages were looked for and not found."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+
+    def find_spec(self, name: str, _path: Any = None, _target: Any = None) -> None:
+        self.names.add(name.partition(".")[0])
+
+
+def _hooks(path: Sequence[str]) -> set[tuple[str, str]]:
+    """Return what an import of torch with this `sys.path` runs at its end."""
+    found = metadata.distributions(path=list(path))
+    return {(entry.name, entry.value) for one in found for entry in one.entry_points if entry.group == "torch.backends"}
+
+
+def _is_foreign(module: Any) -> bool:
+    return module is not None and not str(module.__file__).startswith(os.path.dirname(os.__file__))  # noqa: PTH120
+
+
+def _open_fds() -> list[str]:
+    return sorted(os.listdir(_FDS))  # noqa: PTH208  (a number, as the listing itself has one)
+
+
+def _unsafe(fds: list[str]) -> str:
+    """Return what the imports have left that does not survive a fork, or that the ranks would share; "" for nothing."""
+    sys.stdout.flush()
+    trial = os.fork()
+    if trial == 0:
+        os._exit(0)
+    os.waitpid(trial, 0)
+    found = {
+        "something was written": os.fstat(1).st_size > 0,  # by every rank, if each of them imports it
+        "the imports are traced": sys.gettrace() is not None or sys.getprofile() is not None,
+        "CUDA is initialised": sys.modules["torch"].cuda.is_initialized(),
+        # libraries that know forks (OpenBLAS) have ended theirs before the trial, and start them again when needed
+        "there are threads": len(os.listdir(_TASKS)) != 1,  # noqa: PTH208
+        "there are new descriptors": _open_fds() != fds,
+        "there are child processes": _has_children(),
+    }
+    return next((reason for reason, is_so in found.items() if is_so), "")
+
+
+def _has_children() -> bool:
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def _fork_twice() -> tuple[int, int]:
+    """Fork a process whose parent is the next subreaper; return (0, 0) in it, else (its pid or -1, errno)."""
+    read, write = os.pipe()
+    first = os.fork()
+    if first == 0:
+        try:
+            second = os.fork()
+        except OSError as error:
+            os.write(write, json.dumps((-1, error.errno)).encode())
+            os._exit(1)
+        if second:
+            os._exit(0)
+        os.setsid()
+        os.write(write, json.dumps((os.getpid(), 0)).encode())
+        os.close(read)
+        os.close(write)
+        return 0, 0
+    os.close(write)
+    os.waitpid(first, 0)  # from now on it has its new parent
+    with open(read, "rb") as answer:  # noqa: PTH123
+        pid, code = json.loads(answer.read() or b"[-1, 0]")
+    return pid, code
+
+
+def _become(wish: Any, fds: Sequence[int]) -> int:
+    """Turn this copy of the server into a rank, wait for the word to go, and return the descriptor of its report."""
+    stdin, out, err, report_fd, gate = fds
+    for fd, number in ((stdin, 0), (out, 1), (err, 2)):
+        os.dup2(fd, number)
+        os.close(fd)
+    _reopen_streams()
+    os.environ.update(wish["env"])
+    sys.orig_argv[:] = [word.replace("rankwise.launch.local.fork_server", child.__name__) for word in sys.orig_argv]
+    # as if this process had been started for the rank: spawned workers look here for what to import
+    sys.modules["__main__"] = child
+    _reseed()
+    if os.read(gate, 1) != GO:
+        os._exit(1)
+    os.close(gate)
+    return report_fd
+
+
+def _reopen_streams() -> None:
+    """Make the standard streams anew, as the interpreter does: what lies behind them was looked at in the server."""
+    for fd, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        like = getattr(sys, name)
+        raw = io.FileIO(fd, mode, closefd=False)
+        raw.name = f"<{name}>"
+        buffer: Any = raw  # -u
+        if isinstance(like.buffer, io.BufferedIOBase):
+            buffer = io.BufferedReader(raw) if mode == "r" else io.BufferedWriter(raw)
+        text = io.TextIOWrapper(
+            buffer,
+            encoding=like.encoding,
+            errors=like.errors,
+            newline="\n",
+            line_buffering=raw.isatty() or name == "stderr",
+            write_through=like.write_through,
+        )
+        text.mode = mode  # type: ignore[misc]
+        setattr(sys, name, text)
+        setattr(sys, f"__{name}__", text)
+
+
+def _reseed() -> None:
+    """Give the rank its own unseeded generators and secrets; Python's `random` is seeded anew by each fork."""
+    from multiprocessing import process
+
+    numpy_random, torch = sys.modules.get("numpy.random"), sys.modules["torch"]
+    if numpy_random is not None:
+        numpy_random.seed()
+    torch.default_generator.seed()
+    process.current_process().authkey = os.urandom(32)
+
+
+if __name__ == "__main__":
+    words = main(sys.argv[1:])
+    child.main(words)

@@ -1,0 +1,265 @@
+"""The supervisor's side of a fork server: whether the ranks of an attempt can be forked from one, and the server."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rankwise.errors import ConfigError
+from rankwise.launch.preload import leading_imports, source_of
+
+if TYPE_CHECKING:
+    from rankwise.launch.job import Job
+    from rankwise.launch.local.binding import Seat
+    from rankwise.launch.local.loop import Loop
+    from rankwise.launch.target import Target
+
+__all__ = ["ForkServer", "Forked", "names_to_load", "open_server"]
+
+START = "RANKWISE_START"
+ENDING = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT})
+_PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
+_RANKS_OWN = frozenset({"RANK", "LOCAL_RANK", "ROLE_RANK", "RANKWISE_CORES"})
+# what loads itself into a process before its program, and may look at which one it is
+_TOOLS = ("LD_PRELOAD", "LD_AUDIT", "COVERAGE_PROCESS_START", "COVERAGE_PROCESS_CONFIG", "COV_CORE_SOURCE")
+_READY_S = 60.0  # for an import of torch; what takes longer is left to the ranks
+_FORK_S = 60.0
+_GPUS = ("/dev/dxg", "/dev/kfd")
+
+
+def names_to_load(job: Job, seats: Sequence[Seat], environments: Sequence[Mapping[str, str]]) -> tuple[str, ...]:
+    """Return what a fork server of these ranks would load, () if they are to be started one by one.
+
+    Args:
+        job: the launch.
+        seats: of its ranks.
+        environments: of its ranks.
+
+    Raises:
+        ConfigError: RANKWISE_START is neither "auto" nor "fresh".
+    """
+    first, *others = environments
+    wish = first.get(START) or "auto"
+    if wish not in {"auto", "fresh"}:
+        raise ConfigError(f"{START} must be auto or fresh, got {wish!r}")
+    if wish == "fresh" or not others or sys.platform != "linux":
+        return ()
+    if any(seat.cpus is not None for seat in seats) or any(first.get(name) for name in _TOOLS) or _has_gpu():
+        return ()
+    if any(_common(env) != _common(first) for env in others):
+        return ()
+    path, _ = source_of(job.target)
+    return leading_imports(path) if path is not None else ()
+
+
+def _common(env: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in env.items() if name not in _RANKS_OWN}
+
+
+def _has_gpu() -> bool:
+    """Whether this machine has a GPU, visible or not: forks beside its libraries are not tried out."""
+    return any(Path("/dev").glob("nvidia[0-9]*")) or any(Path(name).exists() for name in _GPUS)
+
+
+class Forked:
+    """A rank that a fork server has forked; our own child, as `subprocess.Popen` has one.
+
+    Args:
+        pid: its process id.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+
+    def poll(self) -> int | None:
+        """Reap it if it has ended; return its exit status (negative: signal), None if it runs."""
+        pid, status = os.waitpid(self.pid, os.WNOHANG)
+        return os.waitstatus_to_exitcode(status) if pid else None
+
+    def wait(self) -> int:
+        """Wait for its end and return its exit status."""
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+class ForkServer:
+    """A process that loads what the ranks of one attempt import first, and forks them.
+
+    This process is a subreaper until `let_go`: forked ranks become its children. They wait at a gate until then, and
+    nothing of the program has run: who gives up before leaves nothing.
+
+    Args:
+        target: what the ranks run.
+        names: what to load.
+        env: variables that all ranks have.
+
+    Attributes:
+        reason: why it cannot fork ranks, "" if it can; None: it is not known yet.
+
+    Raises:
+        OSError: it cannot be started here.
+    """
+
+    def __init__(self, target: Target, names: Sequence[str], env: Mapping[str, str]) -> None:
+        self.reason: str | None = None
+        self._env = _common(env)
+        self._line, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._gate_read, self._gate_write = os.pipe()
+        self._num_forked = 0
+        self._was_subreaper = _is_subreaper()
+        _set_subreaper(on=True)
+        said = os.memfd_create("said")  # by the imports: then the ranks shall say it
+        flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # noqa: SLF001
+        command = [sys.executable, *flags, "-P", "-m", "rankwise.launch.local.fork_server", str(os.getpid())]
+        try:
+            with far:
+                self._popen = subprocess.Popen(  # noqa: S603
+                    [*command, str(far.fileno()), target.kind, target.name, *target.args],
+                    env=self._env,
+                    stdin=subprocess.DEVNULL,
+                    stdout=said,
+                    stderr=said,
+                    pass_fds=(far.fileno(),),
+                    start_new_session=True,
+                )
+        except BaseException:
+            self._give_back()
+            raise
+        finally:
+            os.close(said)
+        _, first = source_of(target)
+        self._line.send(json.dumps({"names": names, "first": first, "path": target.path or None}).encode())
+        self._line.settimeout(_FORK_S)
+
+    def fileno(self) -> int:
+        """Return the descriptor that becomes readable when `reason` can be known."""
+        return self._line.fileno()
+
+    def listen(self) -> None:
+        """Take in whether it can fork ranks."""
+        try:
+            answer = self._line.recv(1 << 16)
+        except OSError:
+            answer = b""
+        self.reason = json.loads(answer) if answer else "it has ended"
+
+    def fork(self, env: Mapping[str, str], *, stdin: int, out: int | None, err: int | None, report_fd: int) -> Forked:
+        """Fork a rank, which waits for `let_go`.
+
+        Args:
+            env: its whole environment.
+            stdin: descriptor it reads.
+            out: descriptor of its stdout, None for ours.
+            err: descriptor of its stderr, None for ours.
+            report_fd: where it reports.
+
+        Raises:
+            OSError: it cannot be forked.
+        """
+        own = {name: value for name, value in env.items() if self._env.get(name) != value}
+        fds = [stdin, 1 if out is None else out, 2 if err is None else err, report_fd, self._gate_read]
+        socket.send_fds(self._line, [json.dumps({"env": own}).encode()], fds)
+        answer = self._line.recv(1 << 16)
+        if not answer:
+            raise OSError("the process that forks the ranks has ended")
+        told = json.loads(answer)
+        if told["pid"] < 0:
+            raise OSError(told["errno"], os.strerror(told["errno"]))
+        self._num_forked += 1
+        return Forked(told["pid"])
+
+    def let_go(self) -> None:
+        """Let the ranks run; it has served."""
+        _set_subreaper(on=self._was_subreaper)  # before a rank can leave us what it has orphaned
+        os.write(self._gate_write, b"g" * self._num_forked)
+        self.close()
+
+    def close(self) -> None:
+        """End the server, and the ranks that were not let go; nothing happens the second time."""
+        if self._line.fileno() < 0:
+            return
+        self._popen.kill()
+        self._popen.wait()
+        self._give_back()
+
+    def _give_back(self) -> None:
+        _set_subreaper(on=self._was_subreaper)
+        self._line.close()
+        os.close(self._gate_read)
+        os.close(self._gate_write)
+
+
+def open_server(
+    job: Job,
+    seats: Sequence[Seat],
+    environments: Sequence[Mapping[str, str]],
+    loop: Loop,
+    *,
+    meanwhile: Callable[[], object],
+) -> ForkServer | None:
+    """Return a server that is ready to fork the ranks of a launch, None if they are to be started one by one.
+
+    A signal that asks for the end ends the wait for it; it is left in `loop.signals`, as are all others.
+
+    Args:
+        job: the launch.
+        seats: of its ranks.
+        environments: of its ranks.
+        loop: served while the server loads.
+        meanwhile: called once while the server loads.
+    """
+    names = names_to_load(job, seats, environments)
+    if not names:
+        return None
+    try:
+        server = ForkServer(job.target, names, environments[0])
+    except OSError:
+        return None  # this system does not allow it
+    try:
+        meanwhile()
+        if _becomes_ready(server, loop):
+            return server
+    except BaseException:
+        server.close()
+        raise
+    server.close()
+    return None
+
+
+def _becomes_ready(server: ForkServer, loop: Loop) -> bool:
+    """Serve the loop until the server is ready; return whether it can fork ranks."""
+    deadline = time.monotonic() + _READY_S
+    held: list[int] = []
+    loop.watch(server.fileno(), server.listen)
+    try:
+        while server.reason is None and not ENDING.intersection(held) and time.monotonic() < deadline:
+            loop.step(max(0.0, deadline - time.monotonic()))
+            while loop.signals:  # they would wake us again and again
+                held.append(loop.signals.popleft())
+    finally:
+        loop.forget(server.fileno())
+        loop.signals.extend(number for number in held if number != signal.SIGCHLD)
+    return server.reason == "" and not ENDING.intersection(held)
+
+
+def _is_subreaper() -> bool:
+    answer = ctypes.c_int()
+    _prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(answer))
+    return bool(answer.value)
+
+
+def _set_subreaper(*, on: bool) -> None:
+    _prctl(_PR_SET_CHILD_SUBREAPER, int(on))
+
+
+def _prctl(option: int, value: Any) -> None:
+    if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), f"prctl({option}) failed")

@@ -1,0 +1,80 @@
+"""What a target surely imports before anything else, seen from its text alone."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rankwise.launch.target import Target
+
+__all__ = ["leading_imports", "source_of"]
+
+_TORCH = "torch"
+_BEFORE = frozenset({"numpy"})  # loaded in the order of the script, since it is a matter of libraries
+_IGNORED = frozenset({"rankwise", *sys.stdlib_module_names})
+_ONLY_TREE = 0x400  # `ast.PyCF_ONLY_AST`; the module `ast` itself takes longer to load than a script to read
+_MOST_BYTES = 1 << 20
+
+
+def source_of(target: Target) -> tuple[Path | None, str | None]:
+    """Return the file that a rank executes first, None if that is not clear, and what comes first in its `sys.path`.
+
+    A package is not clear: its `__init__` comes before what is named.
+    """
+    match target.kind:
+        case "script":
+            path = Path(target.name)
+            known = path.is_file() and path.suffix not in {".pyc", ".pyz", ".zip"}
+            return (path if known else None), str(path.resolve().parent)
+        case "module" | "function":
+            here, name = Path.cwd(), target.name.partition(":")[0]
+            path = here / f"{name}.py"
+            return (path if path.is_file() and not (here / name).exists() else None), str(here)
+        case "call":
+            return (Path(target.main) if target.main else None), None
+
+
+def leading_imports(path: Path) -> tuple[str, ...]:
+    """Return what to import, in order and up to torch, so that nothing of the script can tell the difference; else ().
+
+    That is so if torch is imported at the top, after nothing else than modules of the standard library, numpy and
+    rankwise: what else stands before it (an assignment to `os.environ`, a change of `sys.path`, a filter of warnings,
+    another library) may be there to change how torch is loaded.
+    """
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            return ()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the ranks compile it once more
+            tree: Any = compile(path.read_bytes(), os.fspath(path), "exec", _ONLY_TREE, dont_inherit=True)
+    except (OSError, SyntaxError, ValueError):
+        return ()  # the rank will tell
+    before: list[str] = []
+    for number, statement in enumerate(tree.body):
+        names = _imported(statement, first=number == 0)
+        if names is None:
+            return ()
+        for name in names:
+            if name == _TORCH:
+                return (*before, _TORCH)
+            if name in _BEFORE:
+                before.append(name)
+            elif name not in _IGNORED:
+                return ()
+    return ()
+
+
+def _imported(statement: Any, *, first: bool) -> list[str] | None:
+    """Return the packages that a statement imports; None if it does anything else."""
+    match type(statement).__name__:
+        case "Import":
+            return [alias.name.partition(".")[0] for alias in statement.names]
+        case "ImportFrom" if statement.level == 0:
+            return [statement.module.partition(".")[0]]
+        case "Expr" if first and type(statement.value).__name__ == "Constant":
+            return []  # the docstring
+    return None
