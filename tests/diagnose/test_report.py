@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import re
 import subprocess
 import sys
@@ -215,6 +216,19 @@ def test_no_line_of_metrics_stops_the_page(tmp_path):
         (2.5, 1, 1e308),
     ):
         odd = json.dumps({"step": step, "attempt": attempt, "time": time, "loss": 0.5})
-        (run / "metrics.jsonl").write_text(f"{good}\n{odd}\n[]\n7\n{{\n\x00\n")
+        (run / "metrics.jsonl").write_text(f"{good}\n{odd}\n[]\n7\n{{\n\x00\n{'[' * 100_000}\n")
         data = json.loads(re.search(r'id="data">(.*?)</script>', page_of(run))[1])
         assert len(data["charts"][0]["series"][0]["x"]) >= 20, (step, attempt, time)
+
+
+def test_a_pipe_in_the_run_is_not_waited_for(tmp_path):
+    """In place of a file and of a log; nested JSON too deep to be read is named as well."""
+    run = make_run(tmp_path / "run")
+    (run / "profile.json").unlink()
+    for place in ("profile.json", "logs/attempt-0/rank-7.err"):
+        os.mkfifo(run / place)
+    (run / "lint.json").write_text("[" * 100_000)
+    page = page_of(run)
+    assert "profile.json is no file" in page
+    assert "lint.json cannot be read" in page
+    assert "0 left out 3 damaged samples" in page

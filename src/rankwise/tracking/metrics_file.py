@@ -93,7 +93,7 @@ def _parse(file: Path) -> list[dict[str, Any]]:
             odd = line.pop("nonfinite", {})
             _check_line(line)
             lines.append(line | {name: float(kind) for name, kind in odd.items()})
-        except (ValueError, AttributeError, TypeError, KeyError):
+        except (ValueError, AttributeError, TypeError, KeyError, RecursionError):
             warnings.warn(f"{file}, line {number} is not a line of metrics and was skipped", stacklevel=3)
     return lines
 

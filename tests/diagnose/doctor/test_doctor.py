@@ -134,6 +134,7 @@ def test_the_data_are_read(tmp_path):
     assert row["crop"] == "4x16x16"
     assert row["mb_s"] == pytest.approx(row["crops_per_s"] * 4 * 16 * 16 * 2 / 1e6)
     assert check_data(str(tmp_path)).status == "pass"  # a folder of arrays
+    assert "No closing quotation" in check_data("'a b").evidence
     missing = check_data(str(tmp_path / "none"))
     assert (missing.status, "--crop" in missing.mend) == ("fail", True)
 

@@ -173,7 +173,10 @@ def test_what_is_no_trace_is_refused_with_its_name(tmp_path):
     path = tmp_path / "rank-0.trace.json"
     write_trace(path, 0)
     whole = path.read_text()
-    for text in ("", whole[: len(whole) // 2], "[1, 2]", '{"traceEvents": [3]}', '{"traceEvents": 3}'):
+    event = '{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "a", "ts": %s, "dur": %s}]}'
+    odd = [event % times for times in (("Infinity", "1"), ("NaN", "1"), ("1", "-5"), ('"x"', "1"))]
+    odd += ['{"traceEvents": [%s' % ("[" * 100_000), '{"distributedInfo": {"rank": null}}']
+    for text in ("", whole[: len(whole) // 2], "[1, 2]", '{"traceEvents": [3]}', '{"traceEvents": 3}', *odd):
         path.write_text(text)
         with pytest.raises(DataError, match=r"rank-0\.trace\.json is no whole trace"):
             profile_traces(tmp_path)
@@ -183,8 +186,21 @@ def test_what_is_no_trace_is_refused_with_its_name(tmp_path):
     path.with_name("cut.trace.json.gz").write_bytes(b"\x1f\x8b\x08 no gzip")
     with pytest.raises(DataError, match=r"cut\.trace\.json\.gz is no whole trace"):
         read_trace(tmp_path / "cut.trace.json.gz")
+    packed = bytearray(gzip.compress(whole.encode()))
+    packed[len(packed) // 2] ^= 0xFF
+    (tmp_path / "cut.trace.json.gz").write_bytes(packed)
+    with pytest.raises(DataError, match=r"cut\.trace\.json\.gz is no whole trace"):
+        read_trace(tmp_path / "cut.trace.json.gz")
     (tmp_path / "cut.trace.json.gz").unlink()
     path.write_text(whole)
+    for text in ("{", "[]", '{"settings": {}, "num_traced": null}'):
+        (tmp_path / "rank-0.json").write_text(text)
+        with pytest.raises(DataError, match=r"rank-0\.json is not what"):
+            profile_traces(tmp_path)
+    (tmp_path / "rank-0.json").write_text('{"settings": {}, "num_traced": 0, "first_traced": 7}')
+    with pytest.raises(DataError, match="ended before a step was recorded"):
+        profile_traces(tmp_path)
+    (tmp_path / "rank-0.json").unlink()
     path.with_name("other.trace.json").write_text(whole)
     with pytest.raises(DataError, match="are both of rank 0"):
         profile_traces(tmp_path)

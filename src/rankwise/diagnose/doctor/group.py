@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -49,7 +50,8 @@ class _Probe:
     def _hear(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            if line.startswith("{"):
+            # whatever else is imported there may print, too
+            with contextlib.suppress(ValueError, KeyError, TypeError):
                 found = json.loads(line)
                 self.said[found["stage"]] = found
 

@@ -57,7 +57,12 @@ def check_data(arguments: str | None) -> Check:
     """
     if arguments is None:
         return not_run("data", _NAME, "no data set given", "rankwise doctor --data STORE")
-    words = shlex.split(arguments)
+    try:
+        words = shlex.split(arguments)
+    except ValueError as error:
+        return failed(
+            "data", _NAME, f"--data {arguments!r}: {error}", "quote the store and its options as a shell would"
+        )
     if "--crop" not in words and words:
         extent = _chunk(Path(words[0]))
         if not extent:

@@ -40,10 +40,7 @@ def profile_traces(folder: Path) -> Profile:
         traces.append(trace)
         beside = path.with_name(path.name.partition(".")[0] + ".json")
         if beside.is_file():
-            facts = json.loads(beside.read_text())
-            settings |= facts["settings"]
-            first_step = int(facts["first_traced"])
-            trace.steps = trace.steps[: facts["num_traced"]]  # a script that ended early leaves a piece of a step
+            first_step = _take_notes(beside, trace, settings)
     matching = match_collectives(traces)
     steps = {trace.rank or 0: split_steps(trace, find_phases(trace)) for trace in traces}
     if not set.intersection(*({step.number for step in mine} for mine in steps.values())):
@@ -62,3 +59,20 @@ def profile_traces(folder: Path) -> Profile:
     )
     profile.findings = advise(profile)
     return profile
+
+
+def _take_notes(file: Path, trace: Trace, settings: dict[str, Any]) -> int:
+    """Take over what the recorder has noted beside a trace; return the number of the script's step it begins with."""
+    try:
+        facts = json.loads(file.read_text())
+        settings |= facts["settings"]
+        # a script that ended early leaves a piece of a step
+        trace.steps = trace.steps[: int(facts["num_traced"])]
+        first_step = int(facts["first_traced"])
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise DataError(
+            f"{file} is not what `rankwise profile` notes beside a trace: {error!r}; move it away"
+        ) from error
+    if not trace.steps:
+        raise DataError(f"{trace.path}: the script ended before a step was recorded; record again, with less --skip")
+    return first_step

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +24,10 @@ _CHUNK = 1 << 20
 _DATA = ("enumerate(DataLoader)#", "rankwise:data")
 _OPTIMIZER = ("Optimizer.step#", "rankwise:optimizer")
 _BACKEND_OP = re.compile(r"(gloo|mpi|ucc):(\w+)")
+# of a file that is cut off, changed on its way, or holds something else; an infinite time overflows
+_DAMAGED = (
+    ValueError, OSError, EOFError, TypeError, KeyError, AttributeError, OverflowError, RecursionError, zlib.error,
+)  # fmt: skip
 _RANK = re.compile(r"rank[-_]?(\d+)")
 _DTYPE_BYTES = {"Float": 4, "Half": 2, "BFloat16": 2, "Double": 8, "Long": 8, "Int": 4, "Byte": 1, "Char": 1}
 
@@ -141,7 +146,7 @@ def read_trace(path: Path) -> Trace:
                     _note(trace, value, launches)
                 else:
                     _head(trace, key, value)
-    except (ValueError, OSError, EOFError, TypeError, KeyError, AttributeError) as error:
+    except _DAMAGED as error:
         raise DataError(f"{path} is no whole trace of torch.profiler: {error}; record it again") from error
     if not trace.steps:
         raise DataError(
@@ -242,6 +247,8 @@ def _note(trace: Trace, event: dict[str, Any], launches: dict[Any, int]) -> None
     kind = str(event.get("cat", "")).lower()
     start = round(event["ts"] * 1000)
     end = start + round(event["dur"] * 1000)
+    if end < start:
+        raise ValueError(f"an event of {event['dur']} microseconds")
     args = event.get("args", {})
     if kind in {"cuda_runtime", "cuda_driver"}:
         if "correlation" in args:
@@ -280,7 +287,7 @@ def _operation(name: str) -> str:
 
 
 def _note_annotation(trace: Trace, name: str, thread: Any, start: int, end: int) -> None:
-    if name.startswith("ProfilerStep#"):
+    if name.startswith("ProfilerStep#") and end > start:
         trace.steps.append((int(name.partition("#")[2]), start, end))
         trace.main = thread
     elif name.startswith(_DATA):

@@ -43,6 +43,8 @@ def read_logs(root: Path, notes: list[str]) -> LogNotes:
         found.are_kept = True
         for file in sorted(folder.glob("rank-*.*")):
             where = str(file.relative_to(root))
+            if not file.is_file():  # a pipe would be waited for
+                continue
             try:
                 text = _ends(file)
             except OSError as error:

@@ -156,6 +156,9 @@ def _saved(path: Path, key: str, notes: list[str]) -> list[Any] | None:
 def _load(path: Path, notes: list[str], *, wanted: bool = False) -> Any:
     """Return what a JSON file holds, None where it cannot be read, which is noted."""
     try:
+        if path.exists() and not path.is_file():  # a pipe would be waited for
+            notes.append(f"{path.name} is no file")
+            return None
         if path.stat().st_size > _MOST_BYTES:
             notes.append(f"{path.name} is larger than {_MOST_BYTES >> 20} MiB and was not read")
             return None
@@ -169,6 +172,9 @@ def _load(path: Path, notes: list[str], *, wanted: bool = False) -> Any:
 
 
 def _metrics(path: Path, notes: list[str]) -> tuple[list[dict[str, Any]], list[tuple[int, int]], int]:
+    if (path / "metrics.jsonl").exists() and not (path / "metrics.jsonl").is_file():
+        notes.append("metrics.jsonl is no file")
+        return [], [], 0
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         try:
