@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,6 @@ from rankwise.cli.app import app
 from rankwise.diagnose.lint import CLAIMS, RULES, Settings, check_source, checklist_page, items_of, source_from_text
 
 ROOT = Path(__file__).parents[3]
-# commands that are named before they exist everywhere
-COMING = {"profile", "scaling"}
 
 
 def test_all_84_are_there_and_say_what_is_so() -> None:
@@ -30,7 +29,7 @@ def test_what_covers_a_statement_exists(claim) -> None:
     codes = {rule.code for rule in RULES}
     doctor = "".join(path.read_text() for path in (ROOT / "src/rankwise/diagnose/doctor").glob("*.py"))
     guard = "".join(path.read_text() for path in (ROOT / "src/rankwise/guard").glob("*.py"))
-    commands = set(typer.main.get_command(app).commands) | COMING  # type: ignore[attr-defined]
+    commands = set(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
     assert claim.covers
     for name in claim.covers:
         kind, _, rest = name.partition(":")
@@ -41,6 +40,13 @@ def test_what_covers_a_statement_exists(claim) -> None:
             "page": (ROOT / "docs" / f"{rest}.md").exists(),
         }.get(kind, name in codes)
         assert exists, name
+
+
+@pytest.mark.parametrize("number", [claim.number for claim in CLAIMS if claim.verdict == "wrong"])
+def test_what_is_wrong_is_shown_or_said(number: int) -> None:
+    """Each wrong statement has its number on the page whose examples are executed."""
+    shown = (ROOT / "docs" / "checklist_shown.md").read_text().partition("```python")[2]
+    assert re.search(rf"(?<![\d.]){number}(?![\d.\]])", shown)
 
 
 def test_the_page_is_that_of_the_records() -> None:

@@ -83,46 +83,7 @@ those of a widely read guide to DistributedDataParallel, in our words; "true" an
 found nothing) or *not visible* from code, with what looks at it then. A rule that found nothing is no proof: see
 [how often lint is right](lint_accuracy.md).
 
-Some of the statements that are wrong, shown (one rank is enough for these):
-
-```python
-import os
-import torch
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel as DDP
-
-dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-net = torch.nn.Linear(2, 1)
-
-try:  # 65: the time limit is none of DDP's arguments
-    DDP(net, timeout=30)
-except TypeError as error:
-    print(error)
-
-assert list(torch.nn.Dropout(0.5).buffers()) == []  # 24: dropout has nothing to copy
-assert [*torch.nn.CrossEntropyLoss().parameters(), *torch.nn.CrossEntropyLoss().buffers()] == []  # 30: nothing to move
-
-model, reduced = DDP(net), []
-
-
-def count(state, bucket):
-    reduced.append(1)
-    return dist.all_reduce(bucket.buffer(), async_op=True).get_future().then(lambda done: done.value()[0])
-
-
-model.register_comm_hook(None, count)
-x = torch.ones(1, 2)
-model(x).sum().backward()
-assert len(reduced) == 1  # 39: ranks synchronise in backward; no optimizer exists here
-loss = model(x).sum()
-with model.no_sync():
-    loss.backward()
-assert len(reduced) == 2  # 40: with the forward pass outside, no_sync changes nothing
-with model.no_sync():
-    model(x).sum().backward()
-assert len(reduced) == 2
-dist.destroy_process_group()
-```
+What is wrong is shown by [executed examples](checklist_shown.md), on two ranks.
 
 | | the guide says | | what is so | what looks at it |
 |---|---|---|---|---|

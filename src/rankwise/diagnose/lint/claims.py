@@ -88,7 +88,7 @@ _LISTED: tuple[tuple[str, Verdict, str, str], ...] = (
     ("buckets of 25 MB, smaller on slow networks", "partly",
      "the first is 1 MiB; try sizes instead of guessing", "command:profile"),
     ("gradients as views of buckets save memory", "true", "", "RW218"),
-    ("ranks synchronise when the optimizer steps", "wrong", "in each backward pass", "page:checklist"),
+    ("ranks synchronise when the optimizer steps", "wrong", "in each backward pass", "page:checklist_shown"),
     ("no_sync for accumulation", "partly", "the forward pass has to be inside", "RW303 RW302 guard:reductions"),
     ("accumulate when memory is short", "partly",
      "micro-batches left over at the end of an epoch are never stepped", "RW304"),
