@@ -174,7 +174,8 @@ def test_what_is_no_trace_is_refused_with_its_name(tmp_path):
     write_trace(path, 0)
     whole = path.read_text()
     event = '{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "a", "ts": %s, "dur": %s}]}'
-    odd = [event % times for times in (("Infinity", "1"), ("NaN", "1"), ("1", "-5"), ('"x"', "1"))]
+    odd = [event % times for times in (("Infinity", "1"), ("NaN", "1"), ("1", "-5"), ('"x"', "1"), ("1e30", "1"))]
+    odd += [json.dumps({"distributedInfo": {"rank": 0, "world_size": size}}) for size in (0, 10**30)]
     odd += ['{"traceEvents": [%s' % ("[" * 100_000), '{"distributedInfo": {"rank": null}}']
     for text in ("", whole[: len(whole) // 2], "[1, 2]", '{"traceEvents": [3]}', '{"traceEvents": 3}', *odd):
         path.write_text(text)

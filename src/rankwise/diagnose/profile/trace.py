@@ -28,6 +28,8 @@ _BACKEND_OP = re.compile(r"(gloo|mpi|ucc):(\w+)")
 _DAMAGED = (
     ValueError, OSError, EOFError, TypeError, KeyError, AttributeError, OverflowError, RecursionError, zlib.error,
 )  # fmt: skip
+_MOST_RANKS = 1 << 20
+_FOR_EVER = 1 << 63  # nanoseconds
 _RANK = re.compile(r"rank[-_]?(\d+)")
 _DTYPE_BYTES = {"Float": 4, "Half": 2, "BFloat16": 2, "Double": 8, "Long": 8, "Int": 4, "Byte": 1, "Char": 1}
 
@@ -234,10 +236,14 @@ class _Text:
 def _head(trace: Trace, key: str, value: Any) -> None:
     if key == "distributedInfo":
         trace.rank, trace.world_size = int(value["rank"]), int(value["world_size"])
+        if not 0 <= trace.rank < trace.world_size <= _MOST_RANKS:
+            raise ValueError(f"rank {trace.rank} of {trace.world_size}")
     elif key == "host_name":
         trace.host = str(value)
     elif key == "baseTimeNanoseconds":
         trace.base_ns = int(value)
+        if not 0 <= trace.base_ns < _FOR_EVER:
+            raise ValueError(f"times since {trace.base_ns} ns")
 
 
 def _note(trace: Trace, event: dict[str, Any], launches: dict[Any, int]) -> None:
@@ -247,8 +253,9 @@ def _note(trace: Trace, event: dict[str, Any], launches: dict[Any, int]) -> None
     kind = str(event.get("cat", "")).lower()
     start = round(event["ts"] * 1000)
     end = start + round(event["dur"] * 1000)
-    if end < start:
-        raise ValueError(f"an event of {event['dur']} microseconds")
+    if not -_FOR_EVER < start <= end < _FOR_EVER:
+        raise ValueError(f"an event of {event['dur']} microseconds at {event['ts']}")
+    hash(event.get("tid"))  # threads are told apart by it: a TypeError here is one of the file
     args = event.get("args", {})
     if kind in {"cuda_runtime", "cuda_driver"}:
         if "correlation" in args:
