@@ -9,23 +9,22 @@ from pathlib import Path
 import anndata  # noqa: F401  (imported once for all the forks)
 
 from rankwise.data.rows import DatasetCollection
-from rankwise.data.rows.collection import adding
+from rankwise.data.rows.collection import adding, moving
 from rankwise.data.rows.collection.crew import tasks
-from rankwise.data.rows.collection.moving import buckets
-from rankwise.data.rows.collection.steps import closing, skeletons, tables
+from rankwise.data.rows.collection.steps import filling, tables
 from rankwise.data.rows.writing import shards
 from rankwise.testing.faults import end_at
 from rankwise.testing.small_rows import small_anndata
 
 # Where a kill falls: owner, name, which call, and whether before or after it.
 PLACES = {
-    "half-block": (buckets, "append_record", 5, "before"),
+    "half-block": (moving, "append_record", 5, "before"),
     "no-mark": (tasks.Marks, "put", 2, "before"),
     "no-mark-of-names": (tasks.Marks, "put", 5, "before"),
-    "half-skeleton": (skeletons, "_create_matrix", 2, "before"),
+    "half-skeleton": (tables, "_create_matrix", 2, "before"),
     "half-shard": (shards._ShardFile, "add", 2, "before"),
     "half-table": (tables, "_put", 3, "before"),
-    "second-dataset": (closing, "array_checksums", 2, "before"),
+    "second-dataset": (filling, "array_checksums", 2, "before"),
     "half-moved": (adding, "fsync_folder", 1, "before"),
     "before-commit": (adding, "commit", 1, "before"),
     "after-commit": (adding, "commit", 1, "after"),

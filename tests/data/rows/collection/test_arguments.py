@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import zarr
 
-from rankwise.data.rows.collection.arguments import listed, named, seed_of
+from rankwise.data.rows.collection.options import listed, named, seed_of
 from rankwise.errors import ConfigError
 from rankwise.testing.small_rows import small_anndata
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from rankwise.data.rows import DatasetCollection
-from rankwise.data.rows.collection.room import warn_of_room
+from rankwise.data.rows.collection.options import warn_of_room
 from rankwise.testing.small_rows import small_anndata
 
 

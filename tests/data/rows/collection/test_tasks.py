@@ -5,7 +5,8 @@ import threading
 
 import pytest
 
-from rankwise.data.rows.collection.crew import Crew, Marks, Seat, Task, queueing, work_off
+from rankwise.data.rows.collection.crew import Crew, Marks, Seat, Task, work_off
+from rankwise.data.rows.collection.crew import tasks as queueing
 from rankwise.data.rows.collection.crew import tasks as tasks_of_crew
 from rankwise.errors import DesyncError
 

@@ -9,7 +9,7 @@ import pytest
 import zarr
 
 from rankwise.data.rows import DatasetCollection
-from rankwise.data.rows.collection.manifest import commit, read_manifest
+from rankwise.data.rows.collection.journal import commit, read_manifest
 from rankwise.data.rows.datasets import array_checksums
 from rankwise.data.rows.inspecting import verify_rows
 from rankwise.testing.small_rows import small_anndata, write_anndata

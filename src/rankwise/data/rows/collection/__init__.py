@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rankwise.data.rows.collection.collection import DatasetCollection
-from rankwise.data.rows.collection.interrupted import clear_vain, where_it_stands
+from rankwise.data.rows.collection.journal import clear_vain, where_it_stands
 from rankwise.data.rows.collection.progress import watched_progress
 from rankwise.data.rows.datasets import array_checksums
 

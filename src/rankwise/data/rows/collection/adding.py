@@ -20,12 +20,18 @@ from rankwise.data.rows.collection.crew import Crew, Marks, Task, work_off
 from rankwise.data.rows.collection.grouping import group_ranks
 from rankwise.data.rows.collection.inputs import Input
 from rankwise.data.rows.collection.joining import Joined
-from rankwise.data.rows.collection.journal import Journal, work_folder
-from rankwise.data.rows.collection.manifest import commit, has_manifest, listed_names, on_disk, read_manifest
-from rankwise.data.rows.collection.options import WriteOptions
+from rankwise.data.rows.collection.journal import (
+    Journal,
+    commit,
+    has_manifest,
+    listed_names,
+    on_disk,
+    read_manifest,
+    work_folder,
+)
+from rankwise.data.rows.collection.options import WriteOptions, warn_of_room
 from rankwise.data.rows.collection.placing import Placing, cut_datasets
 from rankwise.data.rows.collection.progress import Progress
-from rankwise.data.rows.collection.room import warn_of_room
 from rankwise.data.rows.collection.steps import (
     Job,
     dataset_tasks,

@@ -1,8 +1,10 @@
-"""`Journal`: how far the writing of a collection has come, so that a killed one goes on."""
+"""What a writing leaves on disk about itself: journal, manifest, and how one that was cut off is found."""
 
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
+import errno
 import fcntl
 import glob
 import json
@@ -10,13 +12,17 @@ import os
 import platform
 import secrets
 import shutil
+import sys
+import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from rankwise._files import write_whole
 from rankwise.data.rows.collection.crew.crew import failed_by_itself, put_json
+from rankwise.data.rows.datasets import COLLECTION_TYPE, MANIFEST
 from rankwise.errors import DataError
 
 __all__ = ["Journal", "locked", "work_folder"]
@@ -158,3 +164,166 @@ def _is_mine(file: IO[str], folder: Path) -> bool:
         raise DataError(f"{folder}/lock cannot be locked ({error}): write to a file system that has locks") from error
     place = folder / "lock"
     return place.exists() and os.path.samestat(os.fstat(file.fileno()), place.stat())
+
+
+__all__ = ["commit", "has_manifest", "listed_names", "on_disk", "read_manifest"]
+
+_VERSION = 1
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """Return the manifest of a collection, ``{"version", "datasets": {name: ...}, "writes": [...]}``.
+
+    It is empty where there is none.
+
+    Raises:
+        DataError: a later version wrote it.
+    """
+    manifest = _document(folder).get("attributes", {}).get(MANIFEST)
+    if manifest is None:
+        return {"version": _VERSION, "datasets": {}, "writes": []}
+    if manifest.get("version") != _VERSION:
+        raise DataError(
+            f"the manifest of {folder} has version {manifest.get('version')!r}, wanted {_VERSION}: a newer rankwise "
+            "wrote it; use that one"
+        )
+    found: dict[str, Any] = manifest
+    return found
+
+
+def on_disk(folder: Path) -> list[str]:
+    """Return the folders that are named like datasets, in the order of their numbers."""
+    names = [path.name for path in folder.glob("dataset_*") if path.name.removeprefix("dataset_").isdigit()]
+    return sorted(names, key=lambda name: int(name.removeprefix("dataset_")))
+
+
+def listed_names(folder: Path) -> list[str]:
+    """Return the names of the datasets of a collection: those of its manifest, else all folders named so."""
+    if has_manifest(folder):
+        held = read_manifest(folder)["datasets"]
+        return [name for name in on_disk(folder) if name in held]
+    return on_disk(folder)
+
+
+def has_manifest(folder: Path) -> bool:
+    """Whether a collection has a manifest: rankwise wrote or added to it."""
+    return MANIFEST in _document(folder).get("attributes", {})
+
+
+def commit(folder: Path, manifest: dict[str, Any]) -> None:
+    """Replace what a collection says of itself, at once: from now on it has the datasets of the manifest.
+
+    Readers that list folders find the datasets by the consolidated metadata, which name these and no others.
+    """
+    document = _document(folder)
+    attributes = document.get("attributes", {}) | {
+        "encoding-type": COLLECTION_TYPE,
+        "encoding-version": "0.1.0",
+        MANIFEST: manifest,
+    }
+    nodes = {}
+    for name in manifest["datasets"]:
+        for path in sorted((folder / name).rglob("zarr.json")):
+            node = json.loads(path.read_bytes())
+            node.pop("consolidated_metadata", None)
+            nodes[path.parent.relative_to(folder).as_posix()] = node
+    whole = {
+        "zarr_format": 3,
+        "node_type": "group",
+        "attributes": attributes,
+        "consolidated_metadata": {"kind": "inline", "must_understand": False, "metadata": nodes},
+    }
+    write_whole(folder / "zarr.json", json.dumps(whole, indent=1).encode())
+
+
+def _document(folder: Path) -> dict[str, Any]:
+    path = folder / "zarr.json"
+    document: dict[str, Any] = json.loads(path.read_bytes()) if path.exists() else {}
+    return document
+
+
+__all__ = ["clear_vain", "said_where_it_stands", "where_it_stands"]
+
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_FORBIDDEN = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
+
+
+@contextlib.contextmanager
+def said_where_it_stands(folder: Path) -> Iterator[None]:
+    """Say of a disk that takes no more what is there, and what to do.
+
+    Raises:
+        DataError: the disk is full, or may not be written.
+    """
+    try:
+        yield
+    except OSError as error:
+        ours = str(error.filename).startswith(str(folder))  # not an input that may not be read
+        if error.errno not in _FULL and not (error.errno in _FORBIDDEN and ours):
+            raise
+        raise DataError(f"the disk does not take what is written: {error}. {where_it_stands(folder)}") from error
+    except KeyboardInterrupt as error:
+        error.add_note(where_it_stands(folder))
+        raise
+
+
+def where_it_stands(folder: Path) -> str:
+    """Say what a collection holds whose writing has ended early."""
+    work = work_folder(folder)
+    if not (work / Journal.NAME).exists():
+        return f"{folder} is as it was, nothing was begun"
+    return (
+        f"{folder} is as it was. The same call goes on where it was left; deleting {work}, which holds the unfinished "
+        "work, gives its space back"
+    )
+
+
+def clear_vain(folder: Path) -> None:
+    """Remove a collection that is empty, and what was beside it, if no work is left there; all ranks have ended."""
+    work = work_folder(folder)
+    if (work / Journal.NAME).exists() or not folder.is_dir() or listed_names(folder):
+        return
+    for place in (work, folder):
+        shutil.rmtree(place, ignore_errors=True)
+
+
+__all__ = ["Lines"]
+
+_EVERY_S = 10.0
+
+
+class Lines:
+    """Prints to stderr how many of all rows are done, their rate and the time left.
+
+    Args:
+        num_rows: all rows.
+        clock: seconds.
+    """
+
+    def __init__(self, num_rows: int, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._num_rows, self._clock, self._said_s = num_rows, clock, clock()
+        self._begun: dict[str, tuple[float, float]] = {}  # of each thing the time and the rows at its first time
+        self._ended: set[str] = set()
+
+    def show(self, words: str, rows: float) -> None:
+        """Say how far it is: at most every ten seconds, and at the end.
+
+        Args:
+            words: what is done, such as "reading".
+            rows: how many.
+        """
+        now_s = self._clock()
+        since_s, first = self._begun.setdefault(words, (now_s, rows))
+        ends = rows >= self._num_rows
+        if words in self._ended or (not ends and now_s - self._said_s < _EVERY_S):
+            return
+        self._said_s = now_s
+        if ends:
+            self._ended.add(words)
+        rate = (rows - first) / (now_s - since_s) if now_s > since_s else 0.0
+        facts = [f"{words} {rows:,.0f}/{self._num_rows:,} rows"]
+        if rate:
+            left_s = round((self._num_rows - rows) / rate)
+            facts += [f"{rate:,.0f} rows/s", f"{dt.timedelta(seconds=left_s)} left"]
+        sys.stderr.write(", ".join(facts) + "\n")
+        sys.stderr.flush()

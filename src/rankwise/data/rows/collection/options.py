@@ -1,9 +1,13 @@
-"""`WriteOptions`: how data are added to a collection."""
+"""Options of a writing: what users pass, checked, and the room on disk that it wants."""
 
 from __future__ import annotations
 
+import os
+import shutil
 import warnings
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from rankwise.data.rows.collection.joining import Joined
@@ -93,3 +97,66 @@ class WriteOptions:
         codecs = [codec.to_dict() if hasattr(codec, "to_dict") else str(codec) for codec in self.form.codecs]
         facts.pop("memory_budget")  # it decides nothing that is written
         return {**facts.pop("extra"), **facts, **form, "groupby": list(self.groupby), "compressors": codecs}
+
+
+__all__ = ["listed", "named", "seed_of"]
+
+
+def listed(sources: Any) -> list[Any]:
+    """Return inputs as a list, also a single one."""
+    alone = isinstance(sources, (str, os.PathLike)) or any(hasattr(sources, name) for name in ("obs_names", "attrs"))
+    if not alone and not isinstance(sources, Iterable):
+        raise ConfigError(f"add_adatas wants a list of paths, groups or AnnData objects, got {type(sources).__name__}")
+    return [sources] if alone else list(sources)
+
+
+def named(names: Iterable[str], argument: str) -> list[str]:
+    """Return names as a list.
+
+    Raises:
+        ConfigError: it is one text, which would be taken for its letters.
+    """
+    if isinstance(names, str):
+        raise ConfigError(f"{argument}= is a list of names, got the text {names!r}: write {argument}=[{names!r}]")
+    return list(names)
+
+
+def seed_of(rng: Any) -> int | None:
+    """Return the seed of a shuffle: a number as it is, one that is drawn from a generator, None for a fresh one.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    if rng is None:
+        return None
+    if hasattr(rng, "integers"):
+        return int(rng.integers(2**63))
+    if not hasattr(rng, "__index__") or isinstance(rng, bool):
+        raise ConfigError(
+            f"rng wants a numpy.random.Generator, a whole number as seed, or None; got {type(rng).__name__}"
+        )
+    return int(rng)
+
+
+__all__ = ["warn_of_room"]
+
+
+def warn_of_room(work: Path, spilled_bytes: float) -> None:
+    """Warn where rows on their way, which are not compressed, will not fit beside the collection.
+
+    Args:
+        work: the folder in which a collection is prepared; rows that lie in it already are not counted again.
+        spilled_bytes: of all rows.
+    """
+    there = sum(path.stat().st_size for path in (work / "buckets").rglob("*") if path.is_file())
+    free = shutil.disk_usage(work).free
+    if spilled_bytes - there > free:
+        warnings.warn(
+            f"all rows lie in {work} once, not compressed, before they are written: up to {_gb(spilled_bytes - there)} "
+            f"more, where {_gb(free)} are free. Take a disk with room for them, or add the inputs in several calls",
+            stacklevel=6,
+        )
+
+
+def _gb(num_bytes: float) -> str:
+    return f"{num_bytes / 1e9:.3g} GB"

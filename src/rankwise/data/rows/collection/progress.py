@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from rankwise.data.rows.collection.crew.crew import Crew, put_json
-from rankwise.data.rows.collection.journal import work_folder
-from rankwise.data.rows.collection.lines import Lines
+from rankwise.data.rows.collection.journal import Lines, work_folder
 
 __all__ = ["Progress", "watched_progress"]
 

@@ -6,10 +6,15 @@ from typing import TypeAlias
 
 from rankwise.data.rows.datasets.checksums import array_checksums, check_files
 from rankwise.data.rows.datasets.dataset import Dataset
-from rankwise.data.rows.datasets.extras import load_anndata
-from rankwise.data.rows.datasets.finding import COLLECTION_TYPE, MANIFEST, find_datasets
+from rankwise.data.rows.datasets.finding import (
+    COLLECTION_TYPE,
+    MANIFEST,
+    find_datasets,
+    load_anndata,
+    split_modality,
+    stored_name,
+)
 from rankwise.data.rows.datasets.held import HeldDataset, is_anndata, is_h5ad
-from rankwise.data.rows.datasets.modality import split_modality, stored_name
 from rankwise.data.store import BoxReader
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""From what a user names to the AnnData stores that lie there."""
+"""Find datasets below a place; modalities; what has to be installed."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rankwise.data.store.meta import STORES
 from rankwise.data.store.meta.documents import resolve_place
-from rankwise.errors import ConfigError, DataError
+from rankwise.errors import ConfigError, DataError, MissingExtraError
 
 __all__ = ["COLLECTION_TYPE", "MANIFEST", "MEMBER", "find_datasets"]
 
@@ -75,3 +76,35 @@ def _unfit(place: str) -> str:
         "(anndata.io reads loom, csv and mtx files; of a table anndata.AnnData(frame)) and pass that or its file, or "
         "wrap it as a Dataset of torch in rankwise.data.samples.DatasetLoader(dataset, order=...)"
     )
+
+
+__all__ = ["load_anndata"]
+
+
+def load_anndata() -> Any:
+    """Return the anndata module.
+
+    Raises:
+        MissingExtraError: it is not installed.
+    """
+    try:
+        import anndata
+    except ImportError as error:
+        raise MissingExtraError("rows of AnnData stores need anndata: pip install 'rankwise[rows]'") from error
+    return anndata
+
+
+__all__ = ["split_modality", "stored_name"]
+
+
+def split_modality(name: str) -> tuple[str, str]:
+    """Split "mod/protein/X" into ("protein", "X"); the first modality is ""."""
+    if not name.startswith("mod/"):
+        return "", name
+    _, modality, inner = name.split("/", 2)
+    return modality, inner
+
+
+def stored_name(name: str) -> str:
+    """Return the place of "mod", a modality or a matrix in the store: further modalities are AnnData inside uns."""
+    return f"uns/{name}" if name.partition("/")[0] == "mod" else name

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from rankwise.data.rows.drawing.by_weight import RowDraws
-from rankwise.data.rows.drawing.interleaving import Interleave
 from rankwise.data.rows.drawing.making import make_draws, settled_options
-from rankwise.data.rows.drawing.mixed import MixedDraws
-from rankwise.data.rows.drawing.options import DrawOptions, Draws
-from rankwise.data.rows.drawing.weights import RowWeights
+from rankwise.data.rows.drawing.mixing import Interleave, MixedDraws
+from rankwise.data.rows.drawing.options import DrawOptions, Draws, RowDraws, RowWeights
 
 __all__ = [
     "DrawOptions",

@@ -10,10 +10,8 @@ from typing import Any
 import numpy as np
 
 from rankwise.data.contract import IntArray
-from rankwise.data.rows.drawing.by_weight import RowDraws
-from rankwise.data.rows.drawing.mixed import MixedDraws
-from rankwise.data.rows.drawing.options import DrawOptions, Draws
-from rankwise.data.rows.drawing.weights import RowWeights
+from rankwise.data.rows.drawing.mixing import MixedDraws
+from rankwise.data.rows.drawing.options import DrawOptions, Draws, RowDraws, RowWeights
 from rankwise.data.rows.obs import RowGroups
 from rankwise.errors import ConfigError
 

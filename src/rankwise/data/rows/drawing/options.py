@@ -1,11 +1,17 @@
-"""What a user asks of draws, with all that was left out filled in: enough to draw the same rows again."""
+"""How rows are drawn: what was asked for, and by the weight of each row."""
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
-from rankwise.data.contract import IntArray
+import numpy as np
+
+from rankwise.data.contract import FloatArray, IntArray, NDArray, sample_keys
+from rankwise.data.order import place_of_samples
+from rankwise.data.rows.obs import RowGroups
 from rankwise.errors import ConfigError
 
 __all__ = ["DrawOptions", "Draws"]
@@ -83,3 +89,206 @@ class DrawOptions:
             raise ConfigError(
                 "together= is for balance= and weights=: a mix of whole collections reads each chunk about once anyway"
             )
+
+
+__all__ = ["RowWeights"]
+
+_BLOCK_ROWS = 128  # a draw adds up so many weights; their sums take 1/16 of a byte a row
+_PIECE = 1 << 12  # draws at a time: what they add up takes 4 MiB
+_PIECE_BLOCKS = 1 << 13
+
+
+class RowWeights:
+    """Weights of rows, of which only sums over blocks of rows are kept as floats.
+
+    Places are picked from a stretch as long as all weights together, of which each row owns a piece as long as its own.
+    Sums inside a block are made anew for each pick, one after the other, so that they are the same on every machine.
+
+    Args:
+        values: one for each row: its weight, float32; or a number of `table`, which may be negative as in Python.
+        table: float64 weights that `values` point to.
+    """
+
+    def __init__(self, values: NDArray, table: FloatArray | None = None) -> None:
+        self.values = values
+        self._table = table
+        num_blocks = -(-len(values) // _BLOCK_ROWS)
+        sums = np.empty(num_blocks)
+        for low in range(0, num_blocks, _PIECE_BLOCKS):
+            blocks = np.arange(low, min(low + _PIECE_BLOCKS, num_blocks))
+            sums[blocks] = self._added(blocks)[:, -1]
+        self._ends: FloatArray = np.cumsum(sums)
+
+    @classmethod
+    def balanced(cls, groups: RowGroups, parts: IntArray | None = None) -> RowWeights:
+        """Return weights with which every group that has rows is as likely; rows of no group have none.
+
+        Args:
+            groups: the group of each row.
+            parts: int64[P + 1], where parts of the rows begin and end: groups are then balanced inside each.
+
+        Raises:
+            ConfigError: no row (of a part) belongs to a group.
+        """
+        edges = [0, len(groups.codes)] if parts is None else parts.tolist()
+        num_groups, num_parts = len(groups.labels), len(edges) - 1
+        codes = groups.codes
+        if num_parts > 1:
+            codes = codes.astype(np.min_scalar_type(-max(1, num_groups * num_parts)))
+            for part in range(1, num_parts):
+                inside = codes[edges[part] : edges[part + 1]]
+                inside[inside >= 0] += part * num_groups
+        counts = _counted(codes, num_groups * num_parts)
+        if not counts.reshape(num_parts, num_groups).any(axis=1).all():
+            raise ConfigError("no row has a value in the column to balance by: choose another column")
+        each = np.zeros(len(counts) + 1)
+        each[:-1][counts > 0] = 1.0 / counts[counts > 0]
+        return cls(codes, each)  # the last entry, 0, is that of code -1
+
+    @classmethod
+    def checked(cls, weights: Any, num_rows: int) -> RowWeights:
+        """Return weights that a user gave, kept as float32: that is 7 digits, and nothing below 1e-38 of the largest.
+
+        Raises:
+            ConfigError: they are of another length, negative, not finite, or all zero.
+        """
+        if isinstance(weights, RowWeights) and len(weights) == num_rows:
+            return weights
+        found = np.asarray(weights)
+        if found.dtype.kind not in "biuf" or found.shape != (num_rows,):
+            raise ConfigError(
+                f"weights= wants one number for each of {num_rows} rows, got {found.dtype}{list(found.shape)}"
+            )
+        if not np.isfinite(found).all() or (found < 0).any() or not found.any():
+            raise ConfigError("weights= wants finite numbers of at least 0, and one above it at least")
+        if found.dtype == np.float32:
+            return cls(found.copy())
+        return cls((found / found.max()).astype(np.float32))
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that is held."""
+        return self.values.nbytes + self._ends.nbytes
+
+    @property
+    def total(self) -> float:
+        """All weights together."""
+        return float(self._ends[-1])
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Hash of the weights."""
+        digest = hashlib.sha256(np.ascontiguousarray(self.values).view(np.uint8).data)
+        digest.update(b"" if self._table is None else self._table.tobytes())
+        return digest.hexdigest()[:16]
+
+    def before(self, rows: IntArray) -> FloatArray:
+        """Return the weight of all rows before each of these, float64[n]; rows are in [0, number of rows]."""
+        last = np.maximum(rows - 1, 0)
+        found = np.empty(len(rows))
+        for low in range(0, len(rows), _PIECE):
+            part = last[low : low + _PIECE]
+            found[low : low + _PIECE] = self._absolute(part // _BLOCK_ROWS)[np.arange(len(part)), part % _BLOCK_ROWS]
+        return np.where(rows > 0, found, 0.0)
+
+    def pick(self, places: FloatArray) -> IntArray:
+        """Return the rows, int64[n], that own these places, float64[n] in [0, total); those of weight zero own none."""
+        found = np.empty(len(places), dtype=np.int64)
+        last_block = int(np.searchsorted(self._ends, self._ends[-1], side="left"))  # rounding may reach the very end
+        for low in range(0, len(places), _PIECE):
+            wanted = places[low : low + _PIECE]
+            blocks = np.minimum(np.searchsorted(self._ends, wanted, side="right"), last_block)
+            ends = self._absolute(blocks)
+            inside = np.minimum(
+                np.count_nonzero(ends <= wanted[:, None], axis=1), np.count_nonzero(ends < ends[:, -1:], axis=1)
+            )
+            found[low : low + _PIECE] = blocks * _BLOCK_ROWS + inside
+        return found
+
+    def _absolute(self, blocks: IntArray) -> FloatArray:
+        """Weight up to and including each row of blocks, float64[n, 128]."""
+        before = np.where(blocks > 0, self._ends[blocks - 1], 0.0)
+        return before[:, None] + self._added(blocks)
+
+    def _added(self, blocks: IntArray) -> FloatArray:
+        rows = blocks[:, None] * _BLOCK_ROWS + np.arange(_BLOCK_ROWS)
+        values = self.values[np.minimum(rows, len(self.values) - 1)]
+        weights = values.astype(np.float64) if self._table is None else self._table[values]
+        weights[rows >= len(self.values)] = 0.0
+        return np.cumsum(weights, axis=1)
+
+
+def _counted(codes: NDArray, num_groups: int) -> IntArray:
+    """Rows of each group, int64[num_groups]; counted in pieces, as NumPy counts wide numbers only."""
+    counts = np.zeros(num_groups + 1, dtype=np.int64)
+    for low in range(0, len(codes), 1 << 20):
+        counts += np.bincount(codes[low : low + (1 << 20)].astype(np.int64) + 1, minlength=num_groups + 1)
+    return counts[1:]
+
+
+__all__ = ["RowDraws"]
+
+# Each use of a key has its own number, so that they do not depend on each other.
+_BLOCK, _ROW = 1, 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RowDraws:
+    """Draws anew in each epoch, without a generator that would have to be replayed. Implements `Draws`.
+
+    With `together` k the samples k*g to k*g + k - 1 come from one block of neighbouring rows. A block is drawn by the
+    weight of its rows and a row inside it by its own, so that each row is as likely as its weight says for any k.
+
+    Attributes:
+        num_samples: draws of an epoch.
+        weights: how likely each row is.
+        together: samples that share a block.
+        block_rows: rows of a block.
+    """
+
+    num_samples: int
+    weights: RowWeights
+    together: int = 1
+    block_rows: int = 1
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of what decides the draws."""
+        facts = (self.num_samples, self.together, self.block_rows if self.together > 1 else 0, self.weights.fingerprint)
+        return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
+
+    def rows(self, ids: IntArray, *, seed: int, epoch: int) -> IntArray:
+        """Return the rows of samples of an epoch, int64[B]."""
+        return self.rows_of(ids, ids // self.together, seed=seed, epoch=epoch)
+
+    def rows_of(
+        self, ids: IntArray, groups: IntArray, *, seed: int, epoch: int, first: int = 0, last: int | None = None
+    ) -> IntArray:
+        """Return rows of samples whose groups share a block, all of them from some of the rows.
+
+        Args:
+            ids: int64[B], numbers of samples.
+            groups: int64[B], without meaning where a group is one sample.
+            seed: seed of the order.
+            epoch: epoch.
+            first: the first row that may come.
+            last: the one after the last; None = the end.
+        """
+        edges = np.array([first, len(self.weights) if last is None else last])
+        low, high = self.weights.before(edges)
+        own = place_of_samples(sample_keys(seed, epoch, ids), _ROW)
+        if self.together == 1:
+            return self._between(low, high, own)
+        groups, member = np.unique(groups, return_inverse=True)
+        of_group = place_of_samples(sample_keys(seed, epoch, groups), _BLOCK)
+        drawn = self._between(low, high, of_group) // self.block_rows
+        starts = self.weights.before(np.clip(drawn * self.block_rows, *edges))
+        ends = self.weights.before(np.clip((drawn + 1) * self.block_rows, *edges))
+        return self._between(starts[member], ends[member], own)
+
+    def _between(self, low: FloatArray, high: FloatArray, numbers: FloatArray) -> IntArray:
+        """The rows at these fractions of the way between two sums of weights."""
+        return self.weights.pick(np.minimum(low + numbers * (high - low), np.nextafter(high, 0.0)))

@@ -11,7 +11,7 @@ from rankwise.data.order.permutation import WordArray, mix_words
 from rankwise.data.rows.collection.columns import as_text
 from rankwise.data.rows.collection.inputs import Columnwise
 from rankwise.data.rows.collection.moving import Text
-from rankwise.data.rows.collection.naming import hash_names
+from rankwise.data.rows.collection.placing import hash_names
 
 __all__ = ["digest_column", "digest_elements", "digest_rows"]
 

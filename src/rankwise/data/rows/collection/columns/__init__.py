@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from rankwise.data.rows.collection.columns.column import Column, taken
-from rankwise.data.rows.collection.columns.in_memory import columns_of_frame, index_of_frame
-from rankwise.data.rows.collection.columns.stored import open_columns
-from rankwise.data.rows.collection.columns.uniting import ObsColumn, as_text, unite_columns
+from rankwise.data.rows.collection.columns.column import Column, ObsColumn, as_text, taken, unite_columns
+from rankwise.data.rows.collection.columns.sources import columns_of_frame, index_of_frame, open_columns
 
 __all__ = [
     "Column",

@@ -1,15 +1,15 @@
-"""`Column`: a column of the observations of one input, read in blocks."""
+"""Columns of tables while they are written: their values, and how those of several stores become one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 
-from rankwise.data.contract import DType, IntArray
-from rankwise.data.rows.collection.moving import Text
+from rankwise.data.contract import DType, IntArray, NDArray
+from rankwise.data.rows.collection.moving import Field, Text
 from rankwise.errors import DataError
 
 __all__ = ["Column", "Kind", "masked", "taken"]
@@ -74,3 +74,150 @@ def taken(column: Column, rows: IntArray) -> Column:
         return whole.take(wanted - first) if isinstance(whole, Text) else whole[wanted - first]
 
     return replace(column, read=read, num_rows=len(rows))
+
+
+__all__ = ["ObsColumn", "as_text", "unite_columns"]
+
+_SAMPLE = 1000
+_OBJECT_BYTES = 64  # what Python needs for a short text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ObsColumn:
+    """One column over all inputs.
+
+    Attributes:
+        field: how its rows are moved.
+        kind: as of `Column`.
+        parts: the column of each input; None where one has none.
+        categories: of a category: those of all inputs, in the order in which they first come.
+        ordered: whether that order means something.
+        codes: for each input the code of each of its categories.
+    """
+
+    field: Field
+    kind: Kind
+    parts: tuple[Column | None, ...]
+    categories: Any = None
+    ordered: bool = False
+    codes: tuple[IntArray | None, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self.field.name
+
+    def block(self, number: int, start: int, stop: int) -> Any:
+        """Read rows of one input, as they are moved: an array, or a `Text`."""
+        part = self.parts[number]
+        if part is None:
+            return self._missing(stop - start)
+        values = part.block(start, stop)
+        if self.kind == "category":
+            table = self.codes[number]
+            assert table is not None
+            return table[values].astype(self.field.dtype)  # the last entry is -1, which -1 finds
+        if self.kind == "text":
+            return values if isinstance(values, Text) else as_text(values, part)
+        if self.kind == "masked":
+            return _as_masked(values, self.field.dtype)
+        return _as_number(values, self.field.dtype)
+
+    def finish(self, values: Any) -> Any:
+        """Turn rows that have been moved into a column as pandas and anndata know it."""
+        import pandas as pd
+
+        if self.kind == "category":
+            return pd.Categorical.from_codes(values, categories=self.categories, ordered=self.ordered)
+        if self.kind == "text":
+            texts = values.objects()
+            return pd.array(texts, dtype="string") if (values.lengths < 0).any() else texts
+        if self.kind == "masked":
+            made = (pd.arrays.BooleanArray, pd.arrays.IntegerArray)[values["value"].dtype.kind in "iu"]
+            return made(values["value"].copy(), values["missing"].copy())
+        return values
+
+    def _missing(self, count: int) -> NDArray | Text:
+        if self.kind == "text":
+            return Text(np.full(count, -1, dtype=np.int32), np.empty(0, dtype=np.uint8))
+        if self.kind == "category":
+            return np.full(count, -1, dtype=self.field.dtype)
+        if self.kind == "masked":
+            made = np.zeros(count, dtype=self.field.dtype)
+            made["missing"] = True
+            return made
+        return np.full(count, np.nan, dtype=self.field.dtype)
+
+
+def unite_columns(parts: Sequence[Column | None]) -> ObsColumn:
+    """Bring the columns of one name together.
+
+    Categories are united; whole numbers that an input lacks become floating-point ones, truth values nullable ones, and
+    nullable ones beside floating-point ones become such, with NaN; what is text, or of different kinds, becomes text.
+    """
+    held = [part for part in parts if part is not None]
+    kinds = {part.kind for part in held}
+    name, gaps = held[0].name, len(held) < len(parts)
+    if kinds == {"category"} and all(part.categories.dtype.kind == held[0].categories.dtype.kind for part in held):
+        return _categories(name, tuple(parts), held)
+    if kinds <= {"number", "masked"}:
+        dtype = np.result_type(*(part.dtype for part in held))
+        truth = dtype.kind == "b"
+        if (gaps and truth) or ("masked" in kinds and dtype.kind not in "fc"):
+            field = Field(name=name, kind="dense", dtype=masked(dtype), row_bytes=dtype.itemsize + 1)
+            return ObsColumn(field=field, kind="masked", parts=tuple(parts))
+        if gaps and dtype.kind in "iu":
+            dtype = np.dtype(np.float64)
+        field = Field(name=name, kind="dense", dtype=dtype, row_bytes=dtype.itemsize)
+        return ObsColumn(field=field, kind="number", parts=tuple(parts))
+    row_bytes = _OBJECT_BYTES + max(_mean_bytes(part) for part in held)
+    return ObsColumn(field=Field(name=name, kind="text", row_bytes=row_bytes), kind="text", parts=tuple(parts))
+
+
+def _categories(name: str, parts: tuple[Column | None, ...], held: Sequence[Column]) -> ObsColumn:
+    united = held[0].categories
+    for part in held[1:]:
+        united = united.append(part.categories[~part.categories.isin(united)])
+    same = all(part.ordered and part.categories.equals(held[0].categories) for part in held)
+    tables = tuple(
+        None if part is None else np.append(united.get_indexer(part.categories), -1).astype(np.int64) for part in parts
+    )
+    dtype: DType = np.min_scalar_type(-max(1, len(united)))
+    field = Field(name=name, kind="dense", dtype=dtype, row_bytes=dtype.itemsize)
+    return ObsColumn(field=field, kind="category", parts=parts, categories=united, ordered=same, codes=tables)
+
+
+def _mean_bytes(part: Column) -> float:
+    if part.kind != "text" or not part.num_rows:
+        return 16.0
+    sample = part.block(0, min(_SAMPLE, part.num_rows))
+    return len(sample.data) / len(sample)
+
+
+def as_text(values: NDArray, part: Column) -> Text:
+    """Turn rows of a column that is none into text."""
+    if part.kind == "category":
+        names = [*part.categories.tolist(), None]  # the last one is found by -1
+        return Text.of([names[code] for code in values.tolist()])
+    if part.kind == "masked":
+        texts = values["value"].astype(object)
+        texts[values["missing"]] = None
+        return Text.of(texts)
+    return Text.of(values.astype(object))
+
+
+def _as_number(values: NDArray, dtype: DType) -> NDArray:
+    if not values.dtype.names:
+        return values.astype(dtype, copy=False)
+    made = values["value"].astype(dtype)  # floating-point, as otherwise it would be masked
+    made[values["missing"]] = np.nan
+    return made
+
+
+def _as_masked(values: NDArray, dtype: DType) -> NDArray:
+    made = np.zeros(len(values), dtype=dtype)
+    if values.dtype.names:
+        made["value"], made["missing"] = values["value"], values["missing"]
+    else:
+        made["value"] = values
+    return made

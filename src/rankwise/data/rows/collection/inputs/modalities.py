@@ -13,7 +13,7 @@ import numpy as np
 from rankwise.data.contract import IntArray, NDArray
 from rankwise.data.rows.collection.columns import Column, columns_of_frame, index_of_frame, open_columns, taken
 from rankwise.data.rows.collection.inputs.parts import Parts
-from rankwise.data.rows.collection.naming import hash_names
+from rankwise.data.rows.collection.placing import hash_names
 from rankwise.errors import DataError
 
 __all__ = ["join_modalities"]

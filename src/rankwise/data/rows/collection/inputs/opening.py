@@ -12,11 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from rankwise.data.rows.collection.columns import Column
-from rankwise.data.rows.collection.inputs.columnwise import Columnwise
 from rankwise.data.rows.collection.inputs.modalities import join_modalities
-from rankwise.data.rows.collection.inputs.parts import Parts, parts_in_memory, parts_of_member, stored_parts
-from rankwise.data.rows.collection.inputs.stamping import content_stamp, file_stamp
-from rankwise.data.rows.collection.inputs.tables import Table, table_of
+from rankwise.data.rows.collection.inputs.parts import (
+    Parts,
+    content_stamp,
+    file_stamp,
+    parts_in_memory,
+    parts_of_member,
+    stored_parts,
+)
+from rankwise.data.rows.collection.inputs.tables import Columnwise, Table, table_of
 from rankwise.data.store import load_zarr
 from rankwise.errors import ConfigError, DataError, RankwiseError
 

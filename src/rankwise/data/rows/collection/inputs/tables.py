@@ -1,16 +1,84 @@
-"""`Table`: a matrix of an input, read in blocks of rows."""
+"""Tables of one input: matrices by rows, also those that are stored by columns."""
 
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from rankwise.data.contract import DType, IntArray
-from rankwise.data.rows.collection.inputs.columnwise import Columnwise
-from rankwise.errors import DataError
+from rankwise.data.contract import DType, IntArray, NDArray
+from rankwise.data.rows.datasets import COLLECTION_TYPE, find_datasets
+from rankwise.data.store.meta import STORES
+from rankwise.data.store.meta.documents import resolve_place
+from rankwise.errors import ConfigError, DataError
+
+__all__ = ["Columnwise"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Columnwise:
+    """A CSC matrix whose elements are read in pieces, wherever they are.
+
+    Attributes:
+        shape: its shape.
+        dtype: dtype of its elements.
+        indptr: int64[columns + 1], in memory.
+        indices: rows of the elements, column after column; anything that is sliced.
+        data: the elements.
+        label: where it lies, for messages.
+    """
+
+    shape: tuple[int, int]
+    dtype: DType
+    indptr: IntArray
+    indices: Any
+    data: Any
+    label: str = ""
+
+    @classmethod
+    def in_memory(cls, matrix: Any) -> Columnwise:
+        """Return one of a SciPy matrix."""
+        return cls(
+            shape=matrix.shape,
+            dtype=matrix.dtype,
+            indptr=matrix.indptr.astype(np.int64),
+            indices=matrix.indices,
+            data=matrix.data,
+        )
+
+    @classmethod
+    def stored(cls, group: Any) -> Columnwise:
+        """Return one of a group of Zarr or HDF5."""
+        return cls(
+            shape=(int(group.attrs["shape"][0]), int(group.attrs["shape"][1])),
+            dtype=group["data"].dtype,
+            indptr=np.asarray(group["indptr"][:]).astype(np.int64),
+            indices=group["indices"],
+            data=group["data"],
+        )
+
+    @property
+    def nnz(self) -> int:
+        """Stored elements."""
+        return int(self.indptr[-1])
+
+    def elements(self, start: int, stop: int) -> tuple[IntArray, NDArray, NDArray]:
+        """Read elements: their rows, columns (int32) and values.
+
+        Raises:
+            DataError: they cannot be read.
+        """
+        try:
+            rows, values = np.asarray(self.indices[start:stop]), np.asarray(self.data[start:stop])
+        except Exception as error:  # whatever a file format raises
+            raise DataError(f"{self.label}: elements {start} to {stop} cannot be read: {error}") from error
+        columns = np.searchsorted(self.indptr, np.arange(start, stop), side="right") - 1
+        return rows.astype(np.int64), columns.astype(np.int32), values
+
 
 __all__ = ["Table", "table_of"]
 
@@ -116,3 +184,39 @@ def _num_elements(held: Any) -> float:
     if group is not None:
         return float(group["data"].shape[0])
     return float(math.prod(held.shape)) / 10  # a lazy one tells when it is read
+
+
+__all__ = ["spread_collections"]
+
+_HDF5 = (".h5ad", ".h5mu", ".h5")
+
+
+def spread_collections(sources: list[Any], folder: Path) -> list[tuple[Any, bool]]:
+    """Return inputs one by one, and of each whether it is a dataset of a collection.
+
+    Args:
+        sources: paths, groups, AnnData.
+        folder: the collection that they are added to.
+
+    Raises:
+        ConfigError: that collection is among them.
+        DataError: a collection is empty.
+    """
+    return [one for source in sources for one in _spread(source, folder)]
+
+
+def _spread(source: Any, folder: Path) -> list[tuple[Any, bool]]:
+    if not isinstance(source, (str, os.PathLike)):
+        return [(source, False)]
+    place = resolve_place(source)
+    if place.endswith(_HDF5) or ("://" not in place and not Path(place).is_dir()):
+        return [(source, False)]
+    node = STORES.node(place)
+    if node is None or node.attributes.get("encoding-type") != COLLECTION_TYPE:
+        return [(source, False)]
+    if Path(place).resolve() == folder.resolve():
+        raise ConfigError(
+            f"{folder} is among its own inputs: leave it out to add the others, or pass reshuffle=True (--reshuffle) "
+            "to bring its rows into one order with theirs"
+        )
+    return [(dataset, True) for dataset in find_datasets(source)]

@@ -1,8 +1,8 @@
-"""Second pass: buckets are brought into order and written, a few files at a time."""
+"""Write rows: into shards, or first into buckets on disk; then close what was written."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -10,8 +10,11 @@ import numpy as np
 
 from rankwise.data.contract import IntArray
 from rankwise.data.rows.collection.crew import Task
-from rankwise.data.rows.collection.steps.job import Job
-from rankwise.data.rows.datasets import stored_name
+from rankwise.data.rows.collection.placing import hash_names
+from rankwise.data.rows.collection.steps.job import Block, Job
+from rankwise.data.rows.collection.steps.tables import table_tasks
+from rankwise.data.rows.collection.turning import Turned
+from rankwise.data.rows.datasets import array_checksums, stored_name
 from rankwise.data.rows.writing import ShardStream, pad_rows
 from rankwise.data.store import load_zarr
 
@@ -115,3 +118,84 @@ def _stream(job: Job, part: _Part, place: str) -> ShardStream:
     batch_bytes = min(2**22, job.options.budget // 32)
     is_sparse = job.joined.matrices[part.which].kind == "csr"
     return ShardStream(array, part.start, part.stop, scratch, batch_bytes=batch_bytes, keep_zeros=is_sparse)
+
+
+__all__ = ["spill_tasks", "turn_tasks"]
+
+_ELEMENT_BYTES = 80  # what an element of a matrix by columns takes on its way, sorting included
+
+
+def turn_tasks(job: Job) -> list[Task]:
+    """Matrices that are stored by columns get rows."""
+    size = max(1, job.options.budget // 12 // _ELEMENT_BYTES)
+    tasks = []
+    for (number, name), turned in job.turned.items():
+        at = sorted(job.joined.inputs[number].tables).index(name)
+        for portion, start in enumerate(range(0, turned.num_elements, size)):
+            stop = min(start + size, turned.num_elements)
+            run = partial(_turn, job, turned, portion, start, stop)
+            tasks.append(Task(name=f"turn-{number}-{at}-{portion}", run=run))
+    return tasks
+
+
+def _turn(job: Job, turned: Turned, portion: int, start: int, stop: int) -> str:
+    turned.spill(portion, start, stop)
+    return job.piece
+
+
+def spill_tasks(job: Job) -> list[Task]:
+    """Blocks of rows go into buckets."""
+    return [
+        Task(name=f"spill-{block.number}", run=partial(_spill, job, block), rows=block.stop - block.start)
+        for block in job.blocks
+    ]
+
+
+def _spill(job: Job, block: Block) -> str:
+    joined, rows = job.joined, slice(block.start, block.stop)
+    names = joined.index.block(block.which, rows.start, rows.stop)
+    folder = job.work / "hashes"
+    folder.mkdir(exist_ok=True)
+    half = folder / f".{block.number}-{job.piece}.npy"
+    np.save(half, hash_names(names))
+    half.rename(folder / f"{block.number}.npy")
+    values = [job.matrix(block, which) for which in range(len(joined.matrices))]
+    values += [names, *(column.block(block.which, rows.start, rows.stop) for column in joined.columns)]
+    job.buckets.add(block.number, job.placing.places(block.rows), values)
+    return job.piece
+
+
+__all__ = ["dataset_tasks", "entries_of"]
+
+
+def dataset_tasks(job: Job) -> list[Task]:
+    """Return the tasks of the second pass: dataset after dataset, as disk space comes free with each."""
+    tasks = []
+    for number, name in enumerate(job.names):
+        if f"end-{name}" in job.marks.done(look=True):  # it may have moved into the collection already
+            rows = float(job.edges[number + 1] - job.edges[number])
+            tasks.append(Task(name=f"end-{name}", run=lambda: None, rows=rows))
+            continue
+        mine = [*matrix_tasks(job, number), *table_tasks(job, number)]
+        rows = float(job.edges[number + 1] - job.edges[number]) - sum(task.rows for task in mine)
+        needs = tuple(task.name for task in mine)
+        tasks += [*mine, Task(name=f"end-{name}", run=partial(_end, job, number, needs), needs=needs, rows=rows)]
+    return tasks
+
+
+def entries_of(job: Job) -> dict[str, Any]:
+    """Return what the manifest says about the datasets."""
+    return {name: job.marks.note(f"end-{name}") for name in job.names}
+
+
+def _end(job: Job, number: int, names: Sequence[str]) -> dict[str, Any]:
+    known: dict[str, dict[str, str]] = {}
+    for name in names:
+        for array, digests in (job.marks.note(name) or {}).items():
+            known.setdefault(array, {}).update(digests)
+    entry = {
+        "rows": int(job.edges[number + 1] - job.edges[number]),
+        "arrays": array_checksums(job.work / job.names[number], known),
+    }
+    job.buckets.drop(job.numbers(number))
+    return entry

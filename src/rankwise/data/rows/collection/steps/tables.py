@@ -1,4 +1,4 @@
-"""Second pass: names and columns of the observations are written, some columns of a dataset at a time."""
+"""The empty tables of a collection, and what they are filled with."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ import numpy as np
 from rankwise.data.rows.collection.columns import ObsColumn
 from rankwise.data.rows.collection.crew import Task
 from rankwise.data.rows.collection.moving import Text
-from rankwise.data.rows.collection.naming import rename
-from rankwise.data.rows.collection.steps.job import Job
-from rankwise.data.rows.collection.steps.names import repeats_of
+from rankwise.data.rows.collection.placing import rename
+from rankwise.data.rows.collection.steps.job import Job, repeats_of
 from rankwise.data.rows.datasets import load_anndata, stored_name
-from rankwise.data.rows.writing import quiet_anndata
+from rankwise.data.rows.writing import create_dense, create_sparse, quiet_anndata
 from rankwise.data.store import load_zarr
 
 __all__ = ["table_tasks"]
@@ -82,3 +81,64 @@ def _put(group: Any, name: str, column: ObsColumn, values: Any) -> None:
         shutil.rmtree(group.store.root / group.path / name)
     with quiet_anndata():
         load_anndata().io.write_elem(group, name, column.finish(values))
+
+
+__all__ = ["skeleton_tasks"]
+
+_DICT = {"encoding-type": "dict", "encoding-version": "0.1.0"}
+
+
+def skeleton_tasks(job: Job) -> list[Task]:
+    """Every dataset is begun."""
+    return [Task(name=f"begin-{name}", run=partial(_begin, job, number)) for number, name in enumerate(job.names)]
+
+
+def _begin(job: Job, number: int) -> None:
+    place = job.work / job.names[number]
+    if place.exists():  # left from a process that was killed
+        shutil.rmtree(place)
+    group = load_zarr().open_group(str(place), mode="w", zarr_format=3)
+    with quiet_anndata():
+        _write_groups(group, "/", job.joined.vars[""], [column.name for column in job.joined.columns])
+        others = [name for name in job.joined.vars if name]
+        held = group.create_group(stored_name("mod"), attributes=_DICT) if others else None
+        for name in others:
+            _write_groups(held, name, job.joined.vars[name], [])
+        for which in range(len(job.joined.matrices)):
+            _create_matrix(job, number, which, group)
+
+
+def _write_groups(group: Any, name: str, var: Any, columns: list[str]) -> None:
+    """Write an AnnData without rows and matrices; its table of observations waits for its columns."""
+    anndata = load_anndata()
+    anndata.experimental.write_dispatched(group, name, anndata.AnnData(var=var, shape=(0, len(var))), callback=_plain)
+    made = group if name == "/" else group[name]
+    for part in ("X", "obs"):
+        if part in made:
+            del made[part]
+    made.create_group("obs").attrs.update(
+        {
+            "encoding-type": "dataframe",
+            "encoding-version": "0.2.0",
+            "_index": "_index",
+            "column-order": columns,
+        }
+    )
+
+
+def _plain(write: Any, store: Any, name: str, elem: Any, dataset_kwargs: Any = None, **facts: Any) -> None:
+    del facts
+    write(store, name, elem, dataset_kwargs=dict(dataset_kwargs or {}))
+
+
+def _create_matrix(job: Job, number: int, which: int, group: Any) -> None:
+    field, form = job.joined.matrices[which], job.options.form
+    parent, _, name = stored_name(field.name).rpartition("/")
+    parent_group = group[parent] if parent else group
+    if field.kind == "csr":
+        lengths = np.concatenate([job.buckets.open(bucket).lengths(which) for bucket in job.numbers(number)])
+        num_cols = field.row_shape[0]
+        create_sparse(parent_group, name, lengths=lengths, num_cols=num_cols, dtype=field.dtype, form=form)
+    else:
+        rows = int(job.edges[number + 1] - job.edges[number])
+        create_dense(parent_group, name, num_rows=rows, row_shape=field.row_shape, dtype=field.dtype, form=form)

@@ -1,0 +1,289 @@
+"""Rows on their way: fields, texts and records of fixed size, in buckets on disk."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from io import FileIO
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from rankwise.data.contract import DType, IntArray, NDArray
+from rankwise.errors import DataError
+
+__all__ = ["append_record", "scan_records"]
+
+
+def append_record(path: Path, block: int, arrays: Sequence[NDArray]) -> None:
+    """Add a record at the end of a file."""
+    arrays = [np.ascontiguousarray(array) for array in arrays]
+    header = np.array([block, *(array.nbytes for array in arrays)], dtype="<i8")
+    with path.open("ab") as file:
+        file.write(header.data)
+        for array in arrays:
+            file.write(array.reshape(-1).view(np.uint8).data)
+
+
+def scan_records(path: Path, num_arrays: int) -> Iterator[tuple[int, list[int], list[int]]]:
+    """Go through the records of a file, reading their heads only; half a record at the end is left out.
+
+    Yields:
+        The number of the block, and for each array where it begins and how many bytes it has.
+    """
+    head_bytes, end, place = 8 * (num_arrays + 1), path.stat().st_size, 0
+    with path.open("rb") as file:
+        while place + head_bytes <= end:
+            file.seek(place)
+            block, *sizes = np.frombuffer(file.read(head_bytes), dtype="<i8").tolist()
+            starts = (np.cumsum([place + head_bytes, *sizes])).tolist()
+            place = starts.pop()
+            if place > end:
+                return
+            yield block, starts, sizes
+
+
+__all__ = ["Text"]
+
+
+class Text:
+    """A column of texts, some of which may be missing.
+
+    Args:
+        lengths: int32[n], bytes of each text in UTF-8; -1 = missing.
+        data: uint8, all bytes.
+    """
+
+    def __init__(self, lengths: NDArray, data: NDArray) -> None:
+        self.lengths, self.data = lengths, data
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @classmethod
+    def of(cls, values: Iterable[Any]) -> Text:
+        """Pack texts; what pandas takes for missing is missing."""
+        import pandas as pd
+
+        held = np.asarray(values, dtype=object)
+        packed = [
+            None if gone else str(value).encode()
+            for value, gone in zip(held.tolist(), pd.isna(held).tolist(), strict=True)
+        ]
+        lengths = np.fromiter((-1 if one is None else len(one) for one in packed), np.int32, len(packed))
+        return cls(lengths, np.frombuffer(b"".join(one for one in packed if one is not None), dtype=np.uint8))
+
+    def objects(self) -> NDArray:
+        """Return the texts, object[n]; None = missing."""
+        whole, out = self.data.tobytes(), np.empty(len(self), dtype=object)
+        stops = np.cumsum(np.maximum(self.lengths, 0), dtype=np.int64).tolist()
+        start = 0
+        for row, (stop, length) in enumerate(zip(stops, self.lengths.tolist(), strict=True)):
+            out[row] = None if length < 0 else whole[start:stop].decode()
+            start = stop
+        return out
+
+    def take(self, rows: IntArray) -> Text:
+        """Return the texts of rows."""
+        sizes = np.maximum(self.lengths, 0).astype(np.int64)
+        starts = np.concatenate([[0], np.cumsum(sizes)])
+        counts = sizes[rows]
+        firsts = np.cumsum(counts) - counts
+        places = np.arange(int(counts.sum())) + np.repeat(starts[rows] - firsts, counts)
+        return Text(self.lengths[rows], self.data[places])
+
+
+__all__ = ["Field"]
+
+Spans = Sequence[tuple[int, int]]
+_LENGTH: DType = np.dtype(np.int32)
+_BYTE: DType = np.dtype(np.uint8)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Field:
+    """A matrix, or a column about the rows.
+
+    Attributes:
+        name: "X", "layers/counts", "obs/cell_type", ...
+        kind: "dense" = an array; "csr" = a CSR matrix; "text" = a `Text`.
+        row_shape: shape of a row; () for columns and texts.
+        dtype: dtype that holds the elements of all inputs.
+        row_bytes: decoded bytes of a row, on average.
+    """
+
+    name: str
+    kind: Literal["dense", "csr", "text"]
+    row_shape: tuple[int, ...] = ()
+    dtype: DType = _BYTE
+    row_bytes: float = 0.0
+
+    @property
+    def dtypes(self) -> tuple[DType, ...]:
+        """Dtypes of the arrays that rows are packed into: for what is ragged lengths come first."""
+        if self.kind == "dense":
+            return (self.dtype,)
+        return (_LENGTH, np.dtype(np.int32), self.dtype) if self.kind == "csr" else (_LENGTH, self.dtype)
+
+    def pack(self, rows: Any, order: IntArray, spans: Spans) -> list[list[NDArray]]:
+        """Bring rows into an order and cut them: for each span the arrays that hold its rows."""
+        if self.kind == "text":
+            rows = rows.take(order)
+            return [_ragged(rows.lengths, (rows.data,), span) for span in _cuts(rows.lengths, spans)]
+        rows = rows[order]
+        if self.kind == "dense":
+            return [[rows[start:stop]] for start, stop in spans]
+        lengths = np.diff(rows.indptr).astype(_LENGTH)
+        return [_ragged(lengths, (rows.indices, rows.data), span) for span in _cuts(lengths, spans)]
+
+    def unpack(self, parts: Sequence[NDArray], order: IntArray) -> Any:
+        """Turn packed rows into an array, a CSR matrix or a `Text`, in an order."""
+        if self.kind == "dense":
+            return parts[0].reshape(len(order), *self.row_shape)[order]
+        if self.kind == "text":
+            return Text(*parts).take(order)
+        import scipy.sparse as sp
+
+        lengths, indices, data = parts
+        indptr = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+        return sp.csr_matrix((data, indices, indptr), shape=(len(order), self.row_shape[0]))[order]
+
+
+def _cuts(lengths: NDArray, spans: Spans) -> list[tuple[int, int, int, int]]:
+    """Where spans of rows begin and end, and where their elements do."""
+    ends = np.concatenate([[0], np.cumsum(np.maximum(lengths, 0), dtype=np.int64)])
+    return [(start, stop, int(ends[start]), int(ends[stop])) for start, stop in spans]
+
+
+def _ragged(lengths: NDArray, elements: tuple[NDArray, ...], span: tuple[int, int, int, int]) -> list[NDArray]:
+    start, stop, first, last = span
+    return [lengths[start:stop], *(array[first:last] for array in elements)]
+
+
+__all__ = ["Buckets"]
+
+_PLACE = np.dtype(np.int64)
+
+
+class Buckets:
+    """Rows come in blocks, in any order, and leave in the order of their places, one bucket at a time in memory.
+
+    Every process that adds rows has files of its own. A block counts when `accepts` says that it came in whole, in the
+    file of that process; what else is in the files is left from processes that were killed.
+
+    Args:
+        folder: where the files lie.
+        edges: int64[buckets + 1], places at which buckets begin.
+        fields: what a row has.
+        piece: name of the files of this process.
+        accepts: whether a block of a piece counts.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        edges: IntArray,
+        fields: Sequence[Field],
+        piece: str,
+        accepts: Callable[[str, int], bool],
+    ) -> None:
+        self._folder, self.edges, self.fields = folder, edges, tuple(fields)
+        self._piece, self._accepts = piece, accepts
+        counts = [1, *(len(field.dtypes) for field in self.fields)]
+        self._first = np.cumsum([0, *counts]).tolist()
+
+    def add(self, block: int, places: IntArray, values: Sequence[Any]) -> None:
+        """Add rows.
+
+        Args:
+            block: number that tells them from others.
+            places: int64[n], where they go; rows of one place keep the order of their blocks.
+            values: for each field n rows.
+        """
+        bucket = np.searchsorted(self.edges, places, side="right") - 1
+        order = np.argsort(bucket, kind="stable")
+        numbers, starts = np.unique(bucket[order], return_index=True)
+        spans = list(zip(starts.tolist(), [*starts[1:].tolist(), len(order)], strict=True))
+        packed = [field.pack(rows, order, spans) for field, rows in zip(self.fields, values, strict=True)]
+        moved = places[order]
+        for at, (number, (start, stop)) in enumerate(zip(numbers.tolist(), spans, strict=True)):
+            folder = self._folder / str(number)
+            folder.mkdir(parents=True, exist_ok=True)
+            arrays = [array for field in packed for array in field[at]]
+            append_record(folder / self._piece, block, [moved[start:stop], *arrays])
+
+    def open(self, number: int) -> Bucket:
+        """Find the rows of a bucket."""
+        found = []
+        for path in sorted((self._folder / str(number)).glob("*")):
+            for block, starts, sizes in scan_records(path, self._first[-1]):
+                if self._accepts(path.name, block):
+                    found.append(_Record(block, path, starts, sizes))
+        return Bucket(sorted(found), self.fields, self._first)
+
+    def drop(self, numbers: range) -> None:
+        """Delete the files of buckets."""
+        for number in numbers:
+            shutil.rmtree(self._folder / str(number), ignore_errors=True)
+
+
+class _Record(NamedTuple):
+    block: int
+    path: Path
+    starts: list[int]
+    sizes: list[int]
+
+
+class Bucket:
+    """The rows of one bucket.
+
+    Args:
+        records: where they are.
+        fields: what a row has.
+        first: for each field the number of its first array in a record.
+    """
+
+    def __init__(self, records: Sequence[_Record], fields: tuple[Field, ...], first: list[int]) -> None:
+        self._records, self._fields, self._first = records, fields, first
+        self.places: IntArray = self._load(0, _PLACE)
+        self._order = np.argsort(self.places, kind="stable")
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def lengths(self, which: int) -> IntArray:
+        """Return the elements of each row of a field that is ragged, in the order of their places."""
+        return self._load(self._first[which + 1], np.dtype(np.int32))[self._order].astype(np.int64)
+
+    def rows(self, which: int) -> Any:
+        """Return a field of all rows in the order of their places."""
+        field = self._fields[which]
+        parts = [self._load(self._first[which + 1] + at, dtype) for at, dtype in enumerate(field.dtypes)]
+        return field.unpack(parts, self._order)
+
+    def _load(self, part: int, dtype: Any) -> NDArray:
+        """Read one array of all records into one."""
+        whole = np.empty(sum(record.sizes[part] for record in self._records), dtype=np.uint8)
+        start = 0
+        with ExitStack() as stack:
+            paths = {record.path for record in self._records}
+            files = {path: stack.enter_context(path.open("rb", buffering=0)) for path in paths}
+            for record in self._records:
+                stop = start + record.sizes[part]
+                files[record.path].seek(record.starts[part])
+                _fill(files[record.path], whole[start:stop])
+                start = stop
+        return whole.view(dtype)
+
+
+def _fill(file: FileIO, into: NDArray) -> None:
+    """Read so many bytes; a raw file may give fewer at a time."""
+    view = into.data
+    while view:
+        count = file.readinto(view)
+        if not count:
+            raise DataError(f"{file.name} became shorter while it was read")
+        view = view[count:]
