@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rankwise.data.order import Order
 from rankwise.data.rows import Loader, RowSource
 from rankwise.data.rows.abc import Sampler
-from rankwise.data.rows.loader.opening import load_group
+from rankwise.data.rows.loader.stored import load_group
 from rankwise.data.rows.samplers import (
     ClassSampler,
     DistributedSampler,

@@ -10,16 +10,47 @@ from typing import Any
 
 import numpy as np
 
-from rankwise.data.contract import IntArray, NDArray
+from rankwise.data.contract import IntArray, NDArray, Order
 from rankwise.data.order import SplitRule
 from rankwise.data.rows.blockwise import taken
 from rankwise.data.rows.datasets import AnyDataset
 from rankwise.data.rows.drawing import DrawOptions, Draws, make_draws
-from rankwise.data.rows.identity import rows_fingerprint
+from rankwise.data.rows.matrices import HeldMatrix, StoredMatrix
 from rankwise.data.rows.obs import RowGroups, read_groups, read_tables
 from rankwise.data.rows.places import NamedRows, stacked_rows
 from rankwise.data.rows.subsets import chosen_rows, part_of_groups, part_of_rows, rows_of_part, say_split
-from rankwise.errors import ConfigError
+from rankwise.errors import ConfigError, DataError
+
+__all__ = ["first_matrix", "rows_fingerprint"]
+
+
+def rows_fingerprint(datasets: Sequence[AnyDataset]) -> str:
+    """Return a hash of the rows of datasets: their numbers, and of each the metadata of `first_matrix`.
+
+    Equal for copies elsewhere. What else lies in a store may change without another order of its rows.
+    """
+    facts = []
+    for dataset in datasets:
+        name, matrix = first_matrix(dataset)
+        facts.append((dataset.num_rows, name, None if matrix is None else matrix.fingerprint))
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
+
+
+def first_matrix(dataset: AnyDataset) -> tuple[str | None, StoredMatrix | HeldMatrix | None]:
+    """Return the matrix that stands for a dataset, with its name: X, or the first by name that rows can be read of."""
+    found = _opened(dataset, "X")
+    if found is not None:
+        return "X", found
+    opened = ((name, _opened(dataset, name)) for name in sorted(dataset.matrices))
+    return next(((name, matrix) for name, matrix in opened if matrix is not None), (None, None))
+
+
+def _opened(dataset: AnyDataset, name: str) -> StoredMatrix | HeldMatrix | None:
+    try:
+        return dataset.matrix(name)
+    except (ConfigError, DataError):  # there is none, or it is stored column by column
+        return None
+
 
 __all__ = ["ChosenRows"]
 
@@ -181,3 +212,45 @@ class ChosenRows:
 def _places_in(rows: NDArray, edges: IntArray) -> IntArray:
     # of one dtype: NumPy would make wider copies of all rows
     return np.searchsorted(rows, edges.astype(rows.dtype)).astype(np.int64)
+
+
+__all__ = ["bound_rows"]
+
+_MEND = (
+    "make both of the same: Order(collection, batch_size=...) and Loader(collection, order=...), or a part of a split "
+    "in both places"
+)
+
+
+def bound_rows(rows: ChosenRows, order: Order) -> ChosenRows:
+    """Return the samples that an order counts: these rows, drawn where the order draws.
+
+    Raises:
+        ConfigError: the order was made of other rows, or draws otherwise.
+    """
+    wanted = order.fingerprint
+    if wanted is None or wanted == rows.fingerprint:
+        return rows
+    wanted_rows, _, wanted_draws = str(wanted).partition("+")
+    own_rows, _, own_draws = rows.fingerprint.partition("+")
+    if wanted_rows != own_rows:
+        raise ConfigError(
+            f"the order was made of other rows (fingerprint {wanted_rows}, {order.samples} samples an epoch) than the "
+            f"loader's ({own_rows}, {rows.num_samples} samples): {_MEND}"
+        )
+    draw = order.draw
+    if own_draws:
+        said = "draws otherwise" if wanted_draws else "does not draw"
+        raise ConfigError(
+            f"the loader's rows are drawn, and the order {said}: make the order of the drawn rows, or pass balance=, "
+            "weights=, mix=, num_samples= and together= to Order(...) alone"
+        )
+    if draw is None:
+        raise ConfigError(f"the order draws rows in a way that it does not tell (fingerprint {wanted}): {_MEND}")
+    drawn = rows.drawn(draw)
+    if drawn.fingerprint != wanted:
+        raise ConfigError(
+            f"drawn as the order says these rows are not those of the order ({drawn.fingerprint}, not "
+            f"{wanted}); the column {draw.balance!r} may have changed since: make the order anew"
+        )
+    return drawn

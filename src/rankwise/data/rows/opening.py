@@ -6,8 +6,8 @@ import os
 from typing import Any
 
 from rankwise.data.order.opening import add_opener
+from rankwise.data.rows.chosen import first_matrix
 from rankwise.data.rows.datasets import Dataset, is_anndata, open_dataset
-from rankwise.data.rows.identity import first_matrix
 from rankwise.data.rows.places import find_rows
 from rankwise.data.rows.source import RowSource
 from rankwise.data.store import BoxReader

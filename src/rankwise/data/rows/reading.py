@@ -1,8 +1,8 @@
-"""Rows of a plan into a batch: matrices straight into it or by way of scratch memory, columns of obs beside them."""
+"""Read a share of rows: its plan, and what is said of rows that fail."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
@@ -10,16 +10,116 @@ from typing import Any
 
 import numpy as np
 
-from rankwise.data.contract import BatchBuffer, FieldSpec, OrderState, ReadReport, Share, Step, shares
+from rankwise.data.contract import BatchBuffer, FieldSpec, IntArray, OrderState, ReadReport, Share, Step, shares
 from rankwise.data.feed import HostBuffer
 from rankwise.data.feed.csr import one_row
 from rankwise.data.feed.memory import MemoryPool
-from rankwise.data.rows.failing import RowErrors
+from rankwise.data.rows.datasets import AnyDataset
 from rankwise.data.rows.fields import RowField, read_fields
+from rankwise.data.rows.matrices import MatrixPlan
 from rankwise.data.rows.obs import ObsColumn
-from rankwise.data.rows.plans import RowPlan
 from rankwise.data.rows.transforms import Log1pCounts
-from rankwise.data.store import BoxReader
+from rankwise.data.store import BoxError, BoxReader, BoxReport, sum_reports
+from rankwise.errors import DataError, SampleError
+
+__all__ = ["RowPlan"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RowPlan:
+    """Implements `Plan`.
+
+    Attributes:
+        share: the share.
+        rows: int64[B], its rows over all datasets.
+        matrices: for each matrix, how its rows are read.
+        capacity: for each ragged field, the elements of the batch.
+        num_chunks: chunks to decode, those left out that are decoded already.
+        read_bytes: encoded bytes to read, as far as known beforehand.
+        decode_bytes: bytes to decode.
+    """
+
+    share: Share
+    rows: IntArray
+    matrices: Mapping[str, MatrixPlan]
+    capacity: Mapping[str, int]
+    num_chunks: int
+    read_bytes: int
+    decode_bytes: int
+
+    @classmethod
+    def of(cls, share: Share, rows: IntArray, matrices: Mapping[str, MatrixPlan], reader: BoxReader) -> RowPlan:
+        """Return the plan of a share, with what it will cost `reader`."""
+        num_chunks = read_bytes = decode_bytes = 0
+        for plan in (box for matrix in matrices.values() for box in matrix.boxes):
+            needed = reader.needed(plan)
+            sizes = np.array([array.chunk_bytes for array in plan.request.arrays], dtype=np.int64)
+            num_chunks += int(needed.sum())
+            read_bytes += int(np.maximum(plan.chunks.length[needed], 0).sum())
+            decode_bytes += int(sizes[plan.chunks.array[needed]].sum())
+        capacity = {name: plan.num_elements for name, plan in matrices.items() if plan.lengths is not None}
+        return cls(
+            share=share, rows=rows, matrices=matrices, capacity=capacity,
+            num_chunks=num_chunks, read_bytes=read_bytes, decode_bytes=decode_bytes,
+        )  # fmt: skip
+
+
+__all__ = ["RowErrors"]
+
+
+class RowErrors:
+    """Gathers what goes wrong while a share is read; the first error of each place of the batch counts.
+
+    Args:
+        ids: int64[B], sample ids.
+        rows: int64[B], rows over all datasets.
+        datasets: the datasets, one over the other.
+    """
+
+    def __init__(self, ids: IntArray, rows: IntArray, datasets: Sequence[AnyDataset]) -> None:
+        self._ids = ids
+        self._rows = rows
+        self._datasets = datasets
+        self._found: dict[int, SampleError] = {}
+
+    def add(self, error: BoxError) -> None:
+        """Take over an error of the engine."""
+        if error.box not in self._found:
+            self._found[error.box] = self._made(error.box, error.error, error.place, damage=error.damage)
+
+    def add_outside(self, places: IntArray, name: str, num_cols: int) -> None:
+        """Note rows that name columns that there are not."""
+        for place in places.tolist():
+            if place not in self._found:
+                dataset, _ = self._where(place)
+                where = f"{dataset.place}/{name}"
+                what = DataError(
+                    f"it names columns that the matrix {where} has not (it has {num_cols}): copy or write it again"
+                )
+                self._found[place] = self._made(place, what, where, damage=True)
+
+    def summed(self, reports: Sequence[BoxReport]) -> ReadReport:
+        """Return the report of the share."""
+        return sum_reports(len(self._ids), self._found, reports)
+
+    def _made(self, place: int, error: DataError, where: str, *, damage: bool) -> SampleError:
+        dataset, row = self._where(place)
+        sample = int(self._ids[place])
+        made = SampleError(
+            f"sample {sample} (row {row} of {dataset.place}) cannot be read: {error}",
+            sample=sample, place=where, damage=damage,
+        )  # fmt: skip
+        made.__cause__ = error
+        return made
+
+    def _where(self, place: int) -> tuple[AnyDataset, int]:
+        row = int(self._rows[place])
+        for dataset in self._datasets:
+            if row < dataset.num_rows:
+                return dataset, row
+            row -= dataset.num_rows
+        raise AssertionError("a row beyond all datasets was planned")
+
 
 __all__ = ["RowFields", "Shelf", "read_one"]
 

@@ -9,9 +9,9 @@ import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankwise.data.rows.matrices import paging
+from rankwise.data.rows.matrices import pointers
 from rankwise.data.rows.matrices.judging import AnyNumbers
-from rankwise.data.rows.matrices.paging import PagedNumbers
+from rankwise.data.rows.matrices.pointers import PagedNumbers
 from rankwise.data.store import BoxReader, read_meta
 
 
@@ -58,7 +58,7 @@ def test_numbers_are_those_of_the_array(tmp_path_factory, num, chunk, step, seed
     slots = rng.integers(1, 6)
     values = np.cumsum(rng.integers(0, step + 1, num))
     with BoxReader(threads=1, cache=0) as reader, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(paging, "_LEAST_PAGE", 40)
+        patch.setattr(pointers, "_LEAST_PAGE", 40)
         held = make(tmp_path_factory.mktemp("numbers"), values, reader, chunk=chunk, capacity_bytes=slots * 130)
         for _ in range(3):
             places = rng.integers(0, num, 50)
@@ -68,7 +68,7 @@ def test_numbers_are_those_of_the_array(tmp_path_factory, num, chunk, step, seed
 
 def test_the_pages_used_last_are_kept(tmp_path, reader, monkeypatch):
     """With room for two pages of three, going back and forth between two reads no third time."""
-    monkeypatch.setattr(paging, "_LEAST_PAGE", 64)
+    monkeypatch.setattr(pointers, "_LEAST_PAGE", 64)
     held = make(tmp_path, np.arange(192), reader, capacity_bytes=2 * (4 * 8 + 64 * 2))
     for place in (5, 70, 5, 70, 130, 130, 70):
         assert taken(held, [place]).tolist() == [place]

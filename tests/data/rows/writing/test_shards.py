@@ -5,8 +5,8 @@ import pytest
 import zarr
 from zarr.codecs import BloscCodec, ZstdCodec
 
+from rankwise.data.rows.writing.matrices import ArrayStream, create_array
 from rankwise.data.rows.writing.shards import ShardStream
-from rankwise.data.rows.writing.streams import ArrayStream, create_array
 
 LZ4 = BloscCodec(cname="lz4", clevel=3, shuffle="shuffle")
 

@@ -1,17 +1,16 @@
-"""The kinds of fields, and which one suits."""
+"""From what is chosen to the fields of a batch, and the columns that they are read with."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from rankwise.data.contract import FieldSpec, IntArray, NDArray
 from rankwise.data.feed.memory import MemoryPool
-from rankwise.data.rows.fields.row_field import FieldRead, Finished, RowField
-from rankwise.data.rows.fields.spreading import Target, begin_spread
+from rankwise.data.rows.fields.row_field import FieldRead, Finished, RowField, Target, begin_spread
 from rankwise.data.rows.matrices import HeldStack, MatrixPlan, MatrixStack, find_gaps, stray_columns
 from rankwise.data.store import BoxPlan, BoxReader, BoxReport
 
@@ -173,3 +172,28 @@ class _HeldRead:
         else:
             self.field.stack.take_dense(self.plan.held, self.field.columns, self.out[0])
         return Finished(reports=reports)
+
+
+__all__ = ["read_fields"]
+
+
+def read_fields(
+    fields: Mapping[str, RowField],
+    plans: Mapping[str, MatrixPlan],
+    arrays: Mapping[str, tuple[NDArray, ...]],
+    reader: BoxReader,
+    memory: MemoryPool,
+) -> dict[str, Finished]:
+    """Read rows into the arrays of a batch; what goes wrong with a row is told, not raised.
+
+    Args:
+        fields: by name.
+        plans: how the rows of each are read.
+        arrays: where those of each go.
+        reader: made the plans.
+        memory: for what lies in between; used by nobody else meanwhile.
+    """
+    begun = {name: field.begin(plans[name], arrays[name], reader, memory) for name, field in fields.items()}
+    jobs = {name: list(one.jobs) for name, one in begun.items()}
+    reports = iter(reader.read([job for of_field in jobs.values() for job in of_field]) if any(jobs.values()) else ())
+    return {name: one.finish(tuple(next(reports) for _ in jobs[name])) for name, one in begun.items()}

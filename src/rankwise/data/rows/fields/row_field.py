@@ -1,15 +1,20 @@
-"""`RowField`: from rows of stacked matrices to one field of a batch."""
+"""One field of rows: how it is planned, read, and spread over dense rows."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Protocol, Self
+
+import numpy as np
+import numpy.typing as npt
 
 from rankwise.data.contract import BoolArray, FieldSpec, IntArray, NDArray
 from rankwise.data.feed.memory import MemoryPool
-from rankwise.data.rows.matrices import MatrixPlan, MatrixStack
-from rankwise.data.store import BoxError, BoxPlan, BoxReader, BoxReport
+from rankwise.data.rows.dense import spread_rows
+from rankwise.data.rows.matrices import MatrixPlan, MatrixStack, find_gaps, stray_columns
+from rankwise.data.store import BoxError, BoxPlan, BoxReader, BoxReport, Spread
+from rankwise.data.store.boxes import OUTSIDE, TWICE
 
 __all__ = ["FieldRead", "Finished", "RowField"]
 
@@ -77,3 +82,128 @@ class RowField(Protocol):
             memory: for what lies in between.
         """
         ...
+
+
+__all__ = ["Target", "begin_spread"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Target:
+    """Where columns go: those of all matrices alike, or those of each.
+
+    Attributes:
+        num_cols: columns of the CSR rows, one number for all matrices or one for each.
+        places: for each of these int32[num_cols], where a column comes out, `width` = nowhere; None = where it is.
+        width: elements of a dense row.
+    """
+
+    num_cols: tuple[int, ...]
+    places: tuple[npt.NDArray[np.int32], ...] | None
+    width: int
+
+    @classmethod
+    def of(cls, columns: Sequence[IntArray] | None, num_cols: tuple[int, ...]) -> Self:
+        """Return the target of chosen columns, or of all.
+
+        Args:
+            columns: int64, the columns that come out: of all matrices alike, or of each; None = all.
+            num_cols: likewise.
+        """
+        if columns is None:
+            return cls(num_cols=num_cols, places=None, width=num_cols[0])
+        width = len(columns[0])
+        places = tuple(np.full(count, width, dtype=np.int32) for count in num_cols)
+        for table, chosen in zip(places, columns, strict=True):
+            table[chosen] = np.arange(width, dtype=np.int32)
+        return cls(num_cols=num_cols, places=places, width=width)
+
+
+def begin_spread(plan: MatrixPlan, out: NDArray, target: Target, reader: BoxReader, memory: MemoryPool) -> FieldRead:
+    """Return rows on their way, by the quickest way that there is for them.
+
+    Args:
+        plan: of CSR rows.
+        out: [B, width].
+        target: where columns go.
+        reader: reads them.
+        memory: for what lies in between.
+    """
+    if plan.to_spread:
+        return _Spread(plan, out, target, reader, memory)
+    return _Between(plan, out, target, memory)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Spread:
+    """Each element goes to its place while it is decoded, once its column is; columns lie in the order of storage."""
+
+    plan: MatrixPlan
+    out: NDArray
+    target: Target
+    reader: BoxReader
+    memory: MemoryPool
+    jobs: tuple[()] = ()
+
+    def finish(self, _reports: tuple[BoxReport, ...]) -> Finished:
+        elements, named = self.plan.boxes
+        target, columns = self.target, self.memory.take(self.plan.num_elements, named.request.dtype)
+        spread = Spread(columns=columns, num_cols=target.num_cols, places=target.places, width=target.width)
+        reports, states = self.reader.spread((elements, named), self.out, spread)
+        valid = reports[0].valid & reports[1].valid
+        again = self._again(np.flatnonzero(((states & TWICE) != 0) & valid))
+        outside = (states & OUTSIDE).astype(np.bool_)
+        gaps = find_gaps(self.plan, reports, columns)
+        told = stray_columns(self.plan, reports)
+        return Finished(reports=(*told, *again), outside=outside if outside.any() else None, gaps=gaps)
+
+    def _again(self, places: npt.NDArray[np.int64]) -> tuple[BoxReport, ...]:
+        """Read rows that have a column twice once more, to add up its elements: no writer of ours makes such rows."""
+        if not len(places):
+            return ()
+        part = self.plan.part(places, self.reader)
+        out = np.empty((len(places), self.out.shape[1]), dtype=self.out.dtype)
+        between = _Between(part, out, self.target, self.memory)
+        reports = between.finish(self.reader.read(between.jobs)).reports
+        self.out[places] = out
+        return tuple(_moved(report, places, len(self.out)) for report in reports)
+
+
+class _Between:
+    """All of them as CSR rows first, which are then spread."""
+
+    def __init__(self, plan: MatrixPlan, out: NDArray, target: Target, memory: MemoryPool) -> None:
+        self._plan, self._out, self._target = plan, out, target
+        dtypes = [box.request.dtype for box in plan.boxes] or [out.dtype, np.dtype(np.int32)]
+        parts = [memory.take(plan.num_elements, dtype) for dtype in dtypes]
+        self._arrays = (*parts, np.zeros(plan.num_rows + 1, dtype=np.int64))
+        self.jobs = plan.jobs(self._arrays)
+
+    def finish(self, reports: tuple[BoxReport, ...]) -> Finished:
+        data, columns, indptr = self._arrays
+        reports = stray_columns(self._plan, reports)
+        gaps = find_gaps(self._plan, reports, columns)
+        target, num_cols = self._target, self._target.num_cols[0]
+        places = None if target.places is None else target.places[0]
+        if len(target.num_cols) > 1 and self._plan.boxes:
+            columns, num_cols, places = self._side_by_side(columns, np.diff(indptr))
+        outside = spread_rows(data, columns, indptr, num_cols=num_cols, places=places, out=self._out)
+        return Finished(reports=reports, outside=outside if outside.any() else None, gaps=gaps)
+
+    def _side_by_side(self, columns: NDArray, lengths: IntArray) -> tuple[NDArray, int, npt.NDArray[np.int32]]:
+        """The columns of all matrices are thought side by side: one table of places does for all rows."""
+        assert self._target.places is not None
+        widths = np.array(self._target.num_cols)
+        first = np.concatenate([[0], np.cumsum(widths)])
+        which = self._plan.boxes[0].request.which
+        outside = (columns < 0) | (columns >= np.repeat(widths[which], lengths))
+        moved = columns + np.repeat(first[which], lengths)
+        moved[outside] = first[-1]
+        return moved, int(first[-1]), np.concatenate(self._target.places)
+
+
+def _moved(report: BoxReport, places: npt.NDArray[np.int64], num_rows: int) -> BoxReport:
+    """What went wrong when some of the rows were read again, as a report about all; chunks were counted before."""
+    errors = tuple(replace(error, box=int(places[error.box])) for error in report.errors)
+    valid, none = np.ones(num_rows, dtype=np.bool_), np.zeros(num_rows, dtype=np.bool_)
+    valid[places] = report.valid
+    return BoxReport(valid=valid, errors=errors, missing_boxes=none, fill_boxes=none, lost_boxes=none)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from rankwise.data.rows.inspecting.describing import describe_rows, text_of_rows
+from rankwise.data.rows.inspecting.describing import decode_factor, describe_rows, text_of_rows
 from rankwise.data.rows.inspecting.verifying import verify_rows
-from rankwise.data.rows.inspecting.waste import decode_factor
 
 __all__ = ["decode_factor", "describe_rows", "text_of_rows", "verify_rows"]

@@ -1,4 +1,4 @@
-"""From NumPy and scipy to the library that was chosen."""
+"""From rows to what users asked for: tensors, arrays, on their device."""
 
 from __future__ import annotations
 
@@ -66,3 +66,23 @@ def _jax(rows: Any) -> Any:
         return jnp.asarray(narrowed("X", rows))
     parts = (jnp.asarray(narrowed("X", rows.data)), jnp.asarray(rows.indices), jnp.asarray(rows.indptr))
     return CSR(parts, shape=rows.shape)  # type: ignore[no-untyped-call]
+
+
+__all__ = ["check_gpu"]
+
+
+def check_gpu(to: Any, *, wanted: bool) -> None:
+    """Refuse `preload_to_gpu` where it cannot work.
+
+    Raises:
+        ConfigError: batches are not torch's, or torch has no CUDA device.
+    """
+    if not wanted:
+        return
+    mend = "leave preload_to_gpu out: rows are put into their shuffled order while they are decoded, not on a GPU"
+    if to != "torch":
+        raise ConfigError(f"preload_to_gpu=True wants to='torch', got to={to!r}; {mend}")
+    import torch
+
+    if not torch.cuda.is_available():
+        raise ConfigError(f"preload_to_gpu=True wants a CUDA device, and torch finds none; {mend}")

@@ -1,23 +1,77 @@
-"""`HeldDatasets`: matrices one over the other, with what is known about their rows and columns."""
+"""What a loader holds: rows of stores and of memory, sparse or dense."""
 
 from __future__ import annotations
 
 import hashlib
 import logging
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
 from rankwise.data.contract import DType
-from rankwise.data.rows.loader.ahead import RequestReader, RowsReader
-from rankwise.data.rows.loader.blocks import RowBlock
-from rankwise.data.rows.loader.kinds import Kind, check_table, kind_of
-from rankwise.data.rows.loader.memory import MemoryRows
+from rankwise.data.rows.datasets import load_anndata
+from rankwise.data.rows.loader.ahead import MemoryRows, RequestReader, RowsReader
+from rankwise.data.rows.loader.requesting import RowBlock
 from rankwise.data.rows.loader.stored import StoredRows, adopt_matrix
 from rankwise.data.rows.matrices import StoredDense, StoredSparse
 from rankwise.data.rows.obs import join_tables
 from rankwise.data.store import BoxReader
 from rankwise.errors import ConfigError
+
+__all__ = ["Kind", "check_table", "kind_of"]
+
+Kind: TypeAlias = Literal["backed sparse", "backed dense", "sparse", "dense"]
+
+_TAKEN = "CSR matrices in Zarr stores (anndata.io.sparse_dataset), zarr.Array, scipy CSR matrices and numpy.ndarray"
+
+
+def kind_of(dataset: Any) -> Kind:
+    """Return what kind of matrix this is.
+
+    Raises:
+        TypeError: it is none that rows can be loaded from.
+    """
+    import scipy.sparse
+    import zarr
+
+    if isinstance(dataset, load_anndata().abc.CSRDataset):
+        if not isinstance(dataset.group, zarr.Group):
+            raise TypeError(
+                "a CSR matrix in an HDF5 file (h5ad) cannot be read by several threads at once: write it to a Zarr "
+                "store first (adata.write_zarr, or rankwise rows write), or load it into memory (X.to_memory())"
+            )
+        return "backed sparse"
+    if isinstance(dataset, zarr.Array):
+        return "backed dense"
+    if isinstance(dataset, np.ndarray):
+        return "dense"
+    if isinstance(dataset, (scipy.sparse.csr_matrix, scipy.sparse.csr_array)):
+        return "sparse"
+    raise TypeError(
+        f"rows are loaded from {_TAKEN}; got {type(dataset).__module__}.{type(dataset).__name__}: convert it "
+        "(to_numpy(), tocsr()), write it to a collection (rankwise rows write), or, a Dataset of torch, take "
+        "rankwise.data.samples.DatasetLoader(dataset, order=...)"
+    )
+
+
+def check_table(name: str, table: Any, num_rows: int | None) -> None:
+    """Refuse what is no table of so many rows.
+
+    Raises:
+        TypeError: it is no pandas.DataFrame.
+        ValueError: it has another number of rows.
+    """
+    import pandas as pd
+
+    from rankwise.errors import ConfigError
+
+    if table is None:
+        return
+    if not isinstance(table, pd.DataFrame):
+        raise TypeError(f"{name} must be a pandas DataFrame or None, got {type(table).__name__}")
+    if num_rows is not None and len(table) != num_rows:
+        raise ConfigError(f"{name} has {len(table)} rows where the matrix has {num_rows}: pass those of this matrix")
+
 
 __all__ = ["HeldDatasets"]
 

@@ -12,18 +12,19 @@ from typing import Any, Literal, Self
 from rankwise.data.contract import JSON
 from rankwise.data.feed.workers import iterable_class, rebuild
 from rankwise.data.rows.abc import Sampler
-from rankwise.data.rows.loader.ahead import RequestReader
-from rankwise.data.rows.loader.blocks import RowBlock
-from rankwise.data.rows.loader.converting import Library, check_library, convert
-from rankwise.data.rows.loader.defaults import choose_sampler, say_idle_workers, say_no_batch
-from rankwise.data.rows.loader.gpu import check_gpu
+from rankwise.data.rows.loader.ahead import RequestReader, UnderWay
+from rankwise.data.rows.loader.converting import Library, check_gpu, check_library, convert
+from rankwise.data.rows.loader.defaults import (
+    choose_sampler,
+    global_batch,
+    say_idle_workers,
+    say_no_batch,
+    sharded_batches,
+)
 from rankwise.data.rows.loader.holding import HeldDatasets
-from rankwise.data.rows.loader.opening import iter_groups, load_group
-from rankwise.data.rows.loader.ordering import make_ordered
-from rankwise.data.rows.loader.requesting import RowOrder
-from rankwise.data.rows.loader.sharding import global_batch, sharded_batches
+from rankwise.data.rows.loader.requesting import RowBlock, RowOrder, make_ordered
 from rankwise.data.rows.loader.standing import Standing
-from rankwise.data.rows.loader.under_way import UnderWay
+from rankwise.data.rows.loader.stored import iter_groups, load_group
 from rankwise.data.rows.passes.draws import Rng
 from rankwise.data.rows.samplers.next_pass import foreseen
 from rankwise.data.rows.saying import say_once

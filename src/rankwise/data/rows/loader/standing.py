@@ -7,9 +7,9 @@ from typing import Any
 
 from rankwise.data.contract import JSON
 from rankwise.data.rows.abc import Sampler
+from rankwise.data.rows.loader.ahead import WITH_AN_ORDER, UnderWay
 from rankwise.data.rows.loader.holding import HeldDatasets
 from rankwise.data.rows.loader.saved import SavedPass
-from rankwise.data.rows.loader.under_way import WITH_AN_ORDER, UnderWay
 from rankwise.data.rows.passes import known_settings
 from rankwise.data.rows.samplers import DistributedSampler
 from rankwise.data.rows.saying import process_rank, say_once

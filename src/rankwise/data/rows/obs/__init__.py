@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from rankwise.data.rows.obs.columns import ObsColumn, read_column
-from rankwise.data.rows.obs.groups import RowGroups, read_groups
-from rankwise.data.rows.obs.tables import join_tables, read_tables
+from rankwise.data.rows.obs.tables import RowGroups, join_tables, read_groups, read_tables
 
 __all__ = ["ObsColumn", "RowGroups", "join_tables", "read_column", "read_groups", "read_tables"]

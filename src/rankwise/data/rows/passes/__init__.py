@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from rankwise.data.rows.passes.draws import PassDraws, fresh_seed, make_generator
-from rankwise.data.rows.passes.marks import EpochMark
-from rankwise.data.rows.passes.ranges import check_mask, circle, mask_bounds, mask_settings
-from rankwise.data.rows.passes.settings import known_settings
-from rankwise.data.rows.passes.sizes import RequestSizes
+from rankwise.data.rows.passes.draws import PassDraws, RequestSizes, fresh_seed, known_settings, make_generator
+from rankwise.data.rows.passes.ranges import EpochMark, check_mask, circle, mask_bounds, mask_settings
 
 __all__ = [
     "EpochMark",

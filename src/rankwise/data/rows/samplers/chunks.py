@@ -18,9 +18,7 @@ from rankwise.data.rows.passes import (
     mask_settings,
 )
 from rankwise.data.rows.passes.draws import Rng
-from rankwise.data.rows.samplers.once import RowsOnce
-from rankwise.data.rows.samplers.repeated import RowsRepeated
-from rankwise.data.rows.samplers.requests import make_requests
+from rankwise.data.rows.samplers.requests import RowsOnce, RowsRepeated, make_requests
 from rankwise.data.rows.types import LoadRequest
 from rankwise.errors import ConfigError
 from rankwise.world.loader_worker import current_worker

@@ -1,15 +1,17 @@
-"""Chunks to bytes, as Zarr would encode them."""
+"""How matrices are encoded when they are written: codecs, compressors, padding."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 
-from rankwise.data.contract import NDArray
+from rankwise.data.contract import IntArray, NDArray
 from rankwise.data.store import load_zarr
+from rankwise.errors import ConfigError
 from rankwise.world.threads import choose_threads, cpu_mask, usable_cores
 
 __all__ = ["ChunkEncoder"]
@@ -95,3 +97,63 @@ def _plain_blosc(array: Any) -> Any:
     if facts["typesize"] != array.dtype.itemsize:
         return None
     return numcodecs.Blosc(facts["cname"], facts["clevel"], shuffle, facts["blocksize"])
+
+
+__all__ = ["codecs_of"]
+
+
+def codecs_of(given: Any, argument: str) -> tuple[Any, ...] | None:
+    """Return codecs of Zarr, of one or several; None stays None.
+
+    Args:
+        given: what the user passed.
+        argument: its name, for the message.
+
+    Raises:
+        ConfigError: it is something else, such as the name of a codec.
+    """
+    if given is None:
+        return None
+    found = () if isinstance(given, str) else tuple(given) if isinstance(given, Iterable) else (given,)
+    if not found or not all(hasattr(codec, "to_dict") for codec in found):
+        raise ConfigError(
+            f"{argument}= is a list of Zarr's codecs, such as [zarr.codecs.ZstdCodec(level=3)]; got {given!r}"
+        )
+    return found
+
+
+__all__ = ["pad_rows"]
+
+
+def pad_rows(
+    data: NDArray, indices: NDArray, lengths: IntArray, pads: IntArray, num_cols: int
+) -> tuple[NDArray, NDArray]:
+    """Put zeros after the elements of rows, in the first columns that each of them does not use.
+
+    Args:
+        data: [nnz], elements of the rows, one row after the other.
+        indices: [nnz], their columns.
+        lengths: int64[n], elements of each row.
+        pads: int64[n], zeros for each row.
+        num_cols: columns of the matrix.
+
+    Returns:
+        Elements and columns with the zeros, [nnz + zeros] each.
+    """
+    if not pads.any():
+        return data, indices
+    ends = np.cumsum(lengths)
+    rows = np.flatnonzero(pads)
+    columns = [
+        _free_columns(indices[ends[row] - lengths[row] : ends[row]], num_cols)[: pads[row]] for row in rows.tolist()
+    ]
+    places = np.repeat(ends[rows], pads[rows])
+    padded_indices = np.insert(indices, places, np.concatenate(columns).astype(indices.dtype))
+    return np.insert(data, places, np.zeros(len(places), dtype=data.dtype)), padded_indices
+
+
+def _free_columns(used: NDArray, num_cols: int) -> IntArray:
+    free = np.ones(num_cols, dtype=bool)
+    free[used] = False
+    found: IntArray = np.flatnonzero(free)
+    return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from rankwise.data.rows.samplers.classes.by_class import ClassSampler
-from rankwise.data.rows.samplers.classes.weighted import WeightedClassSampler
+from rankwise.data.rows.samplers.classes.by_class import ClassSampler, WeightedClassSampler
 
 __all__ = ["ClassSampler", "WeightedClassSampler"]

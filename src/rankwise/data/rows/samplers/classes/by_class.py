@@ -1,4 +1,4 @@
-"""`ClassSampler`: every batch out of one class."""
+"""Samplers that draw by class, and by weight."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ from rankwise.data.rows.passes import (
     mask_settings,
 )
 from rankwise.data.rows.passes.draws import Rng
-from rankwise.data.rows.samplers.classes.checking import check_classes, check_runs, check_weights
-from rankwise.data.rows.samplers.classes.lines import ClassLines
+from rankwise.data.rows.samplers.classes.lines import ClassLines, check_classes, check_runs, check_weights
 from rankwise.data.rows.samplers.requests import make_requests
 from rankwise.data.rows.types import LoadRequest
 from rankwise.errors import ConfigError
@@ -185,3 +184,19 @@ class ClassSampler(Sampler):
 
     def _splits(self, rng: np.random.Generator, wanted: int) -> list[IntArray]:
         return [rng.permutation(batch) for batch in self._sizes.cut(np.arange(wanted))]
+
+
+__all__ = ["WeightedClassSampler"]
+
+
+class WeightedClassSampler(ClassSampler):
+    """Draws chunks of one class each, as `ClassSampler` does, and mixes the rows of all chunks of a load request.
+
+    Batches then hold classes in proportion to their weights; the more chunks a request has, the closer.
+    """
+
+    def _classes_of_chunks(self, lines: ClassLines, rng: np.random.Generator, count: int) -> IntArray:
+        return lines.draw_classes(rng, count)
+
+    def _splits(self, rng: np.random.Generator, wanted: int) -> list[IntArray]:
+        return self._sizes.cut(rng.permutation(wanted))
