@@ -60,14 +60,14 @@ def measured() -> dict[str, float]:
 
 # measure: (limit, goal); a measure that should grow is counted negative
 LIMITS = {
-    "files": (376, 200),
-    "lines": (47_170, 28_000),
-    "median lines of a file": (-113, -130),
+    "files": (314, 200),
+    "lines": (46_630, 28_000),
+    "median lines of a file": (-158, -130),
     "most files in a folder": (32, 14),
-    "files under 60 lines": (60, 30),
-    "modules that end in -ing": (89, 10),
-    "modules of ours that a rows loader loads": (299, 160),
-    "percent of test lines in files that import private data modules": (53, 20),
+    "files under 60 lines": (29, 30),
+    "modules that end in -ing": (71, 10),
+    "modules of ours that a rows loader loads": (238, 160),
+    "percent of test lines in files that import private data modules": (52, 20),
 }
 
 
