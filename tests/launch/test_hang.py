@@ -86,6 +86,7 @@ def test_the_rank_that_does_not_wait_is_named_without_beats(launcher):
     assert done.returncode == 1
     assert "rank 1 of 2 on " in done.stderr
     assert "no beat yet" in done.stderr
+    assert "no rank was seen to make progress for 12 s (--hang-timeout): none has begun a collective" in done.stderr
     assert "in computes_for_ever" in done.stderr
     assert "the others wait for it in a collective" in done.stderr
     assert "recorder.py" not in done.stderr, "our own heartbeat thread is nobody's business"
@@ -259,6 +260,29 @@ def test_a_standstill_is_told_and_the_run_goes_on(launcher):
     assert re.search(r"^---- rank 0,2: epoch 0, step 2, at ", told, re.MULTILINE), "equal stacks are shown once"
     assert "in reads_for_long" in told
     assert "the ranks advance again, after" in told
+
+
+def test_ranks_that_import_do_not_stand_still(launcher):
+    """--stall 1: imports that take longer are not told, what the script then waits for is, and how progress is seen."""
+    launcher.script("import time\ntime.sleep(3)", "slow.py")
+    script = launcher.script("""
+        import slow
+        def waits_for_the_others():
+            open("go").read()  # a fifo that nobody has opened yet
+        waits_for_the_others()
+    """)
+    os.mkfifo(launcher.folder / "go")
+    process = launcher.start("--nproc", 2, "--stall", 1, script)
+    told = ""
+    for line in process.stderr:
+        told += line
+        if line == "-" * 72 + "\n" and "in waits_for_the_others" in told:
+            (launcher.folder / "go").open("w").close()
+    assert process.wait(240) == 0
+    assert re.match(
+        r"rankwise: no rank was seen to advance for \d+ s \(--stall\): none has begun a collective or", told
+    )
+    assert "slow.py" not in told
 
 
 STACKS = """Thread 0x00007f3a4 (most recent call first):

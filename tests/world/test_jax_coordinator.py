@@ -14,7 +14,7 @@ def test_on_one_machine_it_is_not_to_be_reached_from_others(host):
     found = choose_coordinator(Place(world_size=2, master_addr=host))
     name, _, port = found.address.rpartition(":")
     assert name == host
-    assert found.bind_address == found.address
+    assert found.bind_address == f"127.0.0.1:{port}"
     with socket.socket() as server:
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         server.bind(("127.0.0.1", int(port)))
@@ -27,8 +27,25 @@ def test_over_machines_it_is_where_rank_0_is():
     found = choose_coordinator(Place(world_size=2, master_addr="192.0.2.1"))  # an address for documentation: nobody's
     host, _, port = found.address.rpartition(":")
     assert host.strip("[]") != "192.0.2.1"
-    assert found.bind_address == (f"[::]:{port}" if not host.startswith("127.") else found.address)
+    assert found.bind_address == (f"[::]:{port}" if not host[:1].isdigit() else found.address)
     found.held.close()
+
+
+def test_an_address_is_listened_on_alone_and_a_name_everywhere():
+    """What the ranks know by its address listens there only; a name may mean another address to others than here."""
+    own = outgoing_address()
+    for address, where in ((own, own), ("::1", "[::1]"), (socket.gethostname(), "[::]")):
+        if address == "::1" and not socket.has_dualstack_ipv6():
+            continue
+        found = choose_coordinator(Place(world_size=2, master_addr=address))
+        assert found.bind_address == f"{where}:{found.address.rpartition(':')[2]}"
+        found.held.close()
+
+
+def outgoing_address():
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(("192.0.2.1", 9))
+        return probe.getsockname()[0]
 
 
 def test_two_jobs_get_two_ports():

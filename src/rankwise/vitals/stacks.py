@@ -8,7 +8,7 @@ import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = ["place", "tidy", "waits"]
+__all__ = ["imports", "place", "tidy", "waits"]
 
 _COLLECTIVE = ("torch/distributed/", "rankwise/world/")
 _BACKWARD = ("torch/autograd/",)
@@ -56,6 +56,11 @@ def waits(stacks: str) -> int:
         return 0
     near = inner[:_NEAR]
     return 2 if _within(near, _COLLECTIVE) else int(_within(near, _BACKWARD))
+
+
+def imports(stacks: str) -> bool:
+    """Whether the main thread is importing a module."""
+    return any(frame["file"].startswith("<frozen importlib") for frame in _main_frames(stacks))
 
 
 def _main_frames(stacks: str) -> list[re.Match[str]]:

@@ -54,6 +54,10 @@ def open_store(place: Place, timeout: timedelta) -> Any:
         return _file_store(file, place, timeout)
     serves = place.rank == 0 and not place.agent_store
     own = listening_address(place.master_addr) if serves else ""
+    if serves:
+        from rankwise.world.strangers import warn_of_public  # who loads data alone serves nobody
+
+        warn_of_public(place.master_addr, "torch's store")
     try:
         return dist.TCPStore(  # type: ignore[attr-defined]
             place.master_addr,

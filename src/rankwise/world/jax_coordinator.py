@@ -6,7 +6,9 @@ import contextlib
 import socket
 from dataclasses import dataclass
 
-from rankwise.world.place import Place, loopback_address
+from rankwise.world.place import Place
+from rankwise.world.small_store import listening_address
+from rankwise.world.strangers import warn_of_public
 
 __all__ = ["Coordinator", "choose_coordinator"]
 
@@ -25,9 +27,10 @@ class Coordinator:
 
     @property
     def bind_address(self) -> str:
-        """Where the server listens: on this machine alone if that is where all ranks are."""
+        """Where the server listens: on the address by which the ranks know it; for a name on all of this machine."""
         host, _, port = self.address.rpartition(":")
-        return self.address if loopback_address(host.strip("[]")) else f"[::]:{port}"
+        own = listening_address(host.strip("[]"))
+        return f"[{own}]:{port}" if ":" in own else f"{own or '[::]'}:{port}"
 
 
 def choose_coordinator(place: Place) -> Coordinator:
@@ -37,7 +40,8 @@ def choose_coordinator(place: Place) -> Coordinator:
     from which this one reaches it.
     """
     host = _own_host(place.master_addr) if place.master_addr else socket.gethostname()
-    held = _hold("127.0.0.1" if loopback_address(host) else "")
+    held = _hold(listening_address(host))
+    warn_of_public(host, "JAX's coordinator")
     name = f"[{host}]" if ":" in host else host
     return Coordinator(address=f"{name}:{held.getsockname()[1]}", held=held)
 
@@ -64,10 +68,11 @@ def _is_own(family: int, kind: int, address: object) -> bool:
 
 def _hold(host: str) -> socket.socket:
     """Bind a free port. With SO_REUSEPORT, which JAX's server sets too, it can listen there while we hold it."""
-    family = socket.AF_INET6 if not host and socket.has_dualstack_ipv6() else socket.AF_INET
+    everywhere = not host and socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if everywhere or ":" in host else socket.AF_INET
     held = socket.socket(family, socket.SOCK_STREAM)
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    if family == socket.AF_INET6:
+    if everywhere:
         held.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
     held.bind((host, 0))
     return held

@@ -141,3 +141,16 @@ def test_a_missing_node_ends_the_wait(nodes):
     assert nodes.ends("anna") == 1
     nodes.says("anna", "1 of 2 nodes came in 5 s (--join-timeout): anna (10.77.0.1)")
     assert time.monotonic() - begun < 120
+
+
+def test_a_public_address_is_warned_of(nodes):
+    """Who lets a rendezvous listen where the whole Internet may try its port is told so; a private one is quiet."""
+    public = "93.184.215.14"  # of this host's own loopback interface: no packet leaves it
+    assert nodes.lab.start("anna", "ip", "address", "add", f"{public}/32", "dev", "lo").wait(60) == 0
+    quick = nodes.folder / "quick.py"
+    quick.write_text("")
+    for name, host in (("public", public), ("private", "anna")):
+        nodes.start("anna", "--nproc", "1", "--nnodes", "1:2", "--rdzv", host, script=quick, name=name)
+        assert nodes.ends(name) == 0, nodes.all_consoles()
+    assert f"the rendezvous listens on {public}, a public address" in nodes.console("public")
+    assert "public address" not in nodes.console("private")

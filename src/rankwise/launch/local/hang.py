@@ -8,12 +8,14 @@ from pathlib import Path
 
 from rankwise import vitals
 from rankwise.launch.sighting import choose, describe_sightings, look
+from rankwise.launch.standstill import read_stacks
 from rankwise.launch.verdict import Failure
-from rankwise.vitals.stacks import tidy
+from rankwise.vitals.stacks import imports, tidy
 
 __all__ = ["DEFAULT_STALL_S", "DEFAULT_TIMEOUT_S", "HangWatch", "StallWatch", "blame", "tell_standstill"]
 
 DEFAULT_STALL_S = 180.0  # from the first beat or collective on
+_UNSEEN = "none has begun a collective or called rankwise.vitals.beat() yet, and work without either cannot be seen"
 DEFAULT_TIMEOUT_S = 1800.0  # from the first beat on; what gloo waits for a peer by default
 
 
@@ -42,7 +44,9 @@ class HangWatch:
         found, limit = self._found(alive)
         moved = max([self._since_s, *(max(vital.progress_s, vital.advance_s) for vital in found)])
         if limit and time.monotonic() - moved > limit:
-            return f"no rank has made progress for {limit:g} s (--hang-timeout)"
+            if any(vital.moved_s is not None for vital in found):
+                return f"no rank has made progress for {limit:g} s (--hang-timeout)"
+            return f"no rank was seen to make progress for {limit:g} s (--hang-timeout): {_UNSEEN}"
         return None
 
     def silence(self, alive: Collection[int]) -> str | None:
@@ -82,13 +86,14 @@ class StallWatch:
         """Count from now, for example after all ranks were suspended."""
         self._since_s = self._moved_s = time.monotonic()
         self._looked_s = self._since_s  # the last progress when we last looked
-        self._is_told = False
+        self._is_told = self._has_moved = False
         self._again_s = self._stall_s  # how long it must have lasted to be told
 
     def look(self, alive: Collection[int]) -> tuple[float | None, str]:
         """Return for how long nobody has advanced if that is to be told now, and the word of a standstill's end.
 
-        It is to be told once, and again when it has lasted twice as long.
+        It is to be told once, and again when it has lasted twice as long. Ranks that have not begun, or are still
+        importing, are given `DEFAULT_STALL_S` as long as none of them has advanced.
         """
         if self._stall_s == 0 or not alive:
             return None, ""
@@ -101,6 +106,9 @@ class StallWatch:
             return None, text
         if quiet_s < self._again_s:
             return None, ""
+        if not self._has_moved and quiet_s < DEFAULT_STALL_S and _begins(self._folder, alive):
+            self._again_s = quiet_s + self._stall_s
+            return None, ""
         self._again_s *= 2
         return quiet_s, ""
 
@@ -109,6 +117,7 @@ class StallWatch:
         moved = [v.moved_s for v in vitals.read(self._folder) if v.rank in alive and v.moved_s is not None]
         if not moved and not self._from_start:
             return None
+        self._has_moved = bool(moved)
         self._moved_s = max([self._since_s, *moved])
         return time.monotonic() - self._moved_s
 
@@ -117,10 +126,18 @@ class StallWatch:
         self._is_told = True
 
 
+def _begins(folder: Path, alive: Collection[int]) -> bool:
+    """Whether a rank has not begun yet, or is importing a module."""
+    found = [vital for vital in vitals.read(folder) if vital.rank in alive]
+    return len(found) < len(alive) or any(imports(stacks) for stacks in read_stacks(found).values())
+
+
 def tell_standstill(quiet_s: float, folder: Path, alive: Collection[int]) -> str:
     """Return what to tell of a standstill of this machine's ranks: who seems to cause it, and where each of them is."""
     found = look(folder, alive)
     headline = f"no rank has advanced for {quiet_s:.0f} s (--stall), the run goes on"
+    if all(vital.moved_s is None for vital in vitals.read(folder)):
+        headline = f"no rank was seen to advance for {quiet_s:.0f} s (--stall): {_UNSEEN}; the run goes on"
     if found:
         culprit, why = choose(found)
         headline += f"; look at rank {culprit.rank}{': ' + why if why else ''}"
