@@ -7,20 +7,18 @@ names a folder. One line of JSON for each step, batch of held-out data and reduc
 from __future__ import annotations
 
 import atexit
-import contextlib
-import functools
 import hashlib
 import json
 import os
-import runpy
 import signal
 import sys
 import threading
-import time
 import weakref
 from collections import deque
 from pathlib import Path
 from typing import Any
+
+from rankwise.diagnose.hooking import around, leave_together, on_steps, run_script
 
 __all__ = ["FOLDER", "KILL", "STEPS", "STOP", "Recorder", "main", "note"]
 
@@ -54,7 +52,7 @@ class Recorder:
         # a line at a time: a killed rank leaves what it has done
         self._file = path.open("w", buffering=1)
         self._num_steps, self._kill, self._stop = num_steps, kill, stop
-        self.step = self._depth = self.inside = self._forwards = 0
+        self.step = self.inside = self._forwards = 0
         self._pulled: list[tuple[int, list[int]]] = []
         self._trained_on: set[int] = set()
         self._given: list[int] | None = None
@@ -75,7 +73,6 @@ class Recorder:
         import torch
         from torch import nn
         from torch.nn.parallel import DistributedDataParallel
-        from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
         from torch.utils.data import DataLoader
         from torch.utils.data.dataloader import _BaseDataLoaderIter
 
@@ -86,8 +83,7 @@ class Recorder:
         from rankwise.train.window import Window
 
         _active.append(self)
-        register_optimizer_step_pre_hook(lambda optimizer, *_: self._begin(optimizer))
-        register_optimizer_step_post_hook(lambda optimizer, *_: self._end(optimizer))
+        on_steps(self._begin, self._end)
         for made in ("__init__", "__setstate__"):  # copies and unpickled modules are never initialised
             _after(nn.Module, made, lambda _, module, *__, **___: self._modules.append(weakref.ref(module)))
         _before(torch.Tensor, "backward", self._backward)
@@ -100,17 +96,15 @@ class Recorder:
         _before(DataLoader, "__iter__", self._iterate)
         _after(_BaseDataLoaderIter, "_next_index", lambda index, batches: _asked(batches).append(index))
         _after(_BaseDataLoaderIter, "__next__", lambda _, batches: self._pull(batches))
-        inner = Window.backward
+        around(Window, "backward", self._backward_of_window)
 
-        def backward(window: Window, total: Any, weight: Any) -> None:
-            self._losses.append((float(total.detach()), float(weight)))
-            self.inside += 1
-            try:
-                inner(window, total, weight)
-            finally:
-                self.inside -= 1
-
-        Window.backward = backward  # type: ignore[method-assign, assignment]
+    def _backward_of_window(self, inner: Any, window: Any, total: Any, weight: Any) -> None:
+        self._losses.append((float(total.detach()), float(weight)))
+        self.inside += 1
+        try:
+            inner(window, total, weight)
+        finally:
+            self.inside -= 1
 
     def _backward(self, loss: Any, *_: Any, **__: Any) -> None:
         if not self.inside and loss.numel() == 1:
@@ -151,9 +145,6 @@ class Recorder:
         self._pulled.append((number, ids))
 
     def _begin(self, optimizer: Any) -> None:
-        self._depth += 1
-        if self._depth > 1:  # an optimizer inside another one
-            return
         if self._kill == self.step:
             os.kill(os.getpid(), signal.SIGKILL)
         if not self._names:
@@ -166,9 +157,6 @@ class Recorder:
             }
 
     def _end(self, optimizer: Any) -> None:
-        self._depth -= 1
-        if self._depth:
-            return
         ids = self._settle()
         if self.step < self._num_steps:
             params = {name: _told(p) for name, p in self._named(optimizer)}
@@ -180,10 +168,7 @@ class Recorder:
         self.step += 1
         if self._stop and self.step == self._num_steps:
             self.close()
-            _wait_for_others()
-            for stream in (sys.stdout, sys.stderr):
-                stream.flush()
-            os._exit(0)  # an exception could be caught, and what a script does when it ends may take long
+            leave_together(_TOGETHER_S)
 
     def _settle(self) -> list[int] | None:
         """Return what this step was taken on; write down what was only looked at since the last one."""
@@ -234,20 +219,6 @@ class Recorder:
         return [(self._names.get(id(p), f"parameter {number}"), p) for number, p in enumerate(tensors)]
 
 
-def _wait_for_others() -> None:
-    """Wait until all ranks have come so far: one that leaves before would break a collective in which others are."""
-    import torch.distributed as dist
-
-    if not (dist.is_available() and dist.is_initialized()):
-        return
-    with contextlib.suppress(Exception):  # the store went with a rank that has left: then all have come
-        store = dist.distributed_c10d._get_default_store()  # noqa: SLF001  (the public name would make another store)
-        deadline = time.monotonic() + _TOGETHER_S
-        store.add("rankwise/recorded", 1)
-        while int(store.add("rankwise/recorded", 0)) < dist.get_world_size() and time.monotonic() < deadline:
-            time.sleep(0.02)
-
-
 def _asked(batches: Any) -> deque[Any]:
     """Return the indices that an iteration of a DataLoader has asked for and not brought yet: workers run ahead."""
     asked: deque[Any] = batches.__dict__.setdefault("_rankwise_asked", deque())
@@ -255,26 +226,20 @@ def _asked(batches: Any) -> deque[Any]:
 
 
 def _before(owner: Any, name: str, hook: Any) -> None:
-    inner = getattr(owner, name)
-
-    @functools.wraps(inner)
-    def hooked(*args: Any, **kwargs: Any) -> Any:
+    def call(inner: Any, *args: Any, **kwargs: Any) -> Any:
         hook(*args, **kwargs)
         return inner(*args, **kwargs)
 
-    setattr(owner, name, hooked)
+    around(owner, name, call)
 
 
 def _after(owner: Any, name: str, hook: Any) -> None:
-    inner = getattr(owner, name)
-
-    @functools.wraps(inner)
-    def hooked(*args: Any, **kwargs: Any) -> Any:
+    def call(inner: Any, *args: Any, **kwargs: Any) -> Any:
         result = inner(*args, **kwargs)
         hook(result, *args, **kwargs)
         return result
 
-    setattr(owner, name, hooked)
+    around(owner, name, call)
 
 
 def _told(tensor: Any) -> tuple[str, float, list[float]]:
@@ -300,15 +265,7 @@ def main() -> None:
     path = Path(os.environ[FOLDER]) / f"rank-{rank}.attempt-{attempt}.jsonl"
     recorder = Recorder(path, num_steps=int(os.environ[STEPS]), kill=kill, stop=STOP in os.environ)
     recorder.install()
-    del sys.argv[0]
-    sys.path[0] = str(Path(sys.argv[0]).resolve().parent)
-    try:
-        runpy.run_path(sys.argv[0], run_name="__main__")
-    except SystemExit as ended:
-        if ended.code not in (None, 0):
-            raise
-    finally:
-        recorder.close()
+    run_script(recorder.close)
     _leave()
 
 

@@ -7,17 +7,16 @@ holds what to do as JSON. A step ends with the step of the first optimizer that 
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
-import runpy
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
+
+from rankwise.diagnose.hooking import around, leave_together, on_steps, run_script
 
 __all__ = ["OWN_LOADERS", "VARIABLE", "Recorder", "Task", "main"]
 
@@ -87,7 +86,6 @@ class Recorder:
         self._task = task
         self.num_steps = 0
         self._profiler: Any = None
-        self._open: list[Any] = []
         self._stepping: Any = None
         self._began_ns = 0
         self._walls_ns: list[int] = []
@@ -103,22 +101,17 @@ class Recorder:
         """Hook into torch."""
         import torch
         from torch.nn.parallel import DistributedDataParallel
-        from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
         from torch.utils.data.dataloader import DataLoader, _BaseDataLoaderIter
 
-        register_optimizer_step_pre_hook(lambda optimizer, *_: self._begin(optimizer))
-        register_optimizer_step_post_hook(lambda optimizer, *_: self._end(optimizer))
-        _around(torch.autograd, "backward", self._marked("rankwise:backward"))
-        _around(_BaseDataLoaderIter, "__next__", self._pull)
-        _around(DataLoader, "__iter__", self._iterate)
-        inner = DistributedDataParallel.__init__
+        on_steps(self._begin, self._end)
+        around(torch.autograd, "backward", self._marked("rankwise:backward"))
+        around(_BaseDataLoaderIter, "__next__", self._pull)
+        around(DataLoader, "__iter__", self._iterate)
+        around(DistributedDataParallel, "__init__", self._wrap)
 
-        @functools.wraps(inner)
-        def wrap(ddp: Any, *args: Any, **kwargs: Any) -> None:
-            inner(ddp, *args, **{**kwargs, **self._task.ddp})
-            self._ddp = ddp
-
-        DistributedDataParallel.__init__ = wrap  # type: ignore[method-assign, assignment]
+    def _wrap(self, inner: Callable[..., Any], ddp: Any, *args: Any, **kwargs: Any) -> None:
+        inner(ddp, *args, **{**kwargs, **self._task.ddp})
+        self._ddp = ddp
 
     def _marked(self, name: str) -> Callable[..., Any]:
         def call(inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -160,7 +153,7 @@ class Recorder:
         """Mark the waits of rankwise's own loaders; what the script has not imported by its first step is not there."""
         for module, owner, name in OWN_LOADERS:
             if module in sys.modules:
-                _around(getattr(sys.modules[module], owner), name, self._take)
+                around(getattr(sys.modules[module], owner), name, self._take)
 
     def _take(self, inner: Callable[..., Any], loader: Any, *args: Any, **kwargs: Any) -> Any:
         known = (_NAMES.get(kind.__name__) for kind in type(loader).__mro__)
@@ -171,9 +164,6 @@ class Recorder:
         return batch
 
     def _begin(self, optimizer: Any) -> None:
-        self._open.append(optimizer)
-        if len(self._open) > 1:  # an optimizer inside another one
-            return
         if self._stepping is None:
             self._stepping = optimizer
             self._hook_loaders()
@@ -186,9 +176,6 @@ class Recorder:
     _optimizing: Any = None
 
     def _end(self, optimizer: Any) -> None:
-        self._open.pop()
-        if self._open:
-            return
         if self._optimizing is not None:
             self._optimizing.__exit__(None, None, None)
             self._optimizing = None
@@ -220,7 +207,7 @@ class Recorder:
         if self.num_steps == task.num_steps:
             self.finish()
             if not task.to_end:
-                self._leave()
+                leave_together(_LEAVE_S)
 
     def _start(self) -> None:
         from torch.profiler import ProfilerActivity, profile, schedule, supported_activities
@@ -282,20 +269,6 @@ class Recorder:
             found["loader"] = max(self._waits_ns, key=self._waits_ns.__getitem__)
         return found
 
-    def _leave(self) -> None:
-        """End the script: all ranks are at the same step, and wait for each other so that none loses its peer."""
-        import torch.distributed as dist
-
-        if dist.is_available() and dist.is_initialized():
-            store = dist.distributed_c10d._get_default_store()  # noqa: SLF001
-            size, rank = dist.get_world_size(), dist.get_rank()
-            with contextlib.suppress(RuntimeError):  # who holds the store has gone: all have arrived
-                store.set(f"rankwise-profile/{rank}", "")
-                store.wait([f"rankwise-profile/{other}" for other in range(size)], timedelta(seconds=_LEAVE_S))
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
-        os._exit(0)
-
 
 def _synchronize() -> None:
     """Let a GPU finish what it was asked for, so that the clock means something."""
@@ -336,27 +309,8 @@ def _num_samples(batch: Any) -> int | None:
     return next((count for count in found if count is not None), None)
 
 
-def _around(owner: Any, name: str, call: Callable[..., Any]) -> None:
-    """Let `call` stand before a function: it gets the function first, then its arguments."""
-    inner = getattr(owner, name)
-
-    @functools.wraps(inner)
-    def hooked(*args: Any, **kwargs: Any) -> Any:
-        return call(inner, *args, **kwargs)
-
-    setattr(owner, name, hooked)
-
-
 def main() -> None:
     """Run ``sys.argv[1]`` as a script, recorded."""
     recorder = Recorder(Task.from_json(os.environ[VARIABLE]))
     recorder.install()
-    del sys.argv[0]
-    sys.path[0] = str(Path(sys.argv[0]).resolve().parent)
-    try:
-        runpy.run_path(sys.argv[0], run_name="__main__")
-    except SystemExit as ended:
-        if ended.code not in {None, 0}:
-            raise
-    finally:
-        recorder.finish()
+    run_script(recorder.finish)

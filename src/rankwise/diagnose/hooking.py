@@ -1,0 +1,83 @@
+"""A script under observation: hooks into torch, run from its first line to its end; for verify, profile and scaling."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import runpy
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+__all__ = ["around", "leave_together", "on_steps", "run_script"]
+
+
+def around(owner: Any, name: str, call: Callable[..., Any]) -> None:
+    """Let `call` stand before a function: it gets the function first, then its arguments."""
+    inner = getattr(owner, name)
+
+    @functools.wraps(inner)
+    def hooked(*args: Any, **kwargs: Any) -> Any:
+        return call(inner, *args, **kwargs)
+
+    setattr(owner, name, hooked)
+
+
+def on_steps(begin: Callable[[Any], None], end: Callable[[Any], None]) -> None:
+    """Call `begin` before and `end` after each step of an optimizer that is not inside another one's, with it."""
+    from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+    num_open = 0
+
+    def enter(optimizer: Any, *_: Any) -> None:
+        nonlocal num_open
+        num_open += 1
+        if num_open == 1:
+            begin(optimizer)
+
+    def leave(optimizer: Any, *_: Any) -> None:
+        nonlocal num_open
+        num_open -= 1
+        if not num_open:
+            end(optimizer)
+
+    register_optimizer_step_pre_hook(enter)
+    register_optimizer_step_post_hook(leave)
+
+
+def run_script(finish: Callable[[], None]) -> None:
+    """Run ``sys.argv[1]`` as a script, and `finish` after it, however it ends; exit code 0 is a return."""
+    del sys.argv[0]
+    sys.path[0] = str(Path(sys.argv[0]).resolve().parent)
+    try:
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    except SystemExit as ended:
+        if ended.code not in (None, 0):
+            raise
+    finally:
+        finish()
+
+
+def _wait_for_others(most_s: float) -> None:
+    """Wait until all ranks have come so far: one that leaves before would break a collective in which others are."""
+    import torch.distributed as dist
+
+    if not (dist.is_available() and dist.is_initialized()):
+        return
+    with contextlib.suppress(Exception):  # the store went with a rank that has left: then all have come
+        store = dist.distributed_c10d._get_default_store()  # noqa: SLF001  (the public name would make another store)
+        deadline = time.monotonic() + most_s
+        store.add("rankwise/recorded", 1)
+        while int(store.add("rankwise/recorded", 0)) < dist.get_world_size() and time.monotonic() < deadline:
+            time.sleep(0.02)
+
+
+def leave_together(most_s: float) -> NoReturn:
+    """End the script here, well: an exception could be caught, and what a script does when it ends may take long."""
+    _wait_for_others(most_s)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(0)
