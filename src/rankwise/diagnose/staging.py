@@ -12,7 +12,7 @@ from rankwise.diagnose.doctor.doctor import check_here, choose_sections
 from rankwise.diagnose.lint import find_settings, lint_paths
 from rankwise.diagnose.profile import Script, profile_script
 from rankwise.diagnose.verify import verify_script
-from rankwise.errors import ConfigError, LaunchError
+from rankwise.errors import ConfigError, DataError, LaunchError
 
 __all__ = ["examine_script", "judge_runs"]
 
@@ -77,8 +77,10 @@ def _profile(script: Script, steps: int) -> list[Check]:
     try:
         with tempfile.TemporaryDirectory(prefix="rankwise-doctor-") as folder:
             found = profile_script(script, num_ranks=2, steps=steps, skip=1, folder=Path(folder))
-    except LaunchError as error:
-        return [not_run("profile", name, str(error), f"rankwise profile --nproc 2 {script.path}")]
+    except (LaunchError, DataError) as error:
+        # it went well before, so what fails now fails under the profiler, or later than verify has looked
+        make = not_run if str(error).startswith(f"{script.path} took ") else failed
+        return [make("profile", name, str(error), f"rankwise profile --nproc 2 --steps N --skip N {script.path}")]
     parts = sorted(found.share().items(), key=lambda pair: -pair[1])
     shares = ", ".join(f"{part} {share:.0%}" for part, share in parts if share >= _SHOWN_SHARE)
     checks = [passed("profile", name, f"{found.step_ms:.3g} ms on 2 gloo ranks of this machine: {shares}")]
