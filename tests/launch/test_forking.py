@@ -109,7 +109,7 @@ sys.modules["torch"] = types.SimpleNamespace(cuda=types.SimpleNamespace(is_initi
 path, told = list(sys.path), []
 def load(name, *first):
     try:
-        told.append(server._load([name], [*first, *path]))
+        told.append(server._load([name], [*first, *path], *(first or [""])))
     finally:
         sys.path[:] = path
 load("colorsys", sys.argv[1])
@@ -209,7 +209,7 @@ def test_which_file_comes_first(tmp_path, monkeypatch):
     for name in ("both", "package.train", "torch"):
         assert source_of(Target(kind="module", name=name)) == (None, here)
     assert source_of(Target(kind="call", name="call")) == (None, None)
-    assert source_of(Target(kind="call", name="call", main="/a/main.py")) == (Path("/a/main.py"), None)
+    assert source_of(Target(kind="call", name="call", main="/a/main.py")) == (Path("/a/main.py"), "/a")
 
 
 def test_when_ranks_are_forked(tmp_path, monkeypatch):

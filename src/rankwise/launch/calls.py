@@ -31,8 +31,8 @@ def run(
 ) -> list[Any]:
     """Call `fn(*args, **kwargs)` on every one of `num_ranks` new processes and return its values by rank.
 
-    The ranks are fresh interpreters on this machine, never forks of this one, watched by a small process between them
-    and this one: nothing is left running when this one ends, also by SIGKILL. `fn` finds its place with
+    The ranks are processes of their own on this machine, never forks of this one, watched by a small process between
+    them and this one: nothing is left running when this one ends, also by SIGKILL. `fn` finds its place with
     `rankwise.bind()`. A function that a fresh interpreter can import is sent by name, also from the main script, whose
     own doings must then stand under `if __name__ == "__main__":`; lambdas, closures and notebook functions are sent by
     value if cloudpickle is installed.

@@ -21,7 +21,7 @@ _MOST_BYTES = 1 << 20
 
 
 def source_of(target: Target) -> tuple[Path | None, str | None]:
-    """Return the file that a rank executes first, None if that is not clear, and what comes first in its `sys.path`.
+    """Return the file that a rank executes first, None if that is not clear, and the folder where its own modules are.
 
     A package is not clear: its `__init__` comes before what is named.
     """
@@ -35,7 +35,8 @@ def source_of(target: Target) -> tuple[Path | None, str | None]:
             path = here / f"{name}.py"
             return (path if path.is_file() and not (here / name).exists() else None), str(here)
         case "call":
-            return (Path(target.main) if target.main else None), None
+            main = Path(target.main) if target.main else None
+            return main, None if main is None else str(main.parent)
 
 
 def leading_imports(path: Path) -> tuple[str, ...]:

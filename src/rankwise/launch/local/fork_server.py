@@ -39,7 +39,7 @@ def main(argv: Sequence[str]) -> list[str]:
         wish = json.loads(line.recv(_MAX_BYTES))
         path = list(sys.path)
         try:
-            reason = _load(wish["names"], wish["path"] or [wish["first"], *path])
+            reason = _load(wish["names"], wish["path"] or [wish["first"], *path], wish["first"])
         except BaseException as error:  # noqa: BLE001  (whatever it is: the ranks will meet it, and tell it)
             reason = repr(error)
         sys.path[:] = path
@@ -58,17 +58,18 @@ def main(argv: Sequence[str]) -> list[str]:
     return [argv[0], str(report_fd), *argv[2:]]
 
 
-def _load(names: Sequence[str], path: Sequence[str]) -> str:
+def _load(names: Sequence[str], path: Sequence[str], first: str) -> str:
     """Import what the ranks import first; return why this process must not be forked, "" if it may be.
 
     Args:
         names: what to import, in order.
         path: the `sys.path` of the ranks. Only libraries are loaded from it; what the program's own folders hold
             under a name that was needed is a reason not to go on.
+        first: the folder of the program, wherever it lies.
     """
     fds, known = _open_fds(), set(sys.modules)
     libraries = (os.path.dirname(os.__file__), *site.getsitepackages(), site.getusersitepackages())  # noqa: PTH120
-    own = [entry for entry in path if not entry.startswith(libraries) and not entry.endswith(".zip")]
+    own = [entry for entry in path if entry == first or not entry.startswith(libraries)]
     sys.path[:] = [entry for entry in path if entry not in own]
     customized = [name for name in ("sitecustomize", "usercustomize") if _is_foreign(sys.modules.get(name))]
     if customized:

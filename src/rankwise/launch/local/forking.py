@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -31,7 +32,7 @@ _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
 _RANKS_OWN = frozenset({"RANK", "LOCAL_RANK", "ROLE_RANK", "RANKWISE_CORES"})
 # what loads itself into a process before its program, and may look at which one it is
 _TOOLS = ("LD_PRELOAD", "LD_AUDIT", "COVERAGE_PROCESS_START", "COVERAGE_PROCESS_CONFIG", "COV_CORE_SOURCE")
-_READY_S = 60.0  # for an import of torch; what takes longer is left to the ranks
+_READY_S = 300.0  # for an import of torch from a slow disk; what takes longer is left to the ranks
 _FORK_S = 60.0
 _GPUS = ("/dev/dxg", "/dev/kfd")
 
@@ -136,7 +137,9 @@ class ForkServer:
         finally:
             os.close(said)
         _, first = source_of(target)
-        self._line.send(json.dumps({"names": names, "first": first, "path": target.path or None}).encode())
+        wish = {"names": names, "first": first, "path": target.path or None}
+        with contextlib.suppress(OSError):  # it has ended: `listen` will see it
+            self._line.send(json.dumps(wish).encode())
         self._line.settimeout(_FORK_S)
 
     def fileno(self) -> int:
@@ -225,7 +228,7 @@ def open_server(
         return None  # this system does not allow it
     try:
         meanwhile()
-        if _becomes_ready(server, loop):
+        if _becomes_ready(server, loop, min(job.timeout_s or _READY_S, job.hang_timeout_s or _READY_S, _READY_S)):
             return server
     except BaseException:
         server.close()
@@ -234,9 +237,9 @@ def open_server(
     return None
 
 
-def _becomes_ready(server: ForkServer, loop: Loop) -> bool:
+def _becomes_ready(server: ForkServer, loop: Loop, limit_s: float) -> bool:
     """Serve the loop until the server is ready; return whether it can fork ranks."""
-    deadline = time.monotonic() + _READY_S
+    deadline = time.monotonic() + limit_s
     held: list[int] = []
     loop.watch(server.fileno(), server.listen)
     try:
