@@ -19,7 +19,7 @@ from rankwise.launch.cores import num_usable_cores, num_visible_gpus
 from rankwise.launch.elastic.interfaces import address_of, interface_of, resolve
 from rankwise.launch.topology import format_numbers, read_topology
 
-__all__ = ["cpus", "disks", "gpus", "memory", "network"]
+__all__ = ["ask_nvidia_smi", "cpus", "disks", "gpus", "memory", "network"]
 
 _PROC = Path("/proc")
 _QUERY = "index,name,uuid,driver_version,memory.total,memory.used,compute_cap,pci.bus_id"
@@ -50,28 +50,35 @@ def _cpu_model() -> str:
 def gpus() -> dict[str, Any]:
     """Return what nvidia-smi says, or why it says nothing."""
     told: dict[str, Any] = {"visible": num_visible_gpus(), "devices": []}
+    rows = ask_nvidia_smi(f"--query-gpu={_QUERY}")
+    if isinstance(rows, str):
+        return told | {"note": rows}
+    names = [name.replace(".", "_") for name in _QUERY.split(",")]
+    devices = [dict(zip(names, row, strict=False)) for row in rows]
+    for device in devices:
+        device["numa_node"] = _numa_node(device.get("pci_bus_id", ""))
+    return told | {"devices": devices}
+
+
+def ask_nvidia_smi(query: str) -> list[list[str]] | str:
+    """Return the rows of a query, or why there are none."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
-        return told | {"note": "no nvidia-smi on PATH"}
+        return "no nvidia-smi on PATH"
     try:
         done = subprocess.run(  # noqa: S603
-            [tool, f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"],
+            [tool, query, "--format=csv,noheader,nounits"],
             capture_output=True,
             text=True,
             timeout=_TOOL_S,
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        return told | {"note": f"nvidia-smi: {error}"}
+        return f"nvidia-smi: {error}"
     if done.returncode:
         lines = (done.stdout + done.stderr).strip().splitlines() or ["nothing said"]
-        return told | {"note": f"nvidia-smi ended with {done.returncode}: {lines[0]}"}
-    names = [name.replace(".", "_") for name in _QUERY.split(",")]
-    rows = [[field.strip() for field in line.split(",")] for line in done.stdout.splitlines() if line.strip()]
-    devices = [dict(zip(names, row, strict=False)) for row in rows]
-    for device in devices:
-        device["numa_node"] = _numa_node(device.get("pci_bus_id", ""))
-    return told | {"devices": devices}
+        return f"nvidia-smi ended with {done.returncode}: {lines[0]}"
+    return [[field.strip() for field in line.split(",")] for line in done.stdout.splitlines() if line.strip()]
 
 
 def _numa_node(bus_id: str) -> str:

@@ -9,13 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rankwise.diagnose.comparing import Finding, Run, Verdict, compare_runs, look_inside, samples_apart, tensors_apart
+from rankwise.diagnose.observing import run_observed
 from rankwise.diagnose.recording import FOLDER, KILL, STEPS, STOP
 from rankwise.errors import ConfigError
-from rankwise.launch.job import Job
-from rankwise.launch.local.supervisor import supervise
-from rankwise.launch.show import parse_show
-from rankwise.launch.stage import Stage
-from rankwise.launch.target import Target
 
 __all__ = ["verify_script"]
 
@@ -90,20 +86,19 @@ def _record(script: _Script, size: int, verdict: Verdict, *, kill: str = "") -> 
     place = script.folder / ("killed" if kill else f"ranks-{size}")
     place.mkdir(parents=True)
     name = f"{size} rank{'s' * (size > 1)}" + (" with a kill" if kill else "")
-    words = [word.replace("{ranks}", str(size)).replace("{dir}", str(place / "files")) for word in script.args]
     asked = {FOLDER: str(place), STEPS: str(script.num_steps)}
     asked |= ({KILL: kill} if kill else {}) | ({STOP: "1"} if script.stop else {})
-    job = Job(
-        target=Target(kind="module", name="rankwise.diagnose", args=(script.path, *words)),
+    outcome = run_observed(
+        "rankwise.diagnose",
+        script.path,
+        script.args,
         num_ranks=size,
-        max_restarts=int(bool(kill)),
-        run_dir=place / "run",
-        show=parse_show("none"),
+        place=place,
         env=asked,
         num_threads=1,
         timeout_s=script.timeout_s,
+        max_restarts=int(bool(kill)),
     )
-    outcome = supervise(job, Stage(tell_last=False))
     lines = []
     for rank in range(size):
         files = sorted(place.glob(f"rank-{rank}.attempt-*.jsonl"))

@@ -100,7 +100,7 @@ SMI = """#!/bin/sh
 case "$1" in
 *gpu=*) echo "0, H, GPU-a, 570.1, 80000, 60000, 9.0, 00000000:01:00.0"
         echo "1, H, GPU-{second}, 570.1, 80000, {used}, 9.0, 00000000:02:00.0" ;;
-*apps*) echo "GPU-a, 77, python, 59000 MiB" ;;
+*apps*) echo "GPU-a, 77, python, 59000" ;;
 esac
 """
 

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
 from typing import Any
 
 from rankwise.diagnose.doctor.check import Check, failed, not_run, passed, warned
-from rankwise.diagnose.hardware import gpus
+from rankwise.diagnose.hardware import ask_nvidia_smi, gpus
 
 __all__ = ["check_devices"]
 
 _BUSY_MIB = 500
-_TOOL_S = 20.0
 
 
 def check_devices() -> list[Check]:
@@ -50,17 +47,9 @@ def _busy(number: int, device: dict[str, Any], owners: list[str]) -> list[Check]
 
 def _processes() -> dict[str, list[str]]:
     """Return who computes on which GPU, by its UUID; this process and its parents are no strangers."""
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return {}
-    query = [tool, "--query-compute-apps=gpu_uuid,pid,process_name,used_memory", "--format=csv,noheader"]
-    try:
-        done = subprocess.run(query, capture_output=True, text=True, timeout=_TOOL_S, check=False)  # noqa: S603
-    except (OSError, subprocess.TimeoutExpired):
-        return {}
+    rows = ask_nvidia_smi("--query-compute-apps=gpu_uuid,pid,process_name,used_memory")
     found: dict[str, list[str]] = {}
-    for line in done.stdout.splitlines() if done.returncode == 0 else []:
-        fields = [field.strip() for field in line.split(",")]
+    for fields in rows if isinstance(rows, list) else []:
         if len(fields) == 4 and fields[1] not in {str(os.getpid()), str(os.getppid())}:
-            found.setdefault(fields[0], []).append(f"process {fields[1]} ({fields[2]}, {fields[3]})")
+            found.setdefault(fields[0], []).append(f"process {fields[1]} ({fields[2]}, {fields[3]} MiB)")
     return found

@@ -12,16 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rankwise.diagnose.observing import run_observed
 from rankwise.diagnose.profile.noise import LEAST_RUNS, differ, spread
 from rankwise.diagnose.profile.profile import Profile
 from rankwise.diagnose.profile.reading import profile_traces
 from rankwise.diagnose.profile.recorder import VARIABLE, Task
 from rankwise.errors import ConfigError, LaunchError
-from rankwise.launch.job import Job
-from rankwise.launch.local.supervisor import supervise
-from rankwise.launch.show import parse_show
-from rankwise.launch.stage import Stage
-from rankwise.launch.target import Target
 
 __all__ = ["SWEPT", "Script", "profile_script", "run_recorded", "sweep_setting"]
 
@@ -60,19 +56,16 @@ def run_recorded(script: Script, num_ranks: int, task: Task) -> list[dict[str, A
         LaunchError: it failed, or took fewer optimizer steps than were asked for.
     """
     scratch = Path(tempfile.mkdtemp(prefix="rankwise-profile-"))
-    words = [word.replace("{ranks}", str(num_ranks)).replace("{dir}", str(scratch / "files")) for word in script.args]
-    job = Job(
-        target=Target(kind="module", name="rankwise.diagnose.profile", args=(script.path, *words)),
+    outcome = run_observed(
+        "rankwise.diagnose.profile",
+        script.path,
+        script.args,
         num_ranks=num_ranks,
-        run_dir=scratch / "run",
-        show=parse_show("none"),
+        place=scratch,
         env={VARIABLE: task.to_json()},
         num_threads=script.num_threads,
         timeout_s=script.timeout_s,
     )
-    outcome = supervise(job, Stage(tell_last=False))
-    if outcome.interrupted is not None:
-        raise KeyboardInterrupt
     if outcome.exitcode:
         raise LaunchError(f"{script.path} failed on {num_ranks} ranks:\n{outcome.text.strip()}")
     shutil.rmtree(scratch)

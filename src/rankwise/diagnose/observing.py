@@ -1,0 +1,60 @@
+"""Starts the ranks of a script that is observed: quietly, in a run directory and with files of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rankwise.launch.job import Job
+from rankwise.launch.local.supervisor import supervise
+from rankwise.launch.outcome import Outcome
+from rankwise.launch.show import parse_show
+from rankwise.launch.stage import Stage
+from rankwise.launch.target import Target
+
+__all__ = ["run_observed"]
+
+
+def run_observed(
+    module: str,
+    script: str,
+    args: Sequence[str],
+    *,
+    num_ranks: int,
+    place: Path,
+    env: Mapping[str, str],
+    num_threads: int | None,
+    timeout_s: float | None,
+    max_restarts: int = 0,
+) -> Outcome:
+    """Run a script on this machine, by a module that hooks into it first; see `hooking.run_script`.
+
+    Args:
+        module: is run with the script's path and its arguments.
+        script: its path.
+        args: its arguments; ``{ranks}`` and ``{dir}`` in them are the number of ranks and a fresh folder.
+        num_ranks: how many are started.
+        place: an existing folder, which gets the run directory ``run`` and the files of ``{dir}``.
+        env: tells the module what to do.
+        num_threads: of each rank, None as `rankwise run` chooses.
+        timeout_s: of the run; None: none.
+        max_restarts: how often all ranks are started again.
+
+    Raises:
+        KeyboardInterrupt: it was stopped from outside.
+    """
+    words = [word.replace("{ranks}", str(num_ranks)).replace("{dir}", str(place / "files")) for word in args]
+    job = Job(
+        target=Target(kind="module", name=module, args=(script, *words)),
+        num_ranks=num_ranks,
+        max_restarts=max_restarts,
+        run_dir=place / "run",
+        show=parse_show("none"),
+        env=env,
+        num_threads=num_threads,
+        timeout_s=timeout_s,
+    )
+    outcome = supervise(job, Stage(tell_last=False))
+    if outcome.interrupted is not None:
+        raise KeyboardInterrupt
+    return outcome
