@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from rankwise.data.crops import Dtype, InvalidArgument
-from rankwise.data.crops.dtypes import parse_dtype, resolved_dtype
+from rankwise.data.crops.sample import parse_dtype, resolved_dtype
 
 
 @pytest.mark.parametrize(

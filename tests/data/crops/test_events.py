@@ -3,7 +3,7 @@
 import pytest
 
 import rankwise.data.crops as damacy
-from rankwise.data.crops.events import Parked, waitable
+from rankwise.data.crops.batch import Parked, waitable
 
 
 class Event:

@@ -6,7 +6,7 @@ import os
 import pytest
 
 from rankwise.data.crops import NumaStrategy
-from rankwise.data.crops.numa import choose_cores, gpu_node, pin_thread, read_topology
+from rankwise.data.crops.tuning import choose_cores, gpu_node, pin_thread, read_topology
 
 TWO = {0: frozenset({0, 1, 8}), 1: frozenset({2, 3})}
 

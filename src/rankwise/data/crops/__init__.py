@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from rankwise.data.crops.batch import Batch, BatchInfo
-from rankwise.data.crops.concurrency import max_concurrency
 from rankwise.data.crops.config import Config, Field
-from rankwise.data.crops.dtypes import Dtype
 from rankwise.data.crops.exceptions import (
     BudgetExceeded,
     DamacyError,
@@ -24,14 +22,12 @@ from rankwise.data.crops.exceptions import (
     TryAgain,
 )
 from rankwise.data.crops.index import CropImage, CropIndex, CropPlace, Foreground, Mask, Stage, Take
-from rankwise.data.crops.latency import LatencyModel
-from rankwise.data.crops.logs import set_log_level, set_log_quiet
-from rankwise.data.crops.numa import NumaStrategy
 from rankwise.data.crops.pipeline import Pipeline
 from rankwise.data.crops.reading import Scaling
-from rankwise.data.crops.sample import Crop, Sample
+from rankwise.data.crops.sample import Crop, Dtype, Sample
 from rankwise.data.crops.stats import Metric, Stats
 from rankwise.data.crops.stitching import StitchedVolume, Stitcher
+from rankwise.data.crops.tuning import LatencyModel, NumaStrategy, max_concurrency, set_log_level, set_log_quiet
 
 __all__ = [
     "Batch",

@@ -1,19 +1,65 @@
-"""`Batch`: some samples of a stream on their device, in memory that is theirs until nobody looks at it any more."""
+"""A batch of a stream: fields on a device, handed over by DLPack, released when an event says so."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
 from rankwise.data.contract import IntArray, NDArray
-from rankwise.data.crops.dlpack import dlpack_capsule, dlpack_device
 from rankwise.data.crops.exceptions import InvalidArgument
 from rankwise.data.crops.reading.field import MASK_SUFFIX
 from rankwise.data.crops.sample import Sample
+from rankwise.data.feed.lease import Done, done_of
+from rankwise.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rankwise.data.contract import NDArray
+
+__all__ = ["dlpack_capsule", "dlpack_device"]
+
+
+def dlpack_device(values: Any) -> tuple[int, int]:
+    """Return ``(device type, device number)`` of an array or tensor."""
+    kind, number = values.__dlpack_device__()
+    return int(kind), int(number)
+
+
+def dlpack_capsule(values: Any, **wishes: Any) -> Any:
+    """Return the capsule of an array or tensor.
+
+    Args:
+        values: NumPy array or torch tensor.
+        **wishes: ``stream``, ``max_version``, ``dl_device``, ``copy``, as the protocol has them. Those that are None
+            are left out, so that producers of the first version of the protocol understand the call.
+
+    Raises:
+        BufferError: the values cannot be handed over as wished.
+    """
+    if isinstance(values, np.ndarray):
+        return _numpy_capsule(values, wishes)
+    given = {name: wish for name, wish in wishes.items() if wish is not None}
+    if values.device.type == "cpu":
+        given.pop("stream", None)  # there is nothing to wait for on a CPU, whatever the consumer believes
+    return values.__dlpack__(**given)
+
+
+def _numpy_capsule(array: NDArray, wishes: dict[str, Any]) -> Any:
+    if array.dtype.name == "bfloat16":
+        raise BufferError(
+            "NumPy cannot hand bfloat16 over by DLPack, torch can: install torch and take a batch with device='cpu', "
+            'or take dtype="f32"'
+        )
+    given = {name: wish for name, wish in wishes.items() if wish is not None and name != "stream"}
+    try:
+        return array.__dlpack__(**given)
+    except TypeError:  # NumPy before 2.1 knows the first version of the protocol only
+        return array.__dlpack__()
+
 
 __all__ = ["Batch", "BatchInfo"]
 
@@ -221,3 +267,66 @@ class Batch:
                 f"transform= left the field {self._main!r} out, which stands for the batch: take another field by name"
             )
         return fields[self._main]
+
+
+__all__ = ["Parked", "waitable"]
+
+
+def waitable(event: Any) -> Done | None:
+    """Return something to wait for: an event itself, or what a stream has been given to do so far.
+
+    Args:
+        event: event or stream of torch or CuPy, handle of a CUDA stream as an int, a JAX array (waited for until it is
+            computed), or None.
+
+    Raises:
+        InvalidArgument: it is none of these, or a handle on a machine without CUDA.
+    """
+    if event is None:
+        return None
+    if isinstance(event, int) and not isinstance(event, bool):
+        event = _stream_of(event)
+    if hasattr(event, "record_event"):  # a stream of torch
+        event = event.record_event()
+    elif hasattr(event, "wait_event") and hasattr(event, "record"):  # a stream of CuPy
+        event = event.record()
+    try:
+        return done_of(event)
+    except ConfigError as error:
+        raise InvalidArgument(
+            "event= is an event or stream of torch or CuPy, the handle of a stream, or a JAX array; got "
+            f"{type(event).__name__}"
+        ) from error
+
+
+def _stream_of(handle: int) -> Any:
+    import torch
+
+    if not torch.cuda.is_available():
+        raise InvalidArgument(f"event={handle} is the handle of a CUDA stream, and there is no CUDA device here")
+    return torch.cuda.ExternalStream(handle)  # type: ignore[no-untyped-call]
+
+
+class Parked:
+    """Things that must live until an event has happened."""
+
+    def __init__(self) -> None:
+        self._things: deque[tuple[Done, object]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._things)
+
+    def park(self, until: Done, thing: object) -> None:
+        """Keep a thing until an event."""
+        self._things.append((until, thing))
+
+    def sweep(self) -> None:
+        """Forget the things whose event has happened; those of events that cannot be asked are waited for."""
+        while self._things:
+            event = self._things[0][0]
+            query = getattr(event, "query", None)
+            if query is None:
+                event.synchronize()
+            elif not query():
+                return
+            self._things.popleft()

@@ -11,8 +11,8 @@ from typing import Self
 
 from rankwise.data.crops.config import Config
 from rankwise.data.crops.devices import RankPlace
-from rankwise.data.crops.dtypes import Dtype, parse_dtype, resolved_dtype
 from rankwise.data.crops.exceptions import BudgetExceeded, InvalidArgument
+from rankwise.data.crops.sample import Dtype, parse_dtype, resolved_dtype
 
 __all__ = ["Budget", "Caps", "check_fits", "host_memory_bytes", "settle", "too_large"]
 

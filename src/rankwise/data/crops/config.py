@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from rankwise.data.crops.config_checks import checked
-from rankwise.data.crops.dtypes import Dtype, DtypeLike
-from rankwise.data.crops.latency import LatencyModel
-from rankwise.data.crops.numa import NumaStrategy
 from rankwise.data.crops.reading.field import Normalise
+from rankwise.data.crops.sample import Dtype, DtypeLike
+from rankwise.data.crops.tuning import LatencyModel, NumaStrategy
 from rankwise.data.feed import BatchTransform, Transform
 from rankwise.data.store.boxes import Pad
 from rankwise.data.store.remote import RemoteOptions

@@ -7,10 +7,10 @@ import operator
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from rankwise.data.crops.dtypes import Dtype, parse_dtype
 from rankwise.data.crops.exceptions import InvalidArgument
-from rankwise.data.crops.numa import chosen_strategy
 from rankwise.data.crops.reading.field import MASK_SUFFIX, check_normalise
+from rankwise.data.crops.sample import Dtype, parse_dtype
+from rankwise.data.crops.tuning import chosen_strategy
 from rankwise.data.store.remote import RemoteOptions
 from rankwise.errors import ConfigError
 

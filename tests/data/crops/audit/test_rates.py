@@ -2,7 +2,7 @@
 
 import pytest
 
-from rankwise.data.crops.audit.rates import Rates, load_rates, rates_file, save_rate
+from rankwise.data.crops.audit.sizes import Rates, load_rates, rates_file, save_rate
 from rankwise.errors import ConfigError
 
 

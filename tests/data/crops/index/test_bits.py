@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankwise.data.crops.index.bits import BitTable
+from rankwise.data.crops.index.cells import BitTable
 
 
 @given(st.lists(st.integers(0, 700), max_size=5), st.floats(0, 1), st.integers(0, 99))

@@ -8,7 +8,7 @@ import pytest
 import rankwise.data.crops as damacy
 from rankwise.data.crops import CropIndex, Foreground, Pipeline, Stage, Take
 from rankwise.data.crops.budget import Caps
-from rankwise.data.crops.index.budgeting import settle_index
+from rankwise.data.crops.index.source import settle_index
 from rankwise.data.order import Order
 from rankwise.errors import ConfigError
 
@@ -102,13 +102,13 @@ def test_the_pipeline_keeps_to_it(index):
 
 def test_the_readers_thread_goes_to_its_cores(index, monkeypatch):
     """NUMA strategies hold here too: the thread that reads is bound before it reads, the caller's is left alone."""
-    from rankwise.data.crops import numa
+    from rankwise.data.crops import tuning
     from rankwise.data.crops.index import pipeline as module
 
     bound = []
     monkeypatch.setattr(module, "pin_thread", lambda cores: bound.append((threading.current_thread().name, cores)))
-    monkeypatch.setattr(numa, "read_topology", lambda: {0: frozenset({0, 1}), 1: frozenset({2, 3})})
-    monkeypatch.setattr(numa, "cpu_mask", lambda: {0, 1, 2, 3})
+    monkeypatch.setattr(tuning, "read_topology", lambda: {0: frozenset({0, 1}), 1: frozenset({2, 3})})
+    monkeypatch.setattr(tuning, "cpu_mask", lambda: {0, 1, 2, 3})
     options = {"order": Order(index, batch_size=4), "device": None}
     with Pipeline(index, **options, numa_strategy=damacy.NumaStrategy.PIN_TO, numa_node=1) as pipeline:
         next(iter(pipeline))

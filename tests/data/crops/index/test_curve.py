@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankwise.data.crops.index.curve import num_blocks, tiles_on_curve
+from rankwise.data.crops.index.lattice import num_blocks, tiles_on_curve
 
 grids = st.integers(1, 4).flatmap(
     lambda axes: st.tuples(

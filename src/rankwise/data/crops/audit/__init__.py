@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from rankwise.data.crops.audit.auditing import AuditOptions, AuditReport, GroupAudit, audit
-from rankwise.data.crops.audit.calibrating import keep_rates
+from rankwise.data.crops.audit.auditing import AuditOptions, AuditReport, GroupAudit, audit, audit_facts
 from rankwise.data.crops.audit.costing import CropCost
-from rankwise.data.crops.audit.facts import audit_facts
-from rankwise.data.crops.audit.measuring import BenchOptions, BenchReport, GroupBench, measure
-from rankwise.data.crops.audit.rates import Rates, load_rates
-from rankwise.data.crops.audit.showing import show_audit
-from rankwise.data.crops.audit.showing_bench import bench_facts, show_bench
+from rankwise.data.crops.audit.measuring import BenchOptions, BenchReport, GroupBench, keep_rates, measure
+from rankwise.data.crops.audit.showing import bench_facts, show_audit, show_bench
+from rankwise.data.crops.audit.sizes import Rates, load_rates
 
 __all__ = [
     "AuditOptions",

@@ -6,11 +6,8 @@ import itertools
 import math
 from dataclasses import dataclass, replace
 
-from rankwise.data.crops.audit.codecs import codec_name
-from rankwise.data.crops.audit.costing import CropCost, cost_of
-from rankwise.data.crops.audit.counting import expected_blocks
-from rankwise.data.crops.audit.rates import Rates
-from rankwise.data.crops.audit.sizes import StoredSizes, num_files
+from rankwise.data.crops.audit.costing import CropCost, codec_name, cost_of, expected_blocks
+from rankwise.data.crops.audit.sizes import Rates, StoredSizes, num_files
 from rankwise.data.store.meta import ArrayMeta
 
 __all__ = ["Layout", "advise", "better_layout", "warn"]

@@ -1,18 +1,16 @@
-"""`audit`: what crops of a collection cost, predicted from metadata alone."""
+"""Judge stores: what is slow in them, and why, with the facts that speak for it."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
-from rankwise.data.contract import DType
+from rankwise.data.contract import JSON, DType
 from rankwise.data.crops.audit.advising import Layout, advise, better_layout, warn
-from rankwise.data.crops.audit.codecs import codec_name
-from rankwise.data.crops.audit.costing import CropCost, cost_of, mean_cost
+from rankwise.data.crops.audit.costing import CropCost, codec_name, cost_of, mean_cost
 from rankwise.data.crops.audit.gathering import Fitting, fit, gather
-from rankwise.data.crops.audit.rates import Rates, load_rates
-from rankwise.data.crops.audit.sizes import StoredSizes, num_files, sample_sizes
+from rankwise.data.crops.audit.sizes import Rates, StoredSizes, load_rates, num_files, sample_sizes
 from rankwise.data.store.boxes import check_conversion
 from rankwise.launch.cores import num_usable_cores
 
@@ -191,3 +189,57 @@ def _sizes(group: Sequence[Fitting], most_files: int) -> tuple[StoredSizes | Non
         return None, f"metadata only ({why})"
     total = StoredSizes.together(known)
     return total, f"metadata and {total.files_sampled} files ({total.chunks_sampled} chunks)"
+
+
+__all__ = ["audit_facts"]
+
+
+def audit_facts(report: AuditReport) -> dict[str, JSON]:
+    """Return everything that an audit says."""
+    return {
+        "crop": list(report.options.crop),
+        "channels": report.options.channels,
+        "dtype": report.options.dtype.name if report.options.dtype else "native",
+        "batch": report.options.batch,
+        "aligned": report.options.aligned,
+        "threads": report.threads,
+        "rates": report.rates.origin,
+        "groups": [_group(group) for group in report.groups],
+        "skipped": list(report.skipped),
+    }
+
+
+def _group(group: GroupAudit) -> dict[str, JSON]:
+    meta = group.fittings[0].meta
+    return {
+        "codec": group.codec,
+        "fast": meta.codec.kind != "zarr",
+        "dtype": meta.dtype.name,
+        "chunks": list(meta.chunks),
+        "shards": list(meta.files) if meta.sharded else None,
+        "chunk_bytes": meta.chunk_bytes,
+        "num_arrays": len(group.fittings),
+        "num_files": group.num_files,
+        "batch_bytes": group.batch_bytes,
+        "cost": {
+            **asdict(group.cost),
+            "decode_waste": group.cost.decode_waste,
+            "read_amplification": group.cost.read_amplification,
+        },
+        "crops_per_s_estimate": group.crops_per_s,
+        "sizes": None if group.sizes is None else asdict(group.sizes),
+        "sizes_from": group.sizes_from,
+        "better_layout": asdict(group.layout),
+        "advice": list(group.advice),
+        "warnings": list(group.warnings),
+        "arrays": [
+            {
+                "place": fitting.meta.place,
+                "level": fitting.level,
+                "shape": list(fitting.meta.shape),
+                "crop": list(fitting.crop),
+                "num_files": num_files(fitting.meta),
+            }
+            for fitting in group.fittings
+        ],
+    }

@@ -1,16 +1,126 @@
-"""`CropCost`: what one random crop of an array costs, from metadata and, where known, sizes of stored chunks."""
+"""What reading crops from a store costs: chunks, bytes, requests, codecs."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
 
-from rankwise.data.crops.audit.codecs import codec_name
-from rankwise.data.crops.audit.counting import expected_blocks, expected_distinct, expected_whole_blocks, fewest_blocks
-from rankwise.data.crops.audit.rates import Rates
-from rankwise.data.crops.audit.sizes import StoredSizes
+import numpy as np
+
+from rankwise.data.contract import FloatArray
+from rankwise.data.crops.audit.sizes import Rates, StoredSizes
 from rankwise.data.store.meta import ArrayMeta
+
+__all__ = ["expected_blocks", "expected_distinct", "expected_whole_blocks", "fewest_blocks", "touch_chances"]
+
+
+def expected_blocks(size: int, block: int, window: int) -> Fraction:
+    """Return the mean number of blocks that a window touches whose origin is uniform over all that fit.
+
+    Args:
+        size: elements of the axis.
+        block: elements of a block.
+        window: elements of the window; one that is longer than the axis touches every block.
+    """
+    if window >= size:
+        return Fraction(-(-size // block))
+    num_origins = size - window + 1
+    last = _floors(size, block) - _floors(window - 1, block)
+    return 1 + Fraction(last - _floors(num_origins, block), num_origins)
+
+
+def fewest_blocks(size: int, block: int, window: int) -> int:
+    """Return the fewest blocks that hold a window: those that it touches when its origin lies on the grid."""
+    return -(-min(window, size) // block)
+
+
+def expected_whole_blocks(size: int, block: int, window: int) -> Fraction:
+    """Return `expected_blocks`, where a block at the end that reaches past the axis counts by its part inside."""
+    rest = size % block
+    window = min(window, size)
+    num_origins = size - window + 1
+    # the last block is touched by the origins that reach it; all of them end at size - window
+    reaching = num_origins - max(size - rest - window + 1, 0)
+    cut = Fraction(reaching, num_origins) * (1 - Fraction(rest, block)) if rest else Fraction(0)
+    return expected_blocks(size, block, window) - cut
+
+
+def touch_chances(size: int, block: int, window: int) -> tuple[FloatArray, FloatArray]:
+    """Return the different chances of blocks to be touched, and how many blocks of the axis have each of them.
+
+    Block i is touched by the origins from ``i block - window + 1`` to ``(i + 1) block - 1``, as far as they fit.
+    """
+    window = min(window, size)
+    first = np.arange(-(-size // block), dtype=np.int64) * block
+    low = np.maximum(first - window + 1, 0)
+    high = np.minimum(first + block - 1, size - window)
+    chances, counts = np.unique((high - low + 1) / (size - window + 1), return_counts=True)
+    return chances, counts.astype(np.float64)
+
+
+def expected_distinct(
+    sizes: tuple[int, ...], blocks: tuple[int, ...], window: tuple[int, ...], *, draws: int, share: float = 1.0
+) -> float:
+    """Return how many different blocks of one array independent boxes touch together, on average.
+
+    Args:
+        sizes: shape of the array.
+        blocks: shape of a block.
+        window: extent of the boxes.
+        draws: boxes that are drawn.
+        share: chance that a box falls on this array, among others.
+    """
+    chances: FloatArray = np.ones(1)
+    counts: FloatArray = np.ones(1)
+    for size, block, extent in zip(sizes, blocks, window, strict=True):
+        chance, count = touch_chances(size, block, extent)
+        chances, inverse = np.unique(np.outer(chances, chance), return_inverse=True)
+        counts = np.bincount(inverse.ravel(), weights=np.outer(counts, count).ravel()).astype(np.float64)
+    return float(((1 - (1 - share * chances) ** draws) * counts).sum())
+
+
+def _floors(stop: int, block: int) -> int:
+    """Sum of ``j // block`` over all j below `stop`."""
+    quotient, rest = divmod(stop, block)
+    return block * quotient * (quotient - 1) // 2 + quotient * rest
+
+
+__all__ = ["codec_name"]
+
+
+def codec_name(meta: ArrayMeta) -> str:
+    """Return the name: that of the compressor, for blosc the one inside, for zstd with its level where it is known."""
+    if meta.codec.kind == "raw":
+        return "none"
+    found = [_name(codec) for codec in _compressors(meta.document)]
+    names = [name for name in found if name]
+    return "+".join(names) or meta.codec.why or meta.codec.kind
+
+
+def _compressors(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """What follows the array-to-bytes codec, innermost chunks first; version 2 keeps one compressor."""
+    if "compressor" in document:
+        one = document["compressor"]
+        return [] if one is None else [{"name": one.get("id", ""), "configuration": one}]
+    codecs = list(document.get("codecs") or [])
+    for codec in codecs:
+        if isinstance(codec, Mapping) and codec.get("name") == "sharding_indexed":
+            return _compressors(codec.get("configuration", {}))
+    return [codec for codec in codecs if isinstance(codec, Mapping)]
+
+
+def _name(codec: Mapping[str, Any]) -> str:
+    name = str(codec.get("name", "")).removeprefix("numcodecs.")
+    settings = codec.get("configuration") or {}
+    if name == "blosc":
+        return f"blosc-{settings.get('cname', 'lz4')}"
+    if name == "zstd":
+        return f"zstd-{settings['level']}" if "level" in settings else "zstd"
+    return "" if name in {"bytes", "crc32c", "vlen-utf8"} else name
+
 
 __all__ = ["PAGE_BYTES", "CropCost", "cost_of", "mean_cost"]
 

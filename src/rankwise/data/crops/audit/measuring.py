@@ -1,4 +1,4 @@
-"""`measure`: reads random crops with `BoxReader` and compares what it costs with what the audit predicts."""
+"""Measure how fast crops are read from a store."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
 from rankwise.data.contract import NDArray
 from rankwise.data.crops.audit.auditing import AuditOptions, AuditReport, GroupAudit, audit
-from rankwise.data.crops.audit.rates import Rates
+from rankwise.data.crops.audit.sizes import Rates, rates_file, save_rate
 from rankwise.data.store.boxes import BoxReport, BoxRequest
 from rankwise.data.store.plan import BoxPlan
 from rankwise.data.store.reader import BoxReader
@@ -214,3 +215,15 @@ def _largest_part(group: GroupAudit, predicted: AuditReport) -> str:
         "chunks": cost.chunks_in_batch * rates.chunk_s,
     }
     return max(parts, key=parts.__getitem__)
+
+
+__all__ = ["keep_rates"]
+
+
+def keep_rates(report: BenchReport, path: Path | None = None) -> Path:
+    """Keep the decoding speed of each group that our own decoders read; return the file."""
+    path = path or rates_file()
+    for group in report.groups:
+        if group.fast_share == 1:
+            save_rate(group.predicted.codec, group.decode_rate(report.options.audit.batch, report.audit.rates), path)
+    return path

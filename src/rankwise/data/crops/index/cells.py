@@ -1,15 +1,63 @@
-"""Coarse maps of where crops may lie: cells of an image, chosen or not, and a crop around a random chosen one."""
+"""Cells of masks and label images: bits and words."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
+import numpy.typing as npt
 
-from rankwise.data.contract import BoolArray, FloatArray, IntArray
-from rankwise.data.crops.index.bits import BitTable
+from rankwise.data.contract import BoolArray, FloatArray, IntArray, sample_keys
+
+__all__ = ["BitTable"]
+
+_BLOCK_BYTES = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class BitTable:
+    """A row of bits with counts per block.
+
+    Attributes:
+        packed: uint8[n, 64], the bits, eight to a byte; those after the last one are 0.
+        ends: int64[n], set bits up to and with each block.
+    """
+
+    packed: npt.NDArray[np.uint8]
+    ends: IntArray
+
+    @classmethod
+    def of(cls, parts: Iterable[BoolArray]) -> Self:
+        """Return the table of booleans that come in parts, one after the other."""
+        packed: list[npt.NDArray[np.uint8]] = []
+        left = np.zeros(0, dtype=np.bool_)
+        for part in parts:
+            row = np.concatenate([left, part])
+            whole = len(row) // (8 * _BLOCK_BYTES) * (8 * _BLOCK_BYTES)
+            packed.append(np.packbits(row[:whole]))
+            left = row[whole:]
+        if len(left):
+            packed.append(np.packbits(np.pad(left, (0, 8 * _BLOCK_BYTES - len(left)))))
+        table = np.concatenate([np.zeros(0, dtype=np.uint8), *packed]).reshape(-1, _BLOCK_BYTES)
+        counts = np.bitwise_count(table) if hasattr(np, "bitwise_count") else np.unpackbits(table, axis=1)
+        return cls(packed=table, ends=np.cumsum(counts.sum(axis=1, dtype=np.int64)))
+
+    @property
+    def num_set(self) -> int:
+        """How many bits are set."""
+        return int(self.ends[-1]) if len(self.ends) else 0
+
+    def select(self, numbers: IntArray) -> IntArray:
+        """Return the place of the n-th set bit, int64[B], for numbers below `num_set`."""
+        block = np.searchsorted(self.ends, numbers, side="right")
+        before = np.where(block > 0, self.ends[block - 1], 0)
+        rows = np.unpackbits(self.packed[block], axis=1)
+        reached = np.cumsum(rows, axis=1, dtype=np.int64) > (numbers - before)[:, None]
+        found: IntArray = block.astype(np.int64) * (8 * _BLOCK_BYTES) + reached.argmax(axis=1)
+        return found
+
 
 __all__ = ["CellGrid", "CellTable"]
 
@@ -107,3 +155,43 @@ class CellTable:
             coords[:, axis] = cell % self.shapes[images, axis]
             cell = cell // self.shapes[images, axis]
         return self.corners[images] + (coords + inside) * self.sizes[images]
+
+
+__all__ = ["below", "evenly", "pick", "uniform"]
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_UNIT = 2.0**-53
+
+
+def uniform(keys: IntArray, draw: int) -> FloatArray:
+    """Return the `draw`-th number of each key, float64[B], uniform in [0, 1)."""
+    return _unit(sample_keys(draw, 0, keys).view(np.uint64))
+
+
+def below(keys: IntArray, draw: int, limits: IntArray) -> IntArray:
+    """Return the `draw`-th number of each key as a whole number below its limit, int64[B]; all are equally likely."""
+    drawn: IntArray = np.minimum((uniform(keys, draw) * limits).astype(np.int64), limits - 1)
+    return drawn
+
+
+def evenly(numbers: IntArray, offset: int) -> FloatArray:
+    """Return numbers of [0, 1) that fill it evenly: any run of n whole numbers holds n * x below x, within a few.
+
+    Multiples of the golden ratio, turned by an offset (Weyl's sequence).
+    """
+    turn = np.array([offset & (2**64 - 1)], dtype=np.uint64)
+    return _unit(numbers.astype(np.uint64) * _GOLDEN + turn)
+
+
+def pick(bounds: FloatArray, numbers: FloatArray) -> IntArray:
+    """Return which interval of cumulative weights float64[N] each number of [0, 1) falls into, int64[B]."""
+    found = np.searchsorted(bounds, numbers * bounds[-1], side="right")
+    # rounding may reach the very end; intervals of weight zero are never met before it
+    last = int(np.searchsorted(bounds, bounds[-1], side="left"))
+    picked: IntArray = np.minimum(found, last).astype(np.int64)
+    return picked
+
+
+def _unit(words: np.ndarray[tuple[int, ...], np.dtype[np.uint64]]) -> FloatArray:
+    units: FloatArray = (words >> np.uint64(11)).astype(np.float64) * _UNIT
+    return units

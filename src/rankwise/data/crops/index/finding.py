@@ -1,4 +1,4 @@
-"""Maps of masks and labels for all images; those that had to be read are kept, in memory and on disk."""
+"""Find the cells that crops are drawn from, each rank a part of the files."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from rankwise.data.contract import BoolArray, NDArray
 from rankwise.data.crops.index.cells import CellGrid
@@ -19,8 +20,32 @@ from rankwise.data.crops.index.frame import Frame
 from rankwise.data.crops.index.image import CropImage, Level
 from rankwise.data.crops.index.maps import given_cells, label_cells, placed_cells, pooling
 from rankwise.data.crops.index.rules import Foreground, Mask
-from rankwise.data.crops.index.sharing import SharedMaps
 from rankwise.data.store.reader import BoxReader
+
+__all__ = ["SharedMaps"]
+
+
+class SharedMaps:
+    """Maps by key, eight cells to a byte; they stay as long as the index, so that its parts need not read again."""
+
+    def __init__(self) -> None:
+        self._packed: dict[Hashable, tuple[tuple[int, ...], npt.NDArray[np.uint8]]] = {}
+
+    def __len__(self) -> int:
+        return len(self._packed)
+
+    def put(self, key: Hashable, cells: BoolArray) -> None:
+        """Keep a map."""
+        self._packed[key] = cells.shape, np.packbits(cells)
+
+    def get(self, key: Hashable) -> BoolArray | None:
+        """Return a map, None if it is not here."""
+        if key not in self._packed:
+            return None
+        shape, packed = self._packed[key]
+        cells: BoolArray = np.unpackbits(packed, count=int(np.prod(shape))).astype(np.bool_).reshape(shape)
+        return cells
+
 
 __all__ = ["CellFinder"]
 

@@ -1,11 +1,20 @@
-"""Where the crops with given numbers lie: the seam between an index and its ways of placing crops."""
+"""Where crops lie: tiles, or draws by the weights of images, in blocks of neighbours."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, Self
 
-from rankwise.data.contract import IntArray
+import numpy as np
+
+from rankwise.data.contract import BoolArray, FloatArray, IntArray, sample_keys
+from rankwise.data.crops.index.cells import BitTable, CellTable, below, evenly, pick, uniform
+from rankwise.data.crops.index.image import CropImage
+from rankwise.data.crops.index.lattice import Lattice, num_blocks, tiles_on_curve
+from rankwise.data.crops.index.rules import Weights
+from rankwise.errors import ConfigError
 
 __all__ = ["Placement", "Places"]
 
@@ -34,3 +43,282 @@ class Placement(Protocol):
     def places(self, ids: IntArray, *, seed: int, epoch: int) -> Places:
         """Return the places of crops int64[B]."""
         ...
+
+
+__all__ = ["Draws"]
+
+# Each use of a crop's key has its own number, so that they do not depend on each other; axes follow at distance 1.
+_IMAGE, _CELL, _OWN, _START, _INSIDE, _SPREAD = 1, 2, 3, 100, 200, 300
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Draws:
+    """Implements `Placement`: crop `n` is a draw keyed by (seed, epoch, n).
+
+    With `neighbourhood` k the crops k*g to k*g + k - 1 share the draw of a region, about half as long again as a crop
+    along each axis, and lie at random inside it.
+
+    Attributes:
+        num_crops: crops of an epoch.
+        lattice: where crops may start.
+        extent: int64[D], extent of a crop.
+        bounds: float64[N], cumulative weights of the images.
+        neighbourhood: crops of a region.
+        redraw: whether each epoch draws anew.
+        allowed: cells in which the centres of crops lie; None = anywhere.
+        foreground: cells around which crops are drawn.
+        foreground_bounds: float64[N], cumulative weights of the images for those.
+        fraction: which share of the regions is drawn around them.
+    """
+
+    num_crops: int
+    lattice: Lattice
+    extent: IntArray
+    bounds: FloatArray
+    neighbourhood: int = 1
+    redraw: bool = True
+    allowed: CellTable | None = None
+    foreground: CellTable | None = None
+    foreground_bounds: FloatArray | None = None
+    fraction: float = 0.0
+
+    def places(self, ids: IntArray, *, seed: int, epoch: int) -> Places:
+        """Return the places of crops of an epoch."""
+        epoch = epoch if self.redraw else 0
+        groups = ids // self.neighbourhood
+        keys = sample_keys(seed, epoch, groups)
+        own = sample_keys(_OWN, 0, sample_keys(seed, epoch, ids))
+        wanted = self._is_foreground(groups, seed, epoch)
+        images = pick(self.bounds, uniform(keys, _IMAGE))
+        starts = self._starts(images, keys, own)
+        if wanted.any():
+            assert self.foreground is not None
+            assert self.foreground_bounds is not None
+            images[wanted] = pick(self.foreground_bounds, uniform(keys[wanted], _IMAGE))
+            starts[wanted] = self._around(self.foreground, images[wanted], keys[wanted], own[wanted], spread=0.5)
+        return Places(images, starts)
+
+    def _is_foreground(self, groups: IntArray, seed: int, epoch: int) -> BoolArray:
+        """Spread evenly over the numbers, so that an epoch holds the fraction within a few crops."""
+        if self.foreground is None or self.fraction <= 0:
+            return np.zeros(len(groups), dtype=np.bool_)
+        offset = int(sample_keys(seed, epoch, np.array([-1], dtype=np.int64))[0])
+        return np.asarray(evenly(groups, offset) < self.fraction, dtype=np.bool_)
+
+    def _starts(self, images: IntArray, keys: IntArray, own: IntArray) -> IntArray:
+        if self.allowed is not None:
+            return self._around(self.allowed, images, keys, own, spread=0.5 if self.neighbourhood > 1 else 0.0)
+        counts = self.lattice.counts[images]
+        coords = np.empty_like(counts)
+        for axis in range(counts.shape[1]):
+            coords[:, axis] = below(keys, _START + axis, counts[:, axis])
+        if self.neighbourhood > 1:
+            coords = self._inside_regions(images, coords, own)
+        return self.lattice.starts(images, coords)
+
+    def _inside_regions(self, images: IntArray, coords: IntArray, own: IntArray) -> IntArray:
+        """Cut each axis into nearly equal stretches of half a crop; draw anew inside the stretch that was hit.
+
+        A stretch is hit as often as it is long, so that all starts stay equally likely.
+        """
+        moved, counts = np.empty_like(coords), self.lattice.counts[images]
+        stretch = np.maximum(1, self.extent // 2 // self.lattice.step[images])
+        for axis in range(coords.shape[1]):
+            count = counts[:, axis]
+            parts = -(-count // stretch[:, axis])
+            part = ((coords[:, axis] + 1) * parts - 1) // count
+            low, high = part * count // parts, (part + 1) * count // parts
+            moved[:, axis] = low + below(own, _START + axis, high - low)
+        return moved
+
+    def _around(self, cells: CellTable, images: IntArray, keys: IntArray, own: IntArray, *, spread: float) -> IntArray:
+        """Return starts of crops around points of cells, the points at most `spread` / 2 of a crop off its centre.
+
+        On a coarse lattice they are next to the centre: moving them further could take the crop off its point.
+        """
+        num_axes = len(self.extent)
+        inside = np.stack([uniform(keys, _INSIDE + axis) for axis in range(num_axes)], axis=1)
+        points = cells.points(images, uniform(keys, _CELL), inside)
+        off = np.stack([uniform(own, _SPREAD + axis) - 0.5 for axis in range(num_axes)], axis=1)
+        off[4 * self.lattice.step[images] > self.extent] = 0.0
+        wanted = np.floor(points - self.extent / 2 + off * spread * (self.extent - 1) + 0.5).astype(np.int64)
+        return self.lattice.nearest(images, wanted)
+
+
+__all__ = ["image_bounds", "image_weights"]
+
+
+def image_weights(images: Sequence[CropImage], weights: Weights | None) -> FloatArray | None:
+    """Return the weights of images, float64[N]; None = by how many places for crops they have.
+
+    Raises:
+        ConfigError: a weight is missing, negative or not finite.
+    """
+    if weights is None:
+        return None
+    if isinstance(weights, str):
+        if weights != "equal":
+            raise ConfigError(f'weights is "equal", numbers, or a function of an image; got {weights!r}')
+        return np.ones(len(images))
+    if isinstance(weights, Mapping):
+        missing = [image.name for image in images if image.name not in weights]
+        if missing:
+            raise ConfigError(f"weights= has none for image {missing[0]!r} and {len(missing) - 1} others")
+        found = [float(weights[image.name]) for image in images]
+    elif callable(weights):
+        found = [float(weights(image)) for image in images]
+    else:
+        found = [float(weight) for weight in weights]
+    if len(found) != len(images):
+        raise ConfigError(f"weights= has {len(found)} numbers for {len(images)} images")
+    for image, weight in zip(images, found, strict=True):
+        if not (math.isfinite(weight) and weight >= 0):
+            raise ConfigError(f"the weight of image {image.name!r} is {weight}: weights are finite and at least 0")
+    return np.array(found)
+
+
+def image_bounds(weights: FloatArray | None, amounts: FloatArray, *, what: str) -> FloatArray:
+    """Return cumulative weights, float64[N]: `weights` where there is any amount, or the amounts themselves.
+
+    Raises:
+        ConfigError: they are all zero; the message says `what`.
+    """
+    chosen = amounts if weights is None else np.where(amounts > 0, weights, 0.0)
+    bounds: FloatArray = np.cumsum(chosen)
+    if not bounds[-1] > 0:
+        raise ConfigError(f"there is nothing to draw crops from: {what}")
+    return bounds
+
+
+__all__ = ["MAX_REGION_BYTES", "choose_block", "region_chunks", "region_elements"]
+
+# What a block may decode to: many small crops mix well and still share, few large ones share at all.
+MIN_REGION_BYTES = 2 << 20
+MAX_REGION_BYTES = 64 << 20
+_CROPS_PER_REGION = 27
+# Less gain than this is not worth a larger block, which mixes less.
+_LEAST_GAIN = 0.99
+
+
+def choose_block(
+    *,
+    extent: IntArray,
+    stride: IntArray,
+    chunks: IntArray,
+    counts: IntArray,
+    element_bytes: float,
+    region_bytes: int | None,
+) -> IntArray:
+    """Return the tiles of a block along each axis, int64[D].
+
+    From one tile on, the axis along which one more row of tiles lowers the decoded elements per tile most is extended,
+    until the block exceeds the budget or nothing is gained. Tiles that share no chunk stay alone.
+
+    Args:
+        extent: int64[D], extent of a tile.
+        stride: int64[D], distance between tiles.
+        chunks: int64[D], chunk grid.
+        counts: int64[D], tiles along each axis of the largest image.
+        element_bytes: decoded bytes per element of the reference, over all fields.
+        region_bytes: budget; None derives one from the size of a crop.
+    """
+    budget = _budget(float(np.prod(extent)) * element_bytes) if region_bytes is None else float(region_bytes)
+    block = np.ones_like(extent)
+    cost = region_elements(block, extent=extent, stride=stride, chunks=chunks)
+    while True:
+        best = None
+        for grown in _larger(block, counts):
+            elements = region_elements(grown, extent=extent, stride=stride, chunks=chunks)
+            # Axes are cut evenly, so blocks are smaller than the largest one on average.
+            mean = counts / -(-counts // grown)
+            per_tile = region_elements(mean, extent=extent, stride=stride, chunks=chunks) / float(np.prod(mean))
+            if elements * element_bytes <= budget and per_tile < cost * _LEAST_GAIN:
+                best, cost = grown, per_tile
+        if best is None:
+            return block
+        block = best
+
+
+def _larger(block: IntArray, counts: IntArray) -> Iterator[IntArray]:
+    """The blocks that are longer along one axis, by as much as it takes to cut the axis into one part fewer."""
+    for axis, count in enumerate(counts.tolist()):
+        parts = -(-count // int(block[axis]))
+        if parts > 1:
+            grown = block.copy()
+            grown[axis] = -(-count // (parts - 1))
+            yield grown
+
+
+def region_elements(block: IntArray | FloatArray, *, extent: IntArray, stride: IntArray, chunks: IntArray) -> float:
+    """Return the elements that reading a block of tiles decodes, on average over its places."""
+    per_axis = region_chunks(block, extent=extent, stride=stride, chunks=chunks) * chunks
+    return float(np.prod(per_axis))
+
+
+def region_chunks(block: IntArray | FloatArray, *, extent: IntArray, stride: IntArray, chunks: IntArray) -> FloatArray:
+    """Return the chunks along each axis that a block of tiles touches, float64[D], on average over its places.
+
+    Blocks begin at multiples of the stride, so at offsets in a chunk that are multiples of a common divisor g of both,
+    all alike: their mean is ceil(length / g) * g plus a chunk without one g, in chunks.
+    """
+    length = (block - 1) * stride + extent
+    divisor = np.gcd(stride, chunks)
+    touched: FloatArray = (np.ceil(length / divisor) * divisor + chunks - divisor) / chunks
+    return touched
+
+
+def _budget(crop_bytes: float) -> float:
+    return float(np.clip(_CROPS_PER_REGION * crop_bytes, MIN_REGION_BYTES, MAX_REGION_BYTES))
+
+
+__all__ = ["Tiles"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Tiles:
+    """Implements `Placement`: crop `n` is the n-th tile along the curves through the images, one after the other.
+
+    Attributes:
+        lattice: the starts of tiles.
+        block: int64[D], tiles of a block of the curve along each axis.
+        ends: int64[N], tiles of the images up to and with each one.
+        kept: which of all tiles are crops; None = all.
+    """
+
+    lattice: Lattice
+    block: IntArray
+    ends: IntArray
+    kept: BitTable | None = None
+
+    @classmethod
+    def over(cls, lattice: Lattice, *, block: IntArray) -> Self:
+        """Return all tiles of a lattice."""
+        return cls(lattice=lattice, block=block, ends=np.cumsum(lattice.totals()))
+
+    @property
+    def num_tiles(self) -> int:
+        """All tiles, kept or not."""
+        return int(self.ends[-1])
+
+    @property
+    def num_crops(self) -> int:
+        """Tiles that are crops."""
+        return self.num_tiles if self.kept is None else self.kept.num_set
+
+    @property
+    def block_crops(self) -> int:
+        """Crops of a block, on average and at least 1."""
+        used = self.lattice.counts[self.lattice.totals() > 0]
+        return max(1, round(self.num_crops / max(1, num_blocks(used, self.block))))
+
+    def places(self, ids: IntArray, *, seed: int, epoch: int) -> Places:  # noqa: ARG002  (tiles do not move)
+        """Return the places of tiles; the same in every epoch."""
+        return self.tile_places(ids if self.kept is None else self.kept.select(ids))
+
+    def tile_places(self, tiles: IntArray) -> Places:
+        """Return the places of tiles by their number among all tiles."""
+        images = np.searchsorted(self.ends, tiles, side="right").astype(np.int64)
+        counts = self.lattice.counts[images]
+        before = self.ends[images] - np.prod(counts, axis=1, dtype=np.int64)
+        coords = tiles_on_curve(tiles - before, counts, self.block)
+        return Places(images, self.lattice.starts(images, coords))

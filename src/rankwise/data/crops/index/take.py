@@ -1,19 +1,21 @@
-"""`Take`: what a field of a crop takes from an image."""
+"""What of an image is taken: arrays, channels, labels by image."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from rankwise.data.contract import DType
-from rankwise.data.crops.dtypes import Dtype, DtypeLike, parse_dtype, resolved_dtype
+from rankwise.data.contract import DType, FieldSpec, IntArray, NDArray
 from rankwise.data.crops.exceptions import InvalidArgument
+from rankwise.data.crops.index.image import CropImage, Level
 from rankwise.data.crops.reading import Scaling
 from rankwise.data.crops.reading.field import Normalise, check_normalise
+from rankwise.data.crops.sample import Dtype, DtypeLike, parse_dtype, resolved_dtype
 from rankwise.data.store.boxes import Pad
 from rankwise.errors import ConfigError
 
@@ -98,3 +100,95 @@ def _dtype(wanted: npt.DTypeLike) -> DType | None:
         except TypeError:
             raise error from None
         return dtype
+
+
+__all__ = ["channel_boxes"]
+
+
+def channel_boxes(
+    name: str, take: Take, images: Sequence[CropImage], levels: Sequence[Level], axis: int | None
+) -> tuple[IntArray, int]:
+    """Return the first channel of each box of a sample, int64[N, K], and how many channels a box holds.
+
+    Channels that follow each other come in one box, others in a box each.
+
+    Args:
+        name: the field.
+        take: what it takes.
+        images: the N images.
+        levels: the field's array in each.
+        axis: axis of the channels that are chosen from, None if there is none.
+
+    Raises:
+        ConfigError: there is no such channel, or images differ in what "all" are.
+    """
+    if axis is None:
+        if take.channel is not None:
+            raise ConfigError(
+                f"field {name!r} asks for channel {take.channel!r}, but the axes of {levels[0].array.place} "
+                f"({', '.join(levels[0].axes)}) have no channels to choose from"
+            )
+        return np.zeros((len(levels), 1), dtype=np.int64), 1
+    if take.channel is None:
+        return np.zeros((len(levels), 1), dtype=np.int64), _number_of_all(name, axis, images, levels)
+    wanted = [take.channel] if isinstance(take.channel, str | int) else list(take.channel)
+    found = np.array([[level.channel(channel) for channel in wanted] for level in levels], dtype=np.int64)
+    if (np.diff(found, axis=1) == 1).all():
+        return found[:, :1], len(wanted)
+    return found, 1
+
+
+def _number_of_all(name: str, axis: int, images: Sequence[CropImage], levels: Sequence[Level]) -> int:
+    sizes = [level.array.shape[axis] for level in levels]
+    other = next((number for number, size in enumerate(sizes) if size != sizes[0]), None)
+    if other is not None:
+        raise ConfigError(
+            f"field {name!r} takes all channels, but {images[0].name!r} has {sizes[0]} and {images[other].name!r} "
+            f"{sizes[other]}: name those you want, Take(channel=[...])"
+        )
+    return sizes[0]
+
+
+__all__ = ["ImageColumns"]
+
+
+class ImageColumns:
+    """One array per label, with a row for each image.
+
+    Args:
+        images: the images.
+        labels: name -> function of an image, returning numbers of the same shape for all.
+
+    Attributes:
+        specs: the labels as fields.
+        digest: hash of the values.
+
+    Raises:
+        ConfigError: a function returns something else than numbers, or different shapes.
+    """
+
+    def __init__(self, images: Sequence[CropImage], labels: Mapping[str, Callable[[CropImage], Any]]) -> None:
+        self._values = {name: _column(name, images, label) for name, label in labels.items()}
+        self.specs = {
+            name: FieldSpec(shape=values.shape[1:], dtype=values.dtype) for name, values in self._values.items()
+        }
+        digest = hashlib.sha256()
+        for name, values in self._values.items():
+            digest.update(repr((name, values.dtype.str, values.shape)).encode() + values.tobytes())
+        self.digest = digest.hexdigest()[:16]
+
+    def rows(self, name: str, images: IntArray) -> NDArray:
+        """Return the values of a label for images int64[B]."""
+        rows: NDArray = self._values[name][images]
+        return rows
+
+
+def _column(name: str, images: Sequence[CropImage], label: Callable[[CropImage], Any]) -> NDArray:
+    rows = [np.asarray(label(image)) for image in images]
+    for image, row in zip(images, rows, strict=True):
+        if row.dtype.kind not in "?biuf" or row.shape != rows[0].shape:
+            raise ConfigError(
+                f"labels={name!r} returns numbers of one shape for every image; for {image.name!r} it returned "
+                f"{row.dtype}{list(row.shape)}, for {images[0].name!r} {rows[0].dtype}{list(rows[0].shape)}"
+            )
+    return np.stack(rows)

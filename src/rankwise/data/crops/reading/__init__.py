@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from rankwise.data.crops.reading.boxes import FieldBoxes
-from rankwise.data.crops.reading.field import CropField, Scaling
+from rankwise.data.crops.reading.field import CropField, FieldBoxes, Scaling
 from rankwise.data.crops.reading.reader import CropReader
 from rankwise.data.crops.reading.report import CropPlan, CropReport
 

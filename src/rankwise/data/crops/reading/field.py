@@ -1,4 +1,4 @@
-"""What one field of a batch of crops looks like, and how its elements are normalised."""
+"""A field of crops: its boxes, and whether its arrays fit."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Self, TypeAlias
 
-from rankwise.data.contract import DType, FieldSpec
-from rankwise.data.store.boxes import Pad
+import numpy as np
+
+from rankwise.data.contract import DType, FieldSpec, IntArray
+from rankwise.data.crops.exceptions import DamacyError, DtypeMismatch, InvalidSample, RankMismatch
+from rankwise.data.store.boxes import Pad, check_conversion
 from rankwise.data.store.meta import ArrayMeta
 from rankwise.data.store.meta.documents import resolve_place
 from rankwise.errors import ConfigError
@@ -131,3 +134,123 @@ def _nearest(rule: Mapping[str, Scaling], place: str) -> Scaling | None:
     while place and place not in rule:
         place = place.rpartition("/")[0]
     return rule.get(place)
+
+
+__all__ = ["FieldBoxes"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FieldBoxes:
+    """Boxes of one shape for some samples of a field; a field whose arrays differ in their axes takes several of these.
+
+    A sample may take several boxes (k of them, the same for all), such as one per channel; they follow each other in
+    its part of the field. k times the elements of a box are the elements of a sample.
+
+    Attributes:
+        arrays: the different arrays, all of ``len(shape)`` axes.
+        which: int64[n * k], array of each box, an index into `arrays`.
+        starts: int64[n * k, ndim], first element of each box; may lie outside if the field pads.
+        shape: extent of every box along the axes of its array.
+        rows: int64[n], the places of the samples in the batch, ascending; None = all of them.
+    """
+
+    arrays: tuple[ArrayMeta, ...]
+    which: IntArray
+    starts: IntArray
+    shape: tuple[int, ...]
+    rows: IntArray | None = None
+
+    def __post_init__(self) -> None:
+        if self.starts.shape != (len(self.which), len(self.shape)):
+            raise ConfigError(
+                f"{len(self.which)} boxes of shape {list(self.shape)} want starts of shape "
+                f"{[len(self.which), len(self.shape)]}, got {list(self.starts.shape)}"
+            )
+
+    def placed(self, num_samples: int) -> IntArray:
+        """Return the places of the samples, int64[n], in a batch of `num_samples`."""
+        return np.arange(num_samples, dtype=np.int64) if self.rows is None else self.rows
+
+
+__all__ = ["box_of", "box_text", "unreadable"]
+
+
+def box_of(boxes: FieldBoxes, box: int) -> tuple[tuple[int, int], ...]:
+    """Return box number `box` as ``((start, stop), ...)``."""
+    return tuple((start, start + extent) for start, extent in zip(boxes.starts[box].tolist(), boxes.shape, strict=True))
+
+
+def box_text(aabb: tuple[tuple[int, int], ...]) -> str:
+    """Return a box as NumPy would write it: ``[0:64, 128:256]``."""
+    return "[" + ", ".join(f"{start}:{stop}" for start, stop in aabb) + "]"
+
+
+def unreadable(field: CropField, boxes: FieldBoxes, ids: IntArray, rows: IntArray) -> dict[int, DamacyError]:
+    """Return why samples cannot be read, by their place in the batch; one reason each.
+
+    Args:
+        field: the field.
+        boxes: what is to fill it.
+        ids: int64[B], numbers of the samples.
+        rows: int64[n], places of the samples that `boxes` fill.
+    """
+    if not len(rows):
+        return {}
+    per_sample = len(boxes.which) // len(rows)
+    found: dict[int, DamacyError] = {}
+    for number, array in enumerate(boxes.arrays):
+        reason = _whole_array(field, array, boxes)
+        if reason is not None:
+            kind, text = reason
+            for box in np.flatnonzero(boxes.which == number).tolist():
+                row = int(rows[box // per_sample])
+                found.setdefault(row, _error(kind, text, boxes=boxes, box=box, sample=int(ids[row])))
+    for box in _outside(field, boxes):
+        row, array = int(rows[box // per_sample]), boxes.arrays[int(boxes.which[box])]
+        text = (
+            f"it sticks out of the array, whose shape is {list(array.shape)}: move it inside, or choose what stands "
+            'for the outside with pad="fill", "edge" or "reflect"'
+        )
+        found.setdefault(row, _error(InvalidSample, text, boxes=boxes, box=box, sample=int(ids[row])))
+    return found
+
+
+def _whole_array(field: CropField, array: ArrayMeta, boxes: FieldBoxes) -> tuple[type[DamacyError], str] | None:
+    """What is wrong with every box of an array."""
+    if array.ndim != len(boxes.shape):
+        return RankMismatch, (
+            f"it has {len(boxes.shape)} axes and the array {array.ndim} (shape {list(array.shape)}): give one "
+            "(start, stop) for each axis of the array"
+        )
+    try:
+        scaled = field.scaling(array) is not None
+    except ConfigError as error:
+        return InvalidSample, str(error)
+    try:
+        check_conversion(array.dtype, field.dtype, scaled=scaled, place=array.place)
+    except ConfigError as error:
+        return DtypeMismatch, str(error)
+    return None
+
+
+def _outside(field: CropField, boxes: FieldBoxes) -> list[int]:
+    if field.pad is not None:
+        return []
+    fitting = [array.ndim == len(boxes.shape) for array in boxes.arrays]
+    shapes = np.array(
+        [a.shape if fits else boxes.shape for a, fits in zip(boxes.arrays, fitting, strict=True)], dtype=np.int64
+    ).reshape(len(boxes.arrays), len(boxes.shape))
+    outside = (boxes.starts < 0) | (boxes.starts + np.array(boxes.shape, dtype=np.int64) > shapes[boxes.which])
+    outside &= np.array(fitting)[boxes.which][:, None]
+    return [int(box) for box in np.flatnonzero(outside.any(axis=1))]
+
+
+def _error(kind: type[DamacyError], text: str, *, boxes: FieldBoxes, box: int, sample: int) -> DamacyError:
+    array = boxes.arrays[int(boxes.which[box])]
+    aabb = box_of(boxes, box)
+    return kind(
+        f"sample {sample} cannot be read: box {box_text(aabb)} of {array.place}: {text}",
+        uri=array.place,
+        aabb=aabb,
+        sample=sample,
+    )

@@ -17,7 +17,7 @@ from rankwise.data.crops.exceptions import (
     ShutdownError,
     StorageError,
 )
-from rankwise.data.crops.latency import LatencyModel
+from rankwise.data.crops.tuning import LatencyModel
 from rankwise.data.store.meta.documents import resolve_place
 from rankwise.data.store.meta.ngff.images import open_image
 from rankwise.data.store.meta.ngff.values import Image

@@ -12,19 +12,18 @@ from dataclasses import fields as fields_of
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, final
 
-from rankwise.data.crops.batch import Batch
+from rankwise.data.crops.batch import Batch, Parked, waitable
 from rankwise.data.crops.budget import host_memory_bytes, settle
 from rankwise.data.crops.config import Config
 from rankwise.data.crops.devices import bind_device
-from rankwise.data.crops.events import Parked, waitable
 from rankwise.data.crops.exceptions import InvalidArgument, PoolStarved, ShutdownError, TryAgain
 from rankwise.data.crops.pipeline import Pipeline
 from rankwise.data.crops.sample import Sample
 from rankwise.data.crops.stats import Stats
 from rankwise.data.crops.stream.flow import Starved
+from rankwise.data.crops.stream.planning import Failure, Ready
 from rankwise.data.crops.stream.resolving import check_sample
 from rankwise.data.crops.stream.stages import Stages
-from rankwise.data.crops.stream.work import Failure, Ready
 from rankwise.data.feed.place import make_placer
 
 if TYPE_CHECKING:

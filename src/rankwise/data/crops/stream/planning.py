@@ -1,23 +1,89 @@
-"""The second thread of a stream: from the samples of a batch to how it is read."""
+"""Work of a stream: what is pulled from the user's iterable, planned, or skipped."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import GeneratorType
+from typing import Any, Literal
 
 import numpy as np
 
-from rankwise.data.contract import DType
+from rankwise.data.contract import DType, IntArray
 from rankwise.data.crops.config import Config
-from rankwise.data.crops.dtypes import Dtype, parse_dtype, resolved_dtype
-from rankwise.data.crops.exceptions import DamacyError, DtypeMismatch, InvalidSample
-from rankwise.data.crops.reading import CropField, CropReader
+from rankwise.data.crops.exceptions import DamacyError, DecodeError, DtypeMismatch, InvalidSample
+from rankwise.data.crops.reading import CropField, CropPlan, CropReader
+from rankwise.data.crops.sample import Dtype, Sample, parse_dtype, resolved_dtype
 from rankwise.data.crops.stats import Meters
 from rankwise.data.crops.stream.flow import Flow, Group
 from rankwise.data.crops.stream.opening import Openings
-from rankwise.data.crops.stream.resolving import ArrayBoxes, grouped, resolve
-from rankwise.data.crops.stream.work import Numbered, Work
+from rankwise.data.crops.stream.resolving import ArrayBoxes, check_sample, crops_of, grouped, resolve
+from rankwise.data.feed.buffer import HostBuffer
+from rankwise.data.feed.place import Placed
 from rankwise.data.store.reader import BoxReader
+
+__all__ = ["Failure", "Numbered", "Ready", "Work"]
+
+
+@dataclass(frozen=True, slots=True)
+class Numbered:
+    """A sample and its number in the stream; or what was pushed in its place, and why it is none."""
+
+    number: int
+    sample: Sample | None
+    error: DamacyError | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """One batch to read.
+
+    Attributes:
+        items: its samples.
+        reader: reads it; None if no sample can be read.
+        plan: how.
+        failed: errors of samples that cannot be read, in order, when there is no plan.
+        errors: errors of the source.
+    """
+
+    items: tuple[Numbered, ...]
+    reader: CropReader | None
+    plan: CropPlan | None
+    failed: tuple[DamacyError, ...]
+    errors: tuple[BaseException, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An error to raise, and how many samples it stands for."""
+
+    error: BaseException
+    num_samples: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """A batch that was read.
+
+    Attributes:
+        samples: its samples.
+        numbers: int64[B], their numbers.
+        key: int64[B], their keys.
+        buffer: their memory on the host.
+        placed: its fields on the device.
+        all_fill: whether nothing in it was ever written.
+        num_left_out: damaged samples that were left out of it.
+    """
+
+    samples: tuple[Sample, ...]
+    numbers: IntArray
+    key: IntArray
+    buffer: HostBuffer
+    placed: Placed
+    all_fill: bool
+    num_left_out: int
+
 
 __all__ = ["Planner"]
 
@@ -110,3 +176,99 @@ class Planner:
                 mask=field.pad is not None if field.mask is None else field.mask,
             )
         return CropReader(fields, reader=self._engine)
+
+
+__all__ = ["Puller"]
+
+
+class Puller:
+    """Pulls until the flow is closed.
+
+    Args:
+        flow: where samples go.
+        config: what they must fit.
+        openings: opens their arrays.
+        meters: times the iterables.
+    """
+
+    def __init__(self, flow: Flow[Numbered, Any, Any], config: Config, openings: Openings, meters: Meters) -> None:
+        self._flow = flow
+        self._config = config
+        self._openings = openings
+        self._meters = meters
+        self._number = 0
+
+    def run(self) -> None:
+        """Body of the thread."""
+        while (pushed := self._flow.next_push()) is not None:
+            try:
+                self._pull(pushed)
+            except BaseException as error:  # noqa: BLE001  (raised where the consumer meets it)
+                self._flow.put_trouble(error)
+
+    def _pull(self, pushed: Iterable[Any]) -> None:
+        iterator = iter(pushed)
+        try:
+            while self._flow.wait_for_room():
+                try:
+                    with self._meters.time("pull"):
+                        sample = next(iterator)
+                except StopIteration:
+                    self._flow.no_sample()
+                    return
+                self._flow.put_sample(self._numbered(sample))
+        finally:
+            if isinstance(iterator, GeneratorType):
+                iterator.close()
+
+    def _numbered(self, sample: Any) -> Numbered:
+        number, self._number = self._number, self._number + 1
+        try:
+            check_sample(sample, self._config, number)
+            for crop in crops_of(sample, self._config).values():
+                self._openings.start(crop.uri)
+        except DamacyError as error:
+            return Numbered(number, sample if isinstance(sample, Sample) else None, error)
+        return Numbered(number, sample)
+
+
+__all__ = ["SkipBudget"]
+
+_LOG = logging.getLogger("rankwise.crops")
+
+
+class SkipBudget:
+    """Judges the bad samples of one batch after the other. Only damaged content is left out.
+
+    Args:
+        allowed: "raise", or how many samples may be left out.
+    """
+
+    def __init__(self, allowed: Literal["raise"] | int) -> None:
+        self._allowed = 0 if allowed == "raise" else allowed
+        self.num_skipped = 0
+
+    def judge(self, errors: Sequence[DamacyError]) -> DamacyError | None:
+        """Return the error to raise for the bad samples of a batch; None if all of them are left out."""
+        if not errors:
+            return None
+        serious = [error for error in errors if not isinstance(error, DecodeError)]
+        if not serious and self.num_skipped + len(errors) <= self._allowed:
+            self.num_skipped += len(errors)
+            for error in errors:
+                _LOG.warning("left out (%d of at most %d): %s", self.num_skipped, self._allowed, error)
+            return None
+        first = (serious or list(errors))[0]
+        first.others = tuple(error for error in errors if error is not first)
+        for error in first.others:
+            first.add_note(f"in the same batch: {error}")
+        if self._allowed and not serious:
+            first.add_note(
+                f"{self.num_skipped} samples were left out before; on_bad_sample={self._allowed} allows no more"
+            )
+        return first
+
+    def say_total(self) -> None:
+        """Say how many samples were left out, if any were."""
+        if self.num_skipped:
+            _LOG.warning("%d damaged samples were left out in all (at most %d)", self.num_skipped, self._allowed)

@@ -13,12 +13,11 @@ from rankwise.data.contract import IntArray
 from rankwise.data.crops.budget import Budget, too_large
 from rankwise.data.crops.config import Config
 from rankwise.data.crops.exceptions import OutOfMemory
-from rankwise.data.crops.numa import pin_thread
 from rankwise.data.crops.reading import CropPlan, CropReader, CropReport
 from rankwise.data.crops.stats import Meters
 from rankwise.data.crops.stream.flow import Flow
-from rankwise.data.crops.stream.skipping import SkipBudget
-from rankwise.data.crops.stream.work import Failure, Ready, Work
+from rankwise.data.crops.stream.planning import Failure, Ready, SkipBudget, Work
+from rankwise.data.crops.tuning import pin_thread
 from rankwise.data.feed.buffer import HostBuffer
 from rankwise.data.feed.lease import Leases
 from rankwise.data.feed.memory import MemoryPool

@@ -11,7 +11,7 @@ import numpy as np
 from rankwise.data.crops.config import Config, Field
 from rankwise.data.crops.exceptions import BudgetExceeded, DamacyError, InvalidSample, RankMismatch
 from rankwise.data.crops.reading import FieldBoxes
-from rankwise.data.crops.reading.checking import box_text
+from rankwise.data.crops.reading.field import box_text
 from rankwise.data.crops.sample import Crop, Sample
 from rankwise.data.crops.stream.opening import Openings
 from rankwise.data.store.meta import ArrayMeta

@@ -14,14 +14,12 @@ from rankwise.data.contract import IntArray, sample_keys
 from rankwise.data.crops.budget import Budget
 from rankwise.data.crops.config import Config
 from rankwise.data.crops.devices import RankPlace
-from rankwise.data.crops.numa import cores_here
 from rankwise.data.crops.stats import Meters
 from rankwise.data.crops.stream.flow import Flow
 from rankwise.data.crops.stream.opening import Openings
-from rankwise.data.crops.stream.planning import Planner
-from rankwise.data.crops.stream.pulling import Puller
+from rankwise.data.crops.stream.planning import Failure, Numbered, Planner, Puller, Ready, Work
 from rankwise.data.crops.stream.reading import StreamReader
-from rankwise.data.crops.stream.work import Failure, Numbered, Ready, Work
+from rankwise.data.crops.tuning import cores_here
 from rankwise.data.feed.lease import Leases
 from rankwise.data.feed.memory import MemoryPool
 from rankwise.data.feed.place import Placer
