@@ -60,12 +60,12 @@ def measured() -> dict[str, float]:
 
 # measure: (limit, goal); a measure that should grow is counted negative
 LIMITS = {
-    "files": (314, 200),
-    "lines": (46_630, 28_000),
-    "median lines of a file": (-158, -130),
-    "most files in a folder": (32, 14),
-    "files under 60 lines": (29, 30),
-    "modules that end in -ing": (71, 10),
+    "files": (281, 200),
+    "lines": (46_300, 28_000),
+    "median lines of a file": (-184, -130),
+    "most files in a folder": (19, 14),
+    "files under 60 lines": (13, 30),
+    "modules that end in -ing": (62, 10),
     "modules of ours that a rows loader loads": (238, 160),
     "percent of test lines in files that import private data modules": (52, 20),
 }
