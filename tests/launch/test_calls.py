@@ -69,7 +69,7 @@ def test_a_standstill_is_told(capfd):
 
     cores = rankwise.run(sleeps_on, num_ranks=2, stall=1, binding="core")
     told = capfd.readouterr().err
-    assert "no rank has advanced for" in told
+    assert "no rank was seen to advance for" in told
     assert "sleeps_on" in told
     if len(os.sched_getaffinity(0)) >= 2:
         assert not set(cores[0]) & set(cores[1])

@@ -114,6 +114,7 @@ def load(name, *first):
         sys.path[:] = path
 load("colorsys", sys.argv[1])
 load("sndhdr" if sys.version_info < (3, 13) else "wave", sys.argv[1])
+sys.modules.pop("sndhdr", sys.modules.pop("wave", None))
 load("mimetypes", sys.argv[1])
 sys.modules["sitecustomize"] = types.SimpleNamespace(__file__="/elsewhere/sitecustomize.py")
 load("colorsys")

@@ -67,7 +67,7 @@ def _load(names: Sequence[str], path: Sequence[str], first: str) -> str:
             under a name that was needed is a reason not to go on.
         first: the folder of the program, wherever it lies.
     """
-    fds, known = _open_fds(), set(sys.modules)
+    fds = _open_fds()
     libraries = (os.path.dirname(os.__file__), *site.getsitepackages(), site.getusersitepackages())  # noqa: PTH120
     own = [entry for entry in path if entry == first or not entry.startswith(libraries)]
     sys.path[:] = [entry for entry in path if entry not in own]
@@ -79,7 +79,8 @@ def _load(names: Sequence[str], path: Sequence[str], first: str) -> str:
     for name in names:
         importlib.import_module(name)
     sys.meta_path.remove(missed)
-    for top in {name.partition(".")[0] for name in set(sys.modules) - known} | missed.names:
+    # also what this process had loaded before: a rank that was started alone may have looked for it later than we
+    for top in ({name.partition(".")[0] for name in sys.modules} - {"__main__"}) | missed.names:
         spec, loaded = PathFinder.find_spec(top, own), getattr(sys.modules.get(top), "__spec__", None)
         if spec is not None and spec.origin is not None and spec.origin != getattr(loaded, "origin", None):
             return f"the ranks would have loaded {spec.origin}"
