@@ -60,13 +60,13 @@ def measured() -> dict[str, float]:
 
 # measure: (limit, goal); a measure that should grow is counted negative
 LIMITS = {
-    "files": (281, 200),
-    "lines": (46_300, 28_000),
-    "median lines of a file": (-184, -130),
+    "files": (261, 200),
+    "lines": (46_090, 28_000),
+    "median lines of a file": (-197, -130),
     "most files in a folder": (19, 14),
-    "files under 60 lines": (13, 30),
-    "modules that end in -ing": (62, 10),
-    "modules of ours that a rows loader loads": (238, 160),
+    "files under 60 lines": (12, 30),
+    "modules that end in -ing": (37, 10),
+    "modules of ours that a rows loader loads": (220, 160),
     "percent of test lines in files that import private data modules": (52, 20),
 }
 

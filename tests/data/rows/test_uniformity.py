@@ -14,7 +14,7 @@ from scipy import stats
 
 from rankwise.data.order import Order
 from rankwise.data.rows import DatasetCollection, RowSource
-from rankwise.data.rows.collection.placing import Placing, cut_datasets
+from rankwise.data.rows.collection.places import Placing, cut_datasets
 from rankwise.testing.small_rows import write_anndata
 
 CHANCE = 1e-4

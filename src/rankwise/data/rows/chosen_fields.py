@@ -12,7 +12,7 @@ from rankwise.data.contract import choose_fields
 from rankwise.data.rows.datasets import AnyDataset
 from rankwise.data.rows.fields import FieldChoice, open_fields
 from rankwise.data.rows.obs import ObsColumn, read_column
-from rankwise.data.rows.reading import RowFields
+from rankwise.data.rows.reader import RowFields
 from rankwise.data.rows.transforms import Log1pCounts
 from rankwise.errors import ConfigError
 

@@ -19,7 +19,7 @@ from rankwise.data.rows.drawing import DrawOptions, settled_options
 from rankwise.data.rows.fields import FieldChoice
 from rankwise.data.rows.locality import RowLocality
 from rankwise.data.rows.places import NamedRows, find_rows
-from rankwise.data.rows.reading import RowErrors, RowPlan, Shelf, read_one
+from rankwise.data.rows.reader import RowErrors, RowPlan, Shelf, read_one
 from rankwise.data.store import DEFAULT_CACHE_BYTES, BoxReader, ChunkCache, ReaderStats
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ OWN_LOADERS = (
     ("rankwise.data.feed.loader", "FeedLoader", "_next"),
     ("rankwise.data.samples.dataset", "DatasetLoader", "_step"),
     ("rankwise.data.crops.stream.pipeline", "StreamPipeline", "pop"),
-    ("rankwise.data.rows.loader.ahead", "RequestReader", "take"),
+    ("rankwise.data.rows.loader.prefetch", "RequestReader", "take"),
     ("rankwise.data.rows.loader.loader", "Loader", "_batch"),
 )
 # how users call them

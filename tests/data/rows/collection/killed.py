@@ -9,9 +9,10 @@ from pathlib import Path
 import anndata  # noqa: F401  (imported once for all the forks)
 
 from rankwise.data.rows import DatasetCollection
-from rankwise.data.rows.collection import adding, moving
+from rankwise.data.rows.collection import additions
+from rankwise.data.rows.collection import buckets as moving
 from rankwise.data.rows.collection.crew import tasks
-from rankwise.data.rows.collection.steps import filling, tables
+from rankwise.data.rows.collection.steps import contents, tables
 from rankwise.data.rows.writing import shards
 from rankwise.testing.faults import end_at
 from rankwise.testing.small_rows import small_anndata
@@ -24,11 +25,11 @@ PLACES = {
     "half-skeleton": (tables, "_create_matrix", 2, "before"),
     "half-shard": (shards._ShardFile, "add", 2, "before"),
     "half-table": (tables, "_put", 3, "before"),
-    "second-dataset": (filling, "array_checksums", 2, "before"),
-    "half-moved": (adding, "fsync_folder", 1, "before"),
-    "before-commit": (adding, "commit", 1, "before"),
-    "after-commit": (adding, "commit", 1, "after"),
-    "dropped": (adding, "_drop", 2, "after"),
+    "second-dataset": (contents, "array_checksums", 2, "before"),
+    "half-moved": (additions, "fsync_folder", 1, "before"),
+    "before-commit": (additions, "commit", 1, "before"),
+    "after-commit": (additions, "commit", 1, "after"),
+    "dropped": (additions, "_drop", 2, "after"),
 }
 CASES = [(name, name == "dropped") for name in PLACES] + [("after-commit", True)]
 

@@ -11,7 +11,7 @@ import scipy.sparse
 import zarr
 
 from rankwise.data.rows import DatasetCollection
-from rankwise.data.rows.collection.moving import Buckets
+from rankwise.data.rows.collection.buckets import Buckets
 from rankwise.data.rows.collection.options import WriteOptions
 from rankwise.data.rows.datasets import find_datasets
 from rankwise.errors import ConfigError, DataError

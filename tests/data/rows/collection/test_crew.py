@@ -70,7 +70,7 @@ def test_ranks_of_a_process_group_write_together(tmp_path):
 
 def fail_on_rank_1(world, place, step):
     """Runs on every rank: rank 1 cannot read its input in this step, and rank 0 waits for it."""
-    from rankwise.data.rows.collection import adding
+    from rankwise.data.rows.collection import additions
 
     def fail(job):
         if world.rank == 1:
@@ -78,7 +78,7 @@ def fail_on_rank_1(world, place, step):
         job.crew.wait_for(lambda: False, "rank 1")
 
     with pytest.MonkeyPatch.context() as patch:  # the ranks serve other tests too
-        patch.setattr(adding, step, fail)
+        patch.setattr(additions, step, fail)
         with pytest.raises(RankwiseError) as caught:
             DatasetCollection(place).add_adatas([small_anndata(60, 6)], rng=3)
     return f"{caught.typename}: {caught.value}"

@@ -5,7 +5,7 @@ import errno
 import pytest
 
 from rankwise.data.rows import DatasetCollection
-from rankwise.data.rows.collection.moving import Buckets
+from rankwise.data.rows.collection.buckets import Buckets
 from rankwise.errors import DataError
 from rankwise.testing.small_rows import small_anndata
 

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankwise.data.rows import DatasetCollection
-from rankwise.data.rows.collection.moving import Text
-from rankwise.data.rows.collection.placing import find_repeats, hash_names, rename
+from rankwise.data.rows.collection.buckets import Text
+from rankwise.data.rows.collection.places import find_repeats, hash_names, rename
 from rankwise.testing.small_rows import small_anndata
 
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankwise.data.rows.collection.placing import Placing, cut_datasets
+from rankwise.data.rows.collection.places import Placing, cut_datasets
 
 
 def order_of(edges, **options):

@@ -10,8 +10,8 @@ import pytest
 import zarr
 
 from rankwise.data.rows import DatasetCollection
-from rankwise.data.rows.collection import adding
-from rankwise.data.rows.collection.steps import filling
+from rankwise.data.rows.collection import additions
+from rankwise.data.rows.collection.steps import contents
 from rankwise.testing.small_rows import small_anndata, write_anndata
 
 THROWN = "unfinished writing of other inputs or parameters, or into other datasets; it is thrown away"
@@ -30,7 +30,7 @@ def stop(monkeypatch):
             raise StoppedError
 
         with monkeypatch.context() as patched, contextlib.suppress(StoppedError):
-            patched.setattr(adding, "_publish", publish)
+            patched.setattr(additions, "_publish", publish)
             DatasetCollection(place).add_adatas(inputs, matrices=["X"], **options)
         return json.loads((place.with_name(f"{place.name}.writing") / "journal.json").read_bytes())
 
@@ -113,7 +113,7 @@ def test_a_failed_writing_keeps_no_file_open(tmp_path, monkeypatch):
     """Rows that cannot be taken from their bucket in the second pass leave no open file and no thread behind."""
     streams = []
 
-    class Watched(filling.ShardStream):
+    class Watched(contents.ShardStream):
         def __init__(self, *arguments, **options):
             super().__init__(*arguments, **options)
             streams.append(self)
@@ -123,8 +123,8 @@ def test_a_failed_writing_keeps_no_file_open(tmp_path, monkeypatch):
         yield start, rows[:30]
         raise StoppedError
 
-    monkeypatch.setattr(filling, "ShardStream", Watched)
-    monkeypatch.setattr(filling, "_bucket_rows", broken)
+    monkeypatch.setattr(contents, "ShardStream", Watched)
+    monkeypatch.setattr(contents, "_bucket_rows", broken)
     with pytest.raises(StoppedError):
         DatasetCollection(tmp_path / "c.zarr").add_adatas(
             [small_anndata(40)], matrices=["X"], n_obs_per_chunk=8, shuffle=False

@@ -6,7 +6,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rankwise.data.rows.drawing import Interleave
-from rankwise.data.rows.drawing.mixing import MOST_POSITIONS
+from rankwise.data.rows.drawing.draws import MOST_POSITIONS
 from rankwise.errors import ConfigError
 
 

@@ -11,7 +11,7 @@ import zarr
 
 from rankwise.data.order import Order
 from rankwise.data.rows import Loader, RowSource
-from rankwise.data.rows.fields.opening import modality_of
+from rankwise.data.rows.fields.variables import modality_of
 from rankwise.errors import ConfigError
 from rankwise.testing.small_rows import random_csr, write_anndata
 

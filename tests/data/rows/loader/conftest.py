@@ -22,5 +22,5 @@ def reads(monkeypatch):
             found.append(rows.tolist())
             return super().read(rows)
 
-    monkeypatch.setattr("rankwise.data.rows.loader.holding.StoredRows", Noted)
+    monkeypatch.setattr("rankwise.data.rows.loader.held.StoredRows", Noted)
     return found

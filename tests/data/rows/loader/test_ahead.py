@@ -6,8 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from rankwise.data.rows.loader.ahead import RequestReader
-from rankwise.data.rows.loader.requesting import RowOrder
+from rankwise.data.rows.loader.prefetch import RequestReader
+from rankwise.data.rows.loader.requests import RowOrder
 from rankwise.testing.new_threads import threads_since
 
 

@@ -5,7 +5,7 @@ import pytest
 import scipy.sparse as sp
 import torch
 
-from rankwise.data.rows.loader.converting import check_library, convert
+from rankwise.data.rows.loader.defaults import check_library, convert
 from rankwise.testing.small_rows import random_csr
 
 

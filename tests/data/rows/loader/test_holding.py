@@ -7,7 +7,7 @@ import pytest
 import zarr
 
 from rankwise.data.rows import Loader
-from rankwise.data.rows.loader import holding
+from rankwise.data.rows.loader import held as holding
 
 
 @pytest.fixture

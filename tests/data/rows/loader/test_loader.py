@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rankwise.data.order import Order
-from rankwise.data.rows import DatasetCollection, Loader, OrderedLoader, RowSource, saying, write_sharded
+from rankwise.data.rows import DatasetCollection, Loader, OrderedLoader, RowSource, notices, write_sharded
 from rankwise.data.rows.abc import Sampler
 from rankwise.data.rows.datasets import COLLECTION_TYPE
 from rankwise.data.rows.samplers import ClassSampler, DistributedSampler, RandomSampler, SequentialSampler
@@ -206,7 +206,7 @@ def test_collections(tmp_path, caplog, monkeypatch):
             TypeError, match=r"use_collection wants a DatasetCollection, .* an AnnData goes to add_adata"
         ):
             Loader(shuffle=False).use_collection(other)
-    monkeypatch.setattr(saying, "_said", set())
+    monkeypatch.setattr(notices, "_said", set())
     with caplog.at_level(logging.WARNING, logger="rankwise.rows"):
         counts = Loader(shuffle=False).use_collection(
             tmp_path / "c.zarr",

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankwise.data.rows.loader.requesting import order_rows
+from rankwise.data.rows.loader.requests import order_rows
 from rankwise.errors import ConfigError
 
 NUM_ROWS = 40

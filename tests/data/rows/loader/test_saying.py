@@ -5,14 +5,14 @@ import logging
 import numpy as np
 import pytest
 
-from rankwise.data.rows import Loader, saying
+from rankwise.data.rows import Loader, notices
 from rankwise.data.rows.samplers import RandomSampler, SequentialSampler
 from rankwise.errors import MissingExtraError
 
 
 def test_a_pass_without_a_batch_is_said(caplog, monkeypatch):
     """Fewer rows than one batch, of which what fills none is left out: nothing comes, and once it is said why."""
-    monkeypatch.setattr(saying, "_said", set())
+    monkeypatch.setattr(notices, "_said", set())
     loader = Loader(chunk_size=4, preload_nchunks=4, batch_size=16, drop_last=True, shuffle=False)
     loader.add_dataset(np.ones((15, 3), dtype="f4"))
     with caplog.at_level(logging.WARNING, logger="rankwise.rows"):
@@ -24,7 +24,7 @@ def test_a_pass_without_a_batch_is_said(caplog, monkeypatch):
 
 def test_the_order_that_was_not_chosen_is_said_once(caplog, monkeypatch):
     """Without shuffle= rows come in stored order; who says shuffle=False is told nothing."""
-    monkeypatch.setattr(saying, "_said", set())
+    monkeypatch.setattr(notices, "_said", set())
     with caplog.at_level(logging.WARNING, logger="rankwise.rows"):
         Loader(shuffle=False)
         assert caplog.text == ""
@@ -40,7 +40,7 @@ def test_arguments_that_cannot_work(monkeypatch):
         Loader(batch_sampler=SequentialSampler(1, 1, 1), batch_size=3, rng=np.random.default_rng())
     with pytest.raises(ValueError, match="to wants None, 'torch' or 'jax'"):
         Loader(to="numpy", shuffle=False)
-    monkeypatch.setattr("rankwise.data.rows.loader.converting.find_spec", lambda name: None)
+    monkeypatch.setattr("rankwise.data.rows.loader.defaults.find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match=r"needs jax: pip install 'rankwise\[jax\]'"):
         Loader(to="jax", shuffle=False)
     with pytest.raises(ValueError, match="preload_to_gpu=True wants to='torch'"):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, IterableDataset
 
 from rankwise.checkpoint import Checkpointer
-from rankwise.data.rows import Loader, saying
+from rankwise.data.rows import Loader, notices
 from rankwise.data.rows.abc import Sampler
 from rankwise.data.rows.loader.stored import StoredRows
 from rankwise.data.rows.samplers import (
@@ -220,7 +220,7 @@ def test_other_data_are_refused_inside_an_epoch(store, tmp_path):
 
 def test_own_samplers_that_tell_go_on(store, caplog, monkeypatch):
     """Told settings and self.rng are enough. Others are named when they are saved inside an epoch, and when loaded."""
-    monkeypatch.setattr(saying, "_said", set())
+    monkeypatch.setattr(notices, "_said", set())
     for sampler in (Telling, lambda: ranks(0, Telling())):
         loader = make(store, sampler())
         rows = iter(loader)

@@ -12,7 +12,7 @@ import torch
 import zarr
 from torch.utils.data import DataLoader
 
-from rankwise.data.rows import Loader, saying
+from rankwise.data.rows import Loader, notices
 from rankwise.data.rows.abc import Sampler
 from rankwise.data.rows.samplers import ClassSampler, DistributedSampler, RandomSampler, SequentialSampler
 from rankwise.errors import SampleError
@@ -175,7 +175,7 @@ def test_own_samplers_in_several_workers(store, make_sampler, workers):
 def test_idle_workers_are_explained(store, monkeypatch, caplog):
     """By the one that reads everything, once; not where one reads alone, or the sampler can be dealt out."""
     place, _ = store
-    monkeypatch.setattr(saying, "_said", set())
+    monkeypatch.setattr(notices, "_said", set())
     for count, number, rng, said in [(1, 0, None, 0), (2, 0, 5, 0), (2, 1, None, 0), (2, 0, None, 1), (2, 0, None, 1)]:
         told = SimpleNamespace(id=number, num_workers=count, seed=7)
         monkeypatch.setattr(torch.utils.data, "get_worker_info", lambda told=told: told)

@@ -9,7 +9,7 @@ import pytest
 import zarr
 
 from rankwise.data.order import Order
-from rankwise.data.rows import Loader, RowSource, saying
+from rankwise.data.rows import Loader, RowSource, notices
 from rankwise.errors import SampleError
 from rankwise.testing.small_rows import random_csr, write_anndata
 
@@ -47,7 +47,7 @@ def test_zeros_that_a_shard_leaves_out_are_zeros(tmp_path, options):
 
 def test_files_of_one_chunk_that_held_zeros(tmp_path, caplog, monkeypatch):
     """Where column numbers are there, values without a file are the stored zeros that they were; it is said once."""
-    monkeypatch.setattr(saying, "_said", set())
+    monkeypatch.setattr(notices, "_said", set())
     place = str(tmp_path / "a.zarr")
     matrix = store(place, shards=None)
     assert not Path(place, "X/data/c/5").exists()

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankwise.data.rows.matrices import pointers
-from rankwise.data.rows.matrices.judging import AnyNumbers
+from rankwise.data.rows.matrices.damage import AnyNumbers
 from rankwise.data.rows.matrices.pointers import PagedNumbers
 from rankwise.data.store import BoxReader, read_meta
 

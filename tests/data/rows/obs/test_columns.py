@@ -7,8 +7,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from rankwise.data.rows import obs as columns
 from rankwise.data.rows.datasets import Dataset
-from rankwise.data.rows.obs import columns, read_column, read_groups
+from rankwise.data.rows.obs import read_column, read_groups
 from rankwise.data.store import BoxReader
 from rankwise.errors import ConfigError
 from rankwise.testing.small_rows import write_anndata

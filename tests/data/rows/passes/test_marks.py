@@ -6,8 +6,9 @@ import pickle
 
 import pytest
 
+from rankwise.data.rows import passes
 from rankwise.data.rows.abc import Sampler
-from rankwise.data.rows.passes import EpochMark, ranges
+from rankwise.data.rows.passes import EpochMark
 
 
 def test_a_forked_process_sees_what_is_chosen_later():
@@ -69,7 +70,7 @@ def test_without_memory_to_share_there_is_no_mark(monkeypatch):
         def _sample(self, n_obs):
             yield {"requests": [slice(0, n_obs)], "splits": []}
 
-    monkeypatch.setattr(ranges.EpochMark, "_allocate", full)
+    monkeypatch.setattr(passes.EpochMark, "_allocate", full)
     sampler = Rows()
     sampler.share_epoch()
     sampler.set_epoch(3)

@@ -11,7 +11,7 @@ from rankwise.data.rows.samplers import (
     SequentialSampler,
     WeightedClassSampler,
 )
-from rankwise.data.rows.samplers.next_pass import foreseen
+from rankwise.data.rows.samplers.distributed import foreseen
 
 CLASSES = pd.Categorical(np.repeat(["a", "b"], 50))
 SIZES = (5, 2, 5)

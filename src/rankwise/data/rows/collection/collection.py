@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from rankwise.data.order import Groups
-from rankwise.data.rows.collection.adding import add_rows, plan_of, settle
-from rankwise.data.rows.collection.crew import Crew, take_seat
-from rankwise.data.rows.collection.fitting import (
+from rankwise.data.rows.collection.additions import add_rows, plan_of, settle
+from rankwise.data.rows.collection.agreement import (
     check_columns,
     check_fit,
     check_kept,
@@ -18,11 +17,12 @@ from rankwise.data.rows.collection.fitting import (
     say_variables,
     warn_of_repeats,
 )
-from rankwise.data.rows.collection.grouping import open_folder
+from rankwise.data.rows.collection.crew import Crew, take_seat
+from rankwise.data.rows.collection.groups import open_folder
 from rankwise.data.rows.collection.inputs import Input, open_input, spread_collections
-from rankwise.data.rows.collection.joining import join_inputs
 from rankwise.data.rows.collection.journal import listed_names, locked, read_manifest, said_where_it_stands, work_folder
 from rankwise.data.rows.collection.options import WriteOptions, listed, named, seed_of
+from rankwise.data.rows.collection.union import join_inputs
 from rankwise.data.rows.datasets import COLLECTION_TYPE, check_files, find_datasets, load_anndata
 from rankwise.data.rows.opening import open_rows
 from rankwise.data.rows.places import NamedRows

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rankwise.data.rows.collection.joining import Joined
+from rankwise.data.rows.collection.union import Joined
 from rankwise.data.rows.writing import MatrixFormat, parse_size, rows_of_size
 from rankwise.errors import ConfigError
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from rankwise.data.contract import IntArray
+from rankwise.data.rows.collection.buckets import Buckets, Field
 from rankwise.data.rows.collection.inputs import Columnwise, Table
-from rankwise.data.rows.collection.moving import Buckets, Field
 
 __all__ = ["Turned"]
 

@@ -6,7 +6,8 @@ from typing import TypeAlias
 
 from rankwise.data.rows.datasets.checksums import array_checksums, check_files
 from rankwise.data.rows.datasets.dataset import Dataset
-from rankwise.data.rows.datasets.finding import (
+from rankwise.data.rows.datasets.held import HeldDataset, is_anndata, is_h5ad
+from rankwise.data.rows.datasets.search import (
     COLLECTION_TYPE,
     MANIFEST,
     find_datasets,
@@ -14,7 +15,6 @@ from rankwise.data.rows.datasets.finding import (
     split_modality,
     stored_name,
 )
-from rankwise.data.rows.datasets.held import HeldDataset, is_anndata, is_h5ad
 from rankwise.data.store import BoxReader
 
 __all__ = [

@@ -9,7 +9,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from rankwise.data.rows.datasets.finding import MANIFEST, MEMBER
+from rankwise.data.rows.datasets.search import MANIFEST, MEMBER
 from rankwise.errors import DataError
 
 __all__ = ["array_checksums", "check_files"]

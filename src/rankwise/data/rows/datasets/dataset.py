@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from rankwise.data.rows.datasets.checksums import check_files
-from rankwise.data.rows.datasets.finding import load_anndata, stored_name
+from rankwise.data.rows.datasets.search import load_anndata, stored_name
 from rankwise.data.rows.matrices import StoredMatrix, open_matrix
 from rankwise.data.store import BoxReader, load_zarr
 from rankwise.data.store.meta import STORES

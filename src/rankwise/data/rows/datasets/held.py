@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rankwise.data.rows.datasets.finding import load_anndata
+from rankwise.data.rows.datasets.search import load_anndata
 from rankwise.data.rows.matrices.held import HeldMatrix
 from rankwise.errors import ConfigError, DataError
 

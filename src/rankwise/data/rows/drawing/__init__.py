@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from rankwise.data.rows.drawing.making import make_draws, settled_options
-from rankwise.data.rows.drawing.mixing import Interleave, MixedDraws
+from rankwise.data.rows.drawing.draws import Interleave, MixedDraws, make_draws, settled_options
 from rankwise.data.rows.drawing.options import DrawOptions, Draws, RowDraws, RowWeights
 
 __all__ = [

@@ -12,22 +12,25 @@ from typing import Any, Literal, Self
 from rankwise.data.contract import JSON
 from rankwise.data.feed.workers import iterable_class, rebuild
 from rankwise.data.rows.abc import Sampler
-from rankwise.data.rows.loader.ahead import RequestReader, UnderWay
-from rankwise.data.rows.loader.converting import Library, check_gpu, check_library, convert
 from rankwise.data.rows.loader.defaults import (
+    Library,
+    check_gpu,
+    check_library,
     choose_sampler,
+    convert,
     global_batch,
     say_idle_workers,
     say_no_batch,
     sharded_batches,
 )
-from rankwise.data.rows.loader.holding import HeldDatasets
-from rankwise.data.rows.loader.requesting import RowBlock, RowOrder, make_ordered
-from rankwise.data.rows.loader.standing import Standing
+from rankwise.data.rows.loader.held import HeldDatasets
+from rankwise.data.rows.loader.position import Standing
+from rankwise.data.rows.loader.prefetch import RequestReader, UnderWay
+from rankwise.data.rows.loader.requests import RowBlock, RowOrder, make_ordered
 from rankwise.data.rows.loader.stored import iter_groups, load_group
-from rankwise.data.rows.passes.draws import Rng
-from rankwise.data.rows.samplers.next_pass import foreseen
-from rankwise.data.rows.saying import say_once
+from rankwise.data.rows.notices import say_once
+from rankwise.data.rows.passes import Rng
+from rankwise.data.rows.samplers.distributed import foreseen
 from rankwise.data.rows.types import LoaderOutput
 from rankwise.data.store import BoxReader
 from rankwise.errors import ConfigError

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from rankwise.data.rows.matrices.damage import find_gaps, stray_columns
 from rankwise.data.rows.matrices.held import HeldMatrix, HeldStack, gather_rows
-from rankwise.data.rows.matrices.judging import find_gaps, stray_columns
-from rankwise.data.rows.matrices.opening import open_matrix
 from rankwise.data.rows.matrices.plans import MatrixPlan
 from rankwise.data.rows.matrices.pointers import RowPointers
 from rankwise.data.rows.matrices.stacks import DenseStack, MatrixStack, SparseStack, stack_matrices
-from rankwise.data.rows.matrices.stored import StoredDense, StoredMatrix, StoredSparse
+from rankwise.data.rows.matrices.stored import StoredDense, StoredMatrix, StoredSparse, open_matrix
 
 __all__ = [
     "DenseStack",

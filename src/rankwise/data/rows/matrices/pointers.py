@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from rankwise.data.contract import DType, IntArray, NDArray
-from rankwise.data.rows.matrices.judging import AnyNumbers, Judge, PointerJudge
+from rankwise.data.rows.matrices.damage import AnyNumbers, Judge, PointerJudge
 from rankwise.data.store import ArrayMeta, BoxError, BoxReader, BoxReport, BoxRequest
 from rankwise.data.store.forks import renew_in_children
 from rankwise.errors import DataError

@@ -9,8 +9,7 @@ import numpy as np
 
 from rankwise.data.contract import DType, IntArray, NDArray
 from rankwise.data.rows.writing.encoding import pad_rows
-from rankwise.data.rows.writing.layout import SparseLayout, lay_out
-from rankwise.data.rows.writing.shards import parse_size, rows_of_size
+from rankwise.data.rows.writing.shards import SparseLayout, lay_out, parse_size, rows_of_size
 from rankwise.data.store import load_zarr
 from rankwise.errors import ConfigError
 

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from rankwise.data.contract import IntArray
+from rankwise.data.rows.collection.buckets import Text
 from rankwise.data.rows.collection.columns import Column, columns_of_frame, index_of_frame, open_columns
 from rankwise.data.rows.collection.inputs.tables import Columnwise, Table
-from rankwise.data.rows.collection.moving import Text
 from rankwise.data.rows.datasets import load_anndata
 from rankwise.errors import DataError, RankwiseError
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankwise.data.rows.collection.steps.filling import dataset_tasks, entries_of, spill_tasks, turn_tasks
+from rankwise.data.rows.collection.steps.contents import dataset_tasks, entries_of, spill_tasks, turn_tasks
 from rankwise.data.rows.collection.steps.job import Job, name_tasks
 from rankwise.data.rows.collection.steps.tables import skeleton_tasks
 

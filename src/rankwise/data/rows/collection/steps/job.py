@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from rankwise.data.contract import IntArray, NDArray
+from rankwise.data.rows.collection.buckets import Buckets, Text
 from rankwise.data.rows.collection.crew import Crew, Marks, Task
-from rankwise.data.rows.collection.joining import Joined
-from rankwise.data.rows.collection.moving import Buckets, Text
 from rankwise.data.rows.collection.options import WriteOptions
-from rankwise.data.rows.collection.placing import Placing, find_repeats, hash_names, rename
+from rankwise.data.rows.collection.places import Placing, find_repeats, hash_names, rename
 from rankwise.data.rows.collection.turning import Turned
+from rankwise.data.rows.collection.union import Joined
 
 __all__ = ["Block", "Job"]
 

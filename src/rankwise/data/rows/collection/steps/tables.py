@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from rankwise.data.rows.collection.buckets import Text
 from rankwise.data.rows.collection.columns import ObsColumn
 from rankwise.data.rows.collection.crew import Task
-from rankwise.data.rows.collection.moving import Text
-from rankwise.data.rows.collection.placing import rename
+from rankwise.data.rows.collection.places import rename
 from rankwise.data.rows.collection.steps.job import Job, repeats_of
 from rankwise.data.rows.datasets import load_anndata, stored_name
 from rankwise.data.rows.writing import create_dense, create_sparse, quiet_anndata

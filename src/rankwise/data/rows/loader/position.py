@@ -7,12 +7,11 @@ from typing import Any
 
 from rankwise.data.contract import JSON
 from rankwise.data.rows.abc import Sampler
-from rankwise.data.rows.loader.ahead import WITH_AN_ORDER, UnderWay
-from rankwise.data.rows.loader.holding import HeldDatasets
-from rankwise.data.rows.loader.saved import SavedPass
+from rankwise.data.rows.loader.held import HeldDatasets
+from rankwise.data.rows.loader.prefetch import WITH_AN_ORDER, SavedPass, UnderWay
+from rankwise.data.rows.notices import process_rank, say_once
 from rankwise.data.rows.passes import known_settings
 from rankwise.data.rows.samplers import DistributedSampler
-from rankwise.data.rows.saying import process_rank, say_once
 from rankwise.errors import ConfigError
 from rankwise.world.loader_worker import current_worker
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from rankwise.data.rows.collection.inputs import Input, Table
-from rankwise.data.rows.collection.joining import Joined, few_names
+from rankwise.data.rows.collection.union import Joined, few_names
 from rankwise.data.rows.datasets import split_modality
 from rankwise.errors import ConfigError
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from rankwise.data.contract import IntArray
 from rankwise.data.rows.collection.crew import Task
-from rankwise.data.rows.collection.placing import hash_names
+from rankwise.data.rows.collection.places import hash_names
 from rankwise.data.rows.collection.steps.job import Block, Job
 from rankwise.data.rows.collection.steps.tables import table_tasks
 from rankwise.data.rows.collection.turning import Turned

@@ -1,4 +1,4 @@
-"""Where the datasets of a collection lie, and how they are called."""
+"""Where the rows of a collection lie, and how they are called."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from rankwise.data.contract import IntArray, NDArray
 from rankwise.data.order.permutation import derive, permute
-from rankwise.data.rows.collection.moving import Text
+from rankwise.data.rows.collection.buckets import Text
 
 __all__ = ["Placing", "cut_datasets"]
 

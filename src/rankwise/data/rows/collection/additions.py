@@ -17,9 +17,8 @@ from rankwise._files import fsync_folder
 from rankwise._version import __version__
 from rankwise.data.contract import IntArray
 from rankwise.data.rows.collection.crew import Crew, Marks, Task, work_off
-from rankwise.data.rows.collection.grouping import group_ranks
+from rankwise.data.rows.collection.groups import group_ranks
 from rankwise.data.rows.collection.inputs import Input
-from rankwise.data.rows.collection.joining import Joined
 from rankwise.data.rows.collection.journal import (
     Journal,
     commit,
@@ -30,7 +29,7 @@ from rankwise.data.rows.collection.journal import (
     work_folder,
 )
 from rankwise.data.rows.collection.options import WriteOptions, warn_of_room
-from rankwise.data.rows.collection.placing import Placing, cut_datasets
+from rankwise.data.rows.collection.places import Placing, cut_datasets
 from rankwise.data.rows.collection.progress import Progress
 from rankwise.data.rows.collection.steps import (
     Job,
@@ -41,6 +40,7 @@ from rankwise.data.rows.collection.steps import (
     spill_tasks,
     turn_tasks,
 )
+from rankwise.data.rows.collection.union import Joined
 from rankwise.data.rows.datasets import array_checksums
 from rankwise.errors import ConfigError
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from rankwise.data.contract import BoolArray, IntArray, NDArray
 from rankwise.data.rows.matrices.plans import MatrixPlan
-from rankwise.data.rows.saying import say_once
+from rankwise.data.rows.notices import say_once
 from rankwise.data.store import BoxError, BoxReport, Runs, name_lacking
 from rankwise.errors import DataError
 

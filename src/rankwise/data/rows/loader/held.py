@@ -10,8 +10,8 @@ import numpy as np
 
 from rankwise.data.contract import DType
 from rankwise.data.rows.datasets import load_anndata
-from rankwise.data.rows.loader.ahead import MemoryRows, RequestReader, RowsReader
-from rankwise.data.rows.loader.requesting import RowBlock
+from rankwise.data.rows.loader.prefetch import MemoryRows, RequestReader, RowsReader
+from rankwise.data.rows.loader.requests import RowBlock
 from rankwise.data.rows.loader.stored import StoredRows, adopt_matrix
 from rankwise.data.rows.matrices import StoredDense, StoredSparse
 from rankwise.data.rows.obs import join_tables

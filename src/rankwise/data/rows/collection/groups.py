@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from rankwise.data.contract import IntArray, NDArray
+from rankwise.data.rows.collection.buckets import Text
 from rankwise.data.rows.collection.columns import ObsColumn
-from rankwise.data.rows.collection.joining import Joined
 from rankwise.data.rows.collection.journal import said_where_it_stands
-from rankwise.data.rows.collection.moving import Text
+from rankwise.data.rows.collection.union import Joined
 from rankwise.data.rows.datasets import COLLECTION_TYPE
 from rankwise.data.store import load_zarr
 from rankwise.errors import ConfigError, DataError

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from rankwise.data.contract import DType, IntArray, NDArray
+from rankwise.data.rows.collection.buckets import Field
 from rankwise.data.rows.collection.columns import Column, ObsColumn, unite_columns
 from rankwise.data.rows.collection.inputs import Input
-from rankwise.data.rows.collection.moving import Field
 from rankwise.data.rows.datasets import load_anndata, split_modality
 from rankwise.data.store.boxes import conversion_loss
 from rankwise.errors import ConfigError

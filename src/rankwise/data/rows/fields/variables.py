@@ -10,10 +10,10 @@ from typing import Any
 from rankwise.data.contract import DType, IntArray
 from rankwise.data.rows.datasets import AnyDataset
 from rankwise.data.rows.fields.choice import FieldChoice, chosen_genes
-from rankwise.data.rows.fields.making import make_field
+from rankwise.data.rows.fields.kinds import make_field
 from rankwise.data.rows.fields.row_field import RowField
 from rankwise.data.rows.matrices import HeldMatrix, StoredMatrix, stack_matrices
-from rankwise.data.rows.saying import say_once
+from rankwise.data.rows.notices import say_once
 from rankwise.errors import ConfigError
 
 __all__ = ["Variables", "modality_of"]

@@ -1,0 +1,288 @@
+"""One pass of a sampler: its random numbers, its range, its share among the workers of a DataLoader."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+
+from rankwise.data.contract import JSON, IntArray
+from rankwise.errors import ConfigError
+
+__all__ = ["PassDraws", "Rng", "fresh_seed", "make_generator"]
+
+Rng: TypeAlias = np.random.Generator | int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassDraws:
+    """Where the random numbers of one pass come from.
+
+    Attributes:
+        seed: of the sampler.
+        epoch: number of the pass.
+        salt: tells passes with the same number apart; 0 where the number says it all.
+    """
+
+    seed: int
+    epoch: int
+    salt: int = 0
+
+    @property
+    def is_odd(self) -> bool:
+        """Whether this is an odd pass; neighbouring epochs take turns."""
+        return (self.epoch + self.salt) % 2 == 1
+
+    def whole(self) -> np.random.Generator:
+        """Return a new generator for what concerns the whole pass."""
+        return self._generator(0)
+
+    def request(self, number: int) -> np.random.Generator:
+        """Return a new generator for one load request: requests can be drawn in any order, by any worker."""
+        return self._generator(1 + number)
+
+    def _generator(self, key: int) -> np.random.Generator:
+        sequence = np.random.SeedSequence([self.seed, self.epoch, self.salt], spawn_key=(key,))
+        return np.random.default_rng(sequence)
+
+
+def make_generator(rng: Rng) -> np.random.Generator:
+    """Return the generator that `rng` names: itself, one for a seed (0 is a seed), or a new unseeded one for None.
+
+    Raises:
+        TypeError: it is something else.
+    """
+    if isinstance(rng, np.random.Generator):
+        return rng
+    if rng is None or (isinstance(rng, (int, np.integer)) and not isinstance(rng, bool)):
+        return np.random.default_rng(rng)
+    raise TypeError(f"rng wants a numpy.random.Generator, a whole number as seed, or None; got {type(rng).__name__}")
+
+
+def fresh_seed(rng: np.random.Generator | None) -> int:
+    """Draw a seed from a generator, or from the system where there is none."""
+    return int((np.random.default_rng() if rng is None else rng).integers(2**63))
+
+
+__all__ = ["RequestSizes"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestSizes:
+    """How many rows go together.
+
+    Attributes:
+        chunk_size: neighbouring rows that are read as one run.
+        preload_nchunks: runs that are read together and mixed: one load request.
+        batch_size: rows of a batch; a divisor of the rows of a request.
+
+    Raises:
+        ConfigError: they do not fit together.
+    """
+
+    chunk_size: int
+    preload_nchunks: int
+    batch_size: int
+
+    def __post_init__(self) -> None:
+        for name in ("chunk_size", "preload_nchunks", "batch_size"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+                raise ConfigError(f"{name} must be a whole number of at least 1, got {value!r}")
+        rows, batch = self.request_rows, self.batch_size
+        product = f"{self.chunk_size} * {self.preload_nchunks} = {rows}"
+        if batch > rows:
+            raise ConfigError(
+                f"batch_size cannot exceed chunk_size * preload_nchunks: got {batch}, but a request has {product} "
+                f"rows; take preload_nchunks={-(-batch // self.chunk_size)} or more"
+            )
+        if rows % batch:
+            raise ConfigError(
+                f"chunk_size * preload_nchunks must be divisible by batch_size: a request has {product} rows, which "
+                f"leaves {rows % batch} after batches of {batch}; take batch_size={self._nearest_divisor()}, or other "
+                "sizes"
+            )
+
+    @property
+    def request_rows(self) -> int:
+        """Rows of a full request."""
+        return self.chunk_size * self.preload_nchunks
+
+    def num_batches(self, total: int, *, drop_last: bool) -> int:
+        """Batches of a pass of `total` rows."""
+        return total // self.batch_size if drop_last else -(-total // self.batch_size)
+
+    def num_rows(self, total: int, *, drop_last: bool) -> int:
+        """Rows that a pass of `total` rows hands out."""
+        return total // self.batch_size * self.batch_size if drop_last else total
+
+    def cut(self, places: IntArray) -> list[IntArray]:
+        """Cut places in a request into batches."""
+        return np.split(places, range(self.batch_size, len(places), self.batch_size))
+
+    def _nearest_divisor(self) -> int:
+        rows = self.request_rows
+        return min((n for n in range(1, rows + 1) if rows % n == 0), key=lambda n: abs(n - self.batch_size))
+
+
+__all__ = ["known_settings"]
+
+
+class _HasSettings(Protocol):
+    def pass_settings(self) -> Mapping[str, JSON] | None: ...
+
+
+def known_settings(sampler: _HasSettings) -> Mapping[str, JSON] | None:
+    """Return the settings of a sampler, None where they are not known.
+
+    A class that inherits them and draws in its own way has settings of its own, which it would have to tell as well.
+    """
+    classes = type(sampler).__mro__
+    telling, drawing = (
+        next(place for place, one in enumerate(classes) if name in vars(one)) for name in ("pass_settings", "_sample")
+    )
+    return sampler.pass_settings() if telling <= drawing else None
+
+
+__all__ = ["check_mask", "circle", "mask_bounds", "mask_settings"]
+
+
+def check_mask(mask: slice) -> slice:
+    """Return a mask with a whole number as its start.
+
+    Raises:
+        TypeError: it is no slice.
+        ConfigError: it is no contiguous range, begins below 0, or is empty.
+    """
+    if not isinstance(mask, slice):
+        raise TypeError(f"mask wants a slice of rows, such as slice(0, 1000); got {type(mask).__name__}")
+    start, stop = mask.start or 0, mask.stop
+    if mask.step not in (None, 1):
+        raise ConfigError(f"mask.step must be 1: a mask is one contiguous range; got {mask}")
+    if start < 0 or (stop is not None and stop < 0):
+        raise ConfigError(f"mask.start and mask.stop must be >= 0, counted from the first row; got {mask}")
+    if stop is not None and start >= stop:
+        raise ConfigError(f"mask.start must be < mask.stop, or no row is left; got {mask}")
+    return slice(start, stop)
+
+
+def mask_bounds(mask: slice, n_obs: int) -> tuple[int, int]:
+    """Return the first row of a mask, and the one after its last.
+
+    Raises:
+        ConfigError: there are not that many rows.
+    """
+    checked = check_mask(mask)
+    if n_obs == 0:
+        raise ConfigError("the loader has no rows: add data first, with use_collection, add_adata or add_dataset")
+    start = int(checked.start)
+    stop = n_obs if checked.stop is None else int(checked.stop)
+    if stop > n_obs:
+        raise ConfigError(
+            f"mask.stop ({stop}) exceeds the {n_obs} rows of the loader: make the mask smaller, or add the data first"
+        )
+    if start >= stop:
+        raise ConfigError(f"mask.start ({start}) leaves no row: the loader has {n_obs} rows; move the mask")
+    return start, stop
+
+
+def mask_settings(mask: slice) -> list[JSON]:
+    """Return the first row of a mask, and the one after its last or None, as JSON."""
+    return [mask.start or 0, mask.stop]
+
+
+def circle(first: int, length: int, start: int, stop: int) -> list[slice]:
+    """Return a run of rows that goes on at `start` when it reaches `stop`, around as often as needed.
+
+    Args:
+        first: first row of the run, in [start, stop).
+        length: rows of the run.
+        start: first row of the range.
+        stop: row after the last of the range.
+    """
+    runs = []
+    while length > 0:
+        taken = min(length, stop - first)
+        runs.append(slice(first, first + taken))
+        first, length = start, length - taken
+    return runs
+
+
+__all__ = ["EpochMark"]
+
+_CHOICES, _EPOCH, _FIRST_SALT, _PASSES = range(4)
+_UNUSED = -1
+
+
+class EpochMark:
+    """Four words of memory that this process shares with those that are forked or spawned from it.
+
+    Workers of a `DataLoader` that stay from epoch to epoch hold copies of the loader: this is how `set_epoch` reaches
+    them. Only the process that made the memory chooses epochs in it; another that chooses one makes memory of its own,
+    so that ranks which got one loader from a common parent do not tell each other. A copy, or what is pickled for
+    another purpose than starting a process, has memory of its own too.
+
+    Args:
+        choices: how often an epoch was chosen.
+        epoch: the one that was chosen last.
+
+    Raises:
+        OSError: there is no memory to share.
+    """
+
+    def __init__(self, choices: int = 0, epoch: int = 0) -> None:
+        self._allocate(choices, epoch)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        from multiprocessing.context import get_spawning_popen
+
+        if get_spawning_popen() is None:
+            return EpochMark, self.read()
+        return _attach, (self._owner, self._words)
+
+    def read(self) -> tuple[int, int]:
+        """Return how often an epoch was chosen, and the last."""
+        return self._words[_CHOICES], self._words[_EPOCH]
+
+    def choose(self, epoch: int) -> int:
+        """Tell an epoch; return how often one was chosen by now."""
+        if self._owner != os.getpid():
+            self._allocate(*self.read())
+        self._words[_FIRST_SALT] = _UNUSED
+        self._words[_EPOCH] = epoch
+        self._words[_CHOICES] += 1
+        return int(self._words[_CHOICES])
+
+    @property
+    def num_passes(self) -> int:
+        """Changes whenever a worker begins a pass; a number without meaning otherwise, for they do not wait in line."""
+        return int(self._words[_PASSES])
+
+    def note_pass(self) -> None:
+        """Tell that a worker begins a pass."""
+        self._words[_PASSES] += 1
+
+    def is_first_use(self, salt: int) -> bool:
+        """Whether the workers with this salt are the first since the epoch was chosen; all of them get one answer.
+
+        Args:
+            salt: equal in the workers of one epoch of a DataLoader.
+        """
+        if self._words[_FIRST_SALT] == _UNUSED:
+            self._words[_FIRST_SALT] = salt
+        return bool(self._words[_FIRST_SALT] == salt)
+
+    def _allocate(self, choices: int, epoch: int) -> None:
+        from multiprocessing.sharedctypes import RawArray
+
+        self._owner = os.getpid()
+        self._words: Any = RawArray("q", [choices, epoch, _UNUSED, 0])
+
+
+def _attach(owner: int, words: Any) -> EpochMark:
+    mark = object.__new__(EpochMark)
+    mark._owner, mark._words = owner, words
+    return mark
