@@ -2,7 +2,7 @@
 
 import pytest
 
-from rankwise.data.order import BatchSampler, Order, opening
+from rankwise.data.order import BatchSampler, Order, openers
 from rankwise.errors import ConfigError
 from rankwise.testing.free_plans import FreeSource
 
@@ -16,14 +16,14 @@ class Drawable(FreeSource):
 
 @pytest.fixture
 def no_openers(monkeypatch):
-    monkeypatch.setattr(opening, "_OPENERS", [])
+    monkeypatch.setattr(openers, "_OPENERS", [])
 
 
 def test_places_want_a_room_that_knows_them(no_openers):
     """Without one a place is refused, and not taken for as many samples as it has letters."""
     with pytest.raises(ConfigError, match=r"got the place 'cells.zarr': `import rankwise.data.rows` opens"):
         Order("cells.zarr", batch_size=2)
-    opening.add_opener(lambda samples: Drawable() if samples == "cells.zarr" else None)
+    openers.add_opener(lambda samples: Drawable() if samples == "cells.zarr" else None)
     assert Order("cells.zarr", batch_size=2).samples == 10
     assert Order(7, batch_size=2).samples == 7
 

@@ -20,7 +20,7 @@ from zarr.codecs import BytesCodec, GzipCodec, ZstdCodec
 from rankwise.data.store import BoxReader, BoxRequest, read_meta
 from rankwise.data.store.decode.threads import ThreadsDecoder
 from rankwise.data.store.files import facts
-from rankwise.data.store.meta import parsing
+from rankwise.data.store.meta import parser
 from rankwise.testing.new_threads import threads_since
 
 DATA = np.random.default_rng(5).integers(0, 60_000, (64, 48)).astype("u2")
@@ -292,7 +292,7 @@ def test_a_reader_that_nobody_holds_leaves_nothing(metas):
 def test_metadata_are_parsed_once(metas, monkeypatch):
     """Requests carry parsed metadata: reading never parses a document of an array on the fast path."""
     parsed = mock.Mock()
-    monkeypatch.setattr(parsing, "parse_array", parsed)
+    monkeypatch.setattr(parser, "parse_array", parsed)
     with BoxReader(threads=1) as reader:
         read(reader, boxes(metas["fast"], metas["files"]))
     assert parsed.call_count == 0

@@ -5,7 +5,7 @@ A name changes only together with a page in ``docs/decisions``.
 """
 
 from rankwise.data.contract.bases import BaseOrder, BaseSamples, BaseSource, not_drawn
-from rankwise.data.contract.cutting import (
+from rankwise.data.contract.cuts import (
     num_micro_batches,
     sample_keys,
     share_sizes,

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from rankwise.data.contract import JSON, Order, OrderState, Share, Step, num_micro_batches, shares, whole_speeds
 from rankwise.data.feed.rank_place import check_ranks
-from rankwise.data.feed.repeating import is_sequential
+from rankwise.data.feed.repeats import is_sequential
 from rankwise.data.feed.workers.iterable import take_part
 from rankwise.data.feed.workers.starts import PassStarts, order_code
 from rankwise.errors import ConfigError

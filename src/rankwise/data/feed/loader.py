@@ -20,7 +20,7 @@ from rankwise.data.feed.place import Placer, make_placer
 from rankwise.data.feed.place_jax import is_jax_target, make_jax_placer
 from rankwise.data.feed.prefetch import Running
 from rankwise.data.feed.reader import OnBadSample, ReadBatch, SkipBudget, StepReader
-from rankwise.data.feed.repeating import Repeats
+from rankwise.data.feed.repeats import Repeats
 from rankwise.data.feed.transform import (
     BatchTransform,
     SampleTransform,

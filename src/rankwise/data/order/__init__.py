@@ -6,7 +6,7 @@
 
 from rankwise.data.order.ordering import Order
 from rankwise.data.order.sampler import BatchSampler, shard
-from rankwise.data.order.splitting import Groups, SplitRule, exact_parts, part_at, place_of_group, place_of_samples
+from rankwise.data.order.split_rule import Groups, SplitRule, exact_parts, part_at, place_of_group, place_of_samples
 
 __all__ = [
     "BatchSampler",

@@ -26,7 +26,7 @@ from rankwise.data.contract import (
 )
 from rankwise.data.feed import RankLoader, other_way
 from rankwise.data.samples.columns import Column, MemoryColumn, StoredColumn
-from rankwise.data.samples.opening import GroupArrays, make_column
+from rankwise.data.samples.opener import GroupArrays, make_column
 from rankwise.data.store import DEFAULT_CACHE_BYTES, BoxPlan, BoxReader, ChunkCache, ReaderStats, sum_reports
 from rankwise.errors import ConfigError, DataError, SampleError
 

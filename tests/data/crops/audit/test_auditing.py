@@ -14,7 +14,7 @@ from rich.console import Console
 
 from rankwise.data.crops import CropIndex
 from rankwise.data.crops.audit import AuditOptions, audit, audit_facts, show_audit
-from rankwise.data.crops.audit.showing import group_title
+from rankwise.data.crops.audit.display import group_title
 from rankwise.data.store import build_catalogue
 from rankwise.errors import ConfigError, DataError
 

@@ -4,7 +4,7 @@ import pytest
 import zarr
 from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
 
-from rankwise.data.crops.audit.costing import codec_name
+from rankwise.data.crops.audit.costs import codec_name
 from rankwise.data.store import read_meta
 
 

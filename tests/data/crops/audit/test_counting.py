@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankwise.data.crops.audit.costing import (
+from rankwise.data.crops.audit.costs import (
     expected_blocks,
     expected_distinct,
     expected_whole_blocks,

@@ -85,7 +85,7 @@ def test_calibrated_audits_predict_this_machine(write):
 
 def test_the_largest_part_is_named(write):
     """Of uncompressed data nothing is decoded: it is copied and cast."""
-    from rankwise.data.crops.audit.measuring import _largest_part
+    from rankwise.data.crops.audit.measurement import _largest_part
 
     crop = (16, 32, 32)
     raw = audit([write(compressors=None)], AuditOptions(crop=crop))

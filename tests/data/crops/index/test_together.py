@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rankwise.data.crops import CropIndex, Foreground
-from rankwise.data.crops.index.finding import SharedMaps
+from rankwise.data.crops.index.finder import SharedMaps
 from rankwise.data.store import build_catalogue
 from rankwise.errors import ConfigError, DataError, WorldError
 from rankwise.testing import run_ranks

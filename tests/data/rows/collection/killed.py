@@ -9,8 +9,7 @@ from pathlib import Path
 import anndata  # noqa: F401  (imported once for all the forks)
 
 from rankwise.data.rows import DatasetCollection
-from rankwise.data.rows.collection import additions
-from rankwise.data.rows.collection import buckets as moving
+from rankwise.data.rows.collection import additions, buckets
 from rankwise.data.rows.collection.crew import tasks
 from rankwise.data.rows.collection.steps import contents, tables
 from rankwise.data.rows.writing import shards
@@ -19,7 +18,7 @@ from rankwise.testing.small_rows import small_anndata
 
 # Where a kill falls: owner, name, which call, and whether before or after it.
 PLACES = {
-    "half-block": (moving, "append_record", 5, "before"),
+    "half-block": (buckets, "append_record", 5, "before"),
     "no-mark": (tasks.Marks, "put", 2, "before"),
     "no-mark-of-names": (tasks.Marks, "put", 5, "before"),
     "half-skeleton": (tables, "_create_matrix", 2, "before"),

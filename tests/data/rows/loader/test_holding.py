@@ -7,7 +7,7 @@ import pytest
 import zarr
 
 from rankwise.data.rows import Loader
-from rankwise.data.rows.loader import held as holding
+from rankwise.data.rows.loader import held
 
 
 @pytest.fixture
@@ -20,12 +20,12 @@ def made(monkeypatch):
     """How many readers of rows were made, each with memory of its own."""
     found = []
 
-    class Counted(holding.StoredRows):
+    class Counted(held.StoredRows):
         def __init__(self, *arguments):
             super().__init__(*arguments)
             found.append(self)
 
-    monkeypatch.setattr(holding, "StoredRows", Counted)
+    monkeypatch.setattr(held, "StoredRows", Counted)
     return found
 
 

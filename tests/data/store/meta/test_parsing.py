@@ -8,8 +8,8 @@ import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankwise.data.store.meta.coding import UnreadableError
-from rankwise.data.store.meta.parsing import parse_array
+from rankwise.data.store.meta.codecs import UnreadableError
+from rankwise.data.store.meta.parser import parse_array
 
 NUMBERS = [np.dtype(code).name for code in "?bhiqBHIQefdFD"]
 LITTLE = {"name": "bytes", "configuration": {"endian": "little"}}

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rankwise.data.store import BoxReader, BoxRequest, Runs, read_meta
-from rankwise.data.store.plan import planning, rows
+from rankwise.data.store.plan import planner, rows
 
 SHAPES = {1: [(200,), (90,)], 2: [(60, 5), (41, 5)], 3: [(50, 2, 3), (33, 2, 3)]}
 
@@ -57,7 +57,7 @@ def test_plans_are_those_of_numpy(arrays, data):
     with BoxReader(cache=0) as reader, pytest.MonkeyPatch.context() as patch:
         assert rows.cut_rows(request) is not None or len(request) < 8
         found = reader.plan(request)
-        patch.setattr(planning, "cut_rows", lambda _: None)
+        patch.setattr(planner, "cut_rows", lambda _: None)
         wanted = reader.plan(request)
     for table in ("chunks", "targets"):
         for column in fields(getattr(wanted, table)):

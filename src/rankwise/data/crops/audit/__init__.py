@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from rankwise.data.crops.audit.auditing import AuditOptions, AuditReport, GroupAudit, audit, audit_facts
-from rankwise.data.crops.audit.costing import CropCost
-from rankwise.data.crops.audit.measuring import BenchOptions, BenchReport, GroupBench, keep_rates, measure
-from rankwise.data.crops.audit.showing import bench_facts, show_audit, show_bench
+from rankwise.data.crops.audit.costs import CropCost
+from rankwise.data.crops.audit.display import bench_facts, show_audit, show_bench
+from rankwise.data.crops.audit.judgement import AuditOptions, AuditReport, GroupAudit, audit, audit_facts
+from rankwise.data.crops.audit.measurement import BenchOptions, BenchReport, GroupBench, keep_rates, measure
 from rankwise.data.crops.audit.sizes import Rates, load_rates
 
 __all__ = [

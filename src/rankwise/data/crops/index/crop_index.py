@@ -12,12 +12,12 @@ from typing import Any, Literal, overload
 import numpy as np
 
 from rankwise.data.contract import BaseSamples, FieldSpec, IntArray, Locality
-from rankwise.data.crops.index.compiling import Compiled, Stages
-from rankwise.data.crops.index.finding import CellFinder
+from rankwise.data.crops.index.compiled import Compiled, Stages
+from rankwise.data.crops.index.finder import CellFinder
 from rankwise.data.crops.index.image import CropImage
 from rankwise.data.crops.index.inputs import By, Images, gather_images, make_together, split_images
 from rankwise.data.crops.index.lattice import Edges
-from rankwise.data.crops.index.placing import Places, Tiles, region_elements
+from rankwise.data.crops.index.places import Places, Tiles, region_elements
 from rankwise.data.crops.index.rules import Curriculum, Foreground, Mask, Rules, Weights
 from rankwise.data.crops.index.take import ImageColumns, Take
 from rankwise.data.crops.reading.field import MASK_SUFFIX

@@ -25,7 +25,7 @@ from rankwise.data.contract import (
     num_micro_batches,
 )
 from rankwise.data.crops.budget import Budget, Caps, check_fits
-from rankwise.data.crops.index.compiling import Compiled
+from rankwise.data.crops.index.compiled import Compiled
 from rankwise.data.crops.index.crop_index import CropIndex
 from rankwise.data.crops.reading import CropField, CropPlan, CropReader
 from rankwise.data.crops.reading.field import MASK_SUFFIX

@@ -18,7 +18,7 @@ import numpy as np
 
 from rankwise.data.contract import BaseOrder, IntArray, NDArray, OrderState, Step
 from rankwise.data.crops.index.crop_index import CropIndex
-from rankwise.data.crops.index.placing import Tiles
+from rankwise.data.crops.index.places import Tiles
 from rankwise.errors import ConfigError
 
 __all__ = ["Canvas", "Layer", "Run", "SlabPlan", "TileOrder", "Window", "tile_window"]

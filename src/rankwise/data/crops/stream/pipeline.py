@@ -21,8 +21,8 @@ from rankwise.data.crops.pipeline import Pipeline
 from rankwise.data.crops.sample import Sample
 from rankwise.data.crops.stats import Stats
 from rankwise.data.crops.stream.flow import Starved
-from rankwise.data.crops.stream.planning import Failure, Ready
-from rankwise.data.crops.stream.resolving import check_sample
+from rankwise.data.crops.stream.planner import Failure, Ready
+from rankwise.data.crops.stream.resolver import check_sample
 from rankwise.data.crops.stream.stages import Stages
 from rankwise.data.feed.place import make_placer
 

@@ -16,9 +16,9 @@ from rankwise.data.crops.config import Config
 from rankwise.data.crops.devices import RankPlace
 from rankwise.data.crops.stats import Meters
 from rankwise.data.crops.stream.flow import Flow
-from rankwise.data.crops.stream.opening import Openings
-from rankwise.data.crops.stream.planning import Failure, Numbered, Planner, Puller, Ready, Work
-from rankwise.data.crops.stream.reading import StreamReader
+from rankwise.data.crops.stream.opener import Openings
+from rankwise.data.crops.stream.planner import Failure, Numbered, Planner, Puller, Ready, Work
+from rankwise.data.crops.stream.reader import StreamReader
 from rankwise.data.crops.tuning import cores_here
 from rankwise.data.feed.lease import Leases
 from rankwise.data.feed.memory import MemoryPool

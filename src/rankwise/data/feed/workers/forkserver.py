@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 PRELOAD_VARIABLE = "RANKWISE_PRELOAD"
-_PRELOADING = "rankwise.data.feed.workers.preloading"
+_PRELOADING = "rankwise.data.feed.workers.preload"
 _watching = threading.Lock()
 _arrived = threading.Event()  # in a process of a fork server: it is a worker of ours
 

@@ -24,7 +24,7 @@ from rankwise.data.rows.collection.journal import listed_names, locked, read_man
 from rankwise.data.rows.collection.options import WriteOptions, listed, named, seed_of
 from rankwise.data.rows.collection.union import join_inputs
 from rankwise.data.rows.datasets import COLLECTION_TYPE, check_files, find_datasets, load_anndata
-from rankwise.data.rows.opening import open_rows
+from rankwise.data.rows.opener import open_rows
 from rankwise.data.rows.places import NamedRows
 from rankwise.data.rows.source import RowSource
 from rankwise.data.rows.writing import MatrixFormat, codecs_of

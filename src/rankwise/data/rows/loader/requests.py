@@ -11,7 +11,7 @@ import numpy as np
 from rankwise.data.contract import IntArray, NDArray
 from rankwise.data.feed.csr import scipy_csr
 from rankwise.data.rows.loader.defaults import check_library
-from rankwise.data.rows.opening import open_rows
+from rankwise.data.rows.opener import open_rows
 from rankwise.data.rows.ordered import OrderedLoader
 from rankwise.data.rows.types import LoadRequest
 from rankwise.errors import ConfigError, DataError

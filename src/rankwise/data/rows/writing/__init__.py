@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankwise.data.rows.writing.encoding import codecs_of, pad_rows
+from rankwise.data.rows.writing.codecs import codecs_of, pad_rows
 from rankwise.data.rows.writing.matrices import MatrixFormat, create_dense, create_sparse
 from rankwise.data.rows.writing.sharded import quiet_anndata, write_sharded
 from rankwise.data.rows.writing.shards import ShardStream, SparseLayout, lay_out, parse_size, rows_of_size

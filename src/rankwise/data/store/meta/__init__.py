@@ -16,7 +16,7 @@ from rankwise.data.store.meta.ngff import (
     open_image,
     open_plate,
 )
-from rankwise.data.store.meta.reading import read_meta
+from rankwise.data.store.meta.reader import read_meta
 from rankwise.data.store.meta.tree import STORES, Nodes, StoredNodes, list_arrays
 from rankwise.data.store.meta.values import ArrayMeta, ChunkCodec, KeyEncoding
 

@@ -8,10 +8,10 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
 
-from rankwise.data.store.meta.coding import UnreadableError
+from rankwise.data.store.meta.codecs import UnreadableError
 from rankwise.data.store.meta.documents import Stamp, stamp_document
 from rankwise.data.store.meta.nodes import Node
-from rankwise.data.store.meta.parsing import parse_array
+from rankwise.data.store.meta.parser import parse_array
 from rankwise.data.store.meta.values import ArrayMeta
 from rankwise.errors import DataError
 

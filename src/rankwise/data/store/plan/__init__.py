@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from rankwise.data.store.plan.lookup import BoxPlan, ChunkTable, OddBox, TargetTable
-from rankwise.data.store.plan.planning import make_plan, name_lacking
+from rankwise.data.store.plan.planner import make_plan, name_lacking
 
 __all__ = ["BoxPlan", "ChunkTable", "OddBox", "TargetTable", "make_plan", "name_lacking"]

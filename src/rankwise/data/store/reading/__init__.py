@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rankwise.data.store.reading.admission import Admission
-from rankwise.data.store.reading.executing import Executor
+from rankwise.data.store.reading.executor import Executor
 from rankwise.data.store.reading.failures import say_loss, say_losses, say_slow_arrays
 from rankwise.data.store.reading.slabs import Serials, chunk_keys
 from rankwise.data.store.reading.slow import SlowArrays

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankwise.data.store.meta.ngff.finding import ImageRef, iter_images
+from rankwise.data.store.meta.ngff.discovery import ImageRef, iter_images
 from rankwise.data.store.meta.ngff.images import open_image
 from rankwise.data.store.meta.ngff.plates import Acquisition, Field, Plate, Well, open_plate
 from rankwise.data.store.meta.ngff.values import Axis, Image, ImageLevel

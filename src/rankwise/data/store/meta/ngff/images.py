@@ -40,7 +40,7 @@ def image_of(node: Node, nodes: Nodes, *, multiscale: int = 0) -> Image:
         return _plain_image(node, nodes)
     ome = ome_attributes(node)
     if "multiscales" not in ome:
-        from rankwise.data.store.meta.reading import describe_group
+        from rankwise.data.store.meta.reader import describe_group
 
         raise DataError(
             f"the group {node.place} is no OME-Zarr image (no 'multiscales'); it {describe_group(node, nodes)}"

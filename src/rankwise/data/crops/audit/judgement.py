@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 
 from rankwise.data.contract import JSON, DType
-from rankwise.data.crops.audit.advising import Layout, advise, better_layout, warn
-from rankwise.data.crops.audit.costing import CropCost, codec_name, cost_of, mean_cost
-from rankwise.data.crops.audit.gathering import Fitting, fit, gather
+from rankwise.data.crops.audit.advice import Layout, advise, better_layout, warn
+from rankwise.data.crops.audit.costs import CropCost, codec_name, cost_of, mean_cost
 from rankwise.data.crops.audit.sizes import Rates, StoredSizes, load_rates, num_files, sample_sizes
+from rankwise.data.crops.audit.stores import Fitting, fit, gather
 from rankwise.data.store.boxes import check_conversion
 from rankwise.launch.cores import num_usable_cores
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from rankwise.data.contract import NDArray
-from rankwise.data.crops.audit.auditing import AuditOptions, AuditReport, GroupAudit, audit
+from rankwise.data.crops.audit.judgement import AuditOptions, AuditReport, GroupAudit, audit
 from rankwise.data.crops.audit.sizes import Rates, rates_file, save_rate
 from rankwise.data.store.boxes import BoxReport, BoxRequest
 from rankwise.data.store.plan import BoxPlan

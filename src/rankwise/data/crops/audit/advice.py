@@ -6,7 +6,7 @@ import itertools
 import math
 from dataclasses import dataclass, replace
 
-from rankwise.data.crops.audit.costing import CropCost, codec_name, cost_of, expected_blocks
+from rankwise.data.crops.audit.costs import CropCost, codec_name, cost_of, expected_blocks
 from rankwise.data.crops.audit.sizes import Rates, StoredSizes, num_files
 from rankwise.data.store.meta import ArrayMeta
 

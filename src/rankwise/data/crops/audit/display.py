@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.table import Table
 
 from rankwise.data.contract import JSON
-from rankwise.data.crops.audit.auditing import AuditReport, GroupAudit, audit_facts
-from rankwise.data.crops.audit.measuring import BenchReport, GroupBench
+from rankwise.data.crops.audit.judgement import AuditReport, GroupAudit, audit_facts
+from rankwise.data.crops.audit.measurement import BenchReport, GroupBench
 
 __all__ = ["group_title", "show_audit"]
 

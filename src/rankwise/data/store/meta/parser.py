@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from rankwise.data.contract import DType
-from rankwise.data.store.meta.coding import (
+from rankwise.data.store.meta.codecs import (
     Coding,
     UnreadableError,
     UnusualError,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from rankwise.data.order.opening import add_opener
+from rankwise.data.order.openers import add_opener
 from rankwise.data.rows.chosen import first_matrix
 from rankwise.data.rows.datasets import Dataset, is_anndata, open_dataset
 from rankwise.data.rows.places import find_rows

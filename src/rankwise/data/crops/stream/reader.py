@@ -16,7 +16,7 @@ from rankwise.data.crops.exceptions import OutOfMemory
 from rankwise.data.crops.reading import CropPlan, CropReader, CropReport
 from rankwise.data.crops.stats import Meters
 from rankwise.data.crops.stream.flow import Flow
-from rankwise.data.crops.stream.planning import Failure, Ready, SkipBudget, Work
+from rankwise.data.crops.stream.planner import Failure, Ready, SkipBudget, Work
 from rankwise.data.crops.tuning import pin_thread
 from rankwise.data.feed.buffer import HostBuffer
 from rankwise.data.feed.lease import Leases

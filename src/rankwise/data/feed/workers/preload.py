@@ -1,5 +1,7 @@
 """Imported by a fork server alone, as the last of what it preloads: the main script of the process that it serves."""
 
+from __future__ import annotations
+
 import os
 
 from rankwise.data.feed.workers.forkserver import PRELOAD_VARIABLE, preload_main, serve_deaf

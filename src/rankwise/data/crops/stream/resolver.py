@@ -13,7 +13,7 @@ from rankwise.data.crops.exceptions import BudgetExceeded, DamacyError, InvalidS
 from rankwise.data.crops.reading import FieldBoxes
 from rankwise.data.crops.reading.field import box_text
 from rankwise.data.crops.sample import Crop, Sample
-from rankwise.data.crops.stream.opening import Openings
+from rankwise.data.crops.stream.opener import Openings
 from rankwise.data.store.meta import ArrayMeta
 from rankwise.data.store.meta.ngff.values import Image
 from rankwise.errors import DataError
