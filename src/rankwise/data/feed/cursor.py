@@ -112,26 +112,36 @@ class Cursor:
         self.equal_because = ""
         self._done = self.order.start(0)
         self._starts: PassStarts | None = None
+        self._coded: tuple[tuple[str, tuple[int, ...] | None], int] = (("", None), 0)  # computed once, not at each step
         self._was_chosen = False
 
     @property
     def done(self) -> OrderState:
         """The last state marked done, or chosen; where a DataLoader began another epoch since, the start of that."""
-        begun = None if self._starts is None else self._starts.begun()
-        if begun is not None:
+        starts = self._starts
+        if starts is not None and not starts.is_quiet and (begun := starts.begun()) is not None:
             self._done = self._state(*begun)
         return self._done
 
     @done.setter
     def done(self, state: OrderState) -> None:
-        self._done = state
-        if self._starts is not None:
-            self._starts.say(state.epoch, state.position, self._code)
+        self._done, starts = state, self._starts
+        if starts is None:
+            return
+        if starts.is_quiet:
+            starts.unsaid = state, self._code
+            if starts.is_quiet:  # looked at again: another thread may have forked in between
+                return
+            starts.unsaid = None
+        starts.say(state.epoch, state.position, self._code)
 
     @property
     def _code(self) -> int:
         """Tells orders and cuts apart; see `PassStarts`."""
-        return order_code(self._done.recipe + ("" if self.speeds is None else str(self.speeds)))
+        of = self._done.recipe, self.speeds
+        if self._coded[0] != of:
+            self._coded = of, order_code(of[0] + ("" if of[1] is None else str(of[1])))
+        return self._coded[1]
 
     def share(self) -> None:
         """Let workers of a DataLoader, which get a copy of this, know where it stands."""
@@ -224,10 +234,11 @@ class Cursor:
         Raises:
             ConfigError: the state belongs to another order.
         """
-        if (state.recipe, state.seed) != (self.done.recipe, self.done.seed):
+        mine = self._done
+        if state.recipe != mine.recipe or state.seed != mine.seed:
             raise ConfigError(
                 f"mark_done got a state of another order (recipe {state.recipe}, seed {state.seed}); this loader's is "
-                f"{self.done.recipe}, seed {self.done.seed}: pass batch.resume of a batch of this loader"
+                f"{mine.recipe}, seed {mine.seed}: pass batch.resume of a batch of this loader"
             )
         self.done = state
 

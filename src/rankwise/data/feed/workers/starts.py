@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from rankwise.data.contract import OrderState
 from rankwise.data.feed.workers.forkserver import leave_with_rank
 from rankwise.world.loader_worker import LoaderWorker
 
@@ -64,23 +65,43 @@ class PassStarts:
     ranks which got one loader from a common parent do not tell each other; so has what is copied or pickled for
     another purpose than starting a process.
 
+    Most loaders never meet a DataLoader, and a word to workers costs more than all else that a step says. So nothing is
+    said before somebody could hear it: a pass was begun, or this process forks or starts another with a copy of this.
+
     Args:
         epoch: where the loader stands.
         position: likewise.
         order: `order_code` of its order.
+
+    Attributes:
+        is_quiet: whether nobody can hear what is said, nor begin a pass.
+        unsaid: while it is quiet, where the loader stands and the code of its order; None = as was said last.
     """
 
     def __init__(self, epoch: int, position: int, order: int) -> None:
         self._said = Standing(serial=0, epoch=epoch, position=position, order=order)
+        self.is_quiet = True
+        self.unsaid: tuple[OrderState, int] | None = None
         self._own()
+        _QUIET.add(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         from multiprocessing.context import get_spawning_popen
         from multiprocessing.reduction import DupFd
 
         if get_spawning_popen() is None:
-            return PassStarts, (self._said.epoch, self._said.position, self._said.order)
+            said = (self._said, self._said.order) if self.unsaid is None else self.unsaid
+            return PassStarts, (said[0].epoch, said[0].position, said[1])
+        self.speak()
         return _attach, (self._owner, DupFd(self._file), self._said)
+
+    def speak(self) -> None:
+        """Say from now on at once what is said, beginning with what was not."""
+        self.is_quiet = False
+        unsaid, self.unsaid = self.unsaid, None
+        if unsaid is not None:
+            state, order = unsaid
+            self.say(state.epoch, state.position, order)
 
     def say(self, epoch: int, position: int, order: int) -> None:
         """Tell where the loader stands from now on, with or without a change."""
@@ -105,6 +126,7 @@ class PassStarts:
             worker: of a DataLoader, None in the process that says where the loader stands.
             repeats: whether passes are the same in every epoch, and meant so.
         """
+        self.speak()
         if worker is None:
             if self._owner != os.getpid():
                 self._own()
@@ -197,9 +219,21 @@ class PassStarts:
 
 def _attach(owner: int, file: Any, said: Standing) -> PassStarts:
     made = object.__new__(PassStarts)
-    made._said = said
+    made._said, made.is_quiet, made.unsaid = said, False, None
     made._hold(owner, file.detach())
     return made
+
+
+_QUIET: weakref.WeakSet[PassStarts] = weakref.WeakSet()
+
+
+def _speak_before_fork() -> None:
+    for starts in [each for each in _QUIET if each.is_quiet]:
+        starts.speak()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_speak_before_fork)
 
 
 def _place(number: int) -> int:
