@@ -32,7 +32,7 @@ def command(capsys, monkeypatch):
 
 @pytest.fixture
 def stopped(command, monkeypatch):
-    """Calls the command line, with Ctrl-C where it comes to a function: ``stopped("adding._advise", "rows", ...)``."""
+    """Calls the command line, with Ctrl-C where it comes to a function: ``stopped("additions._advise", "rows", ...)``."""
 
     def stop(*_):
         raise KeyboardInterrupt
@@ -78,7 +78,7 @@ def test_write_info_verify(tmp_path, inputs, command):
 def test_a_call_that_was_stopped_at_its_very_end(tmp_path, inputs, command, stopped):
     """The rows are part of the collection by then: the same call says so, and writes nothing twice."""
     words = ["rows", "write", tmp_path / "c.zarr", inputs[0], "--seed", 0]
-    assert stopped("adding._advise", *words)[0] == 130
+    assert stopped("additions._advise", *words)[0] == 130
     code, said, _ = command(*words)
     before = "before, by a call that was stopped at its very end"
     assert (code, said) == (0, f"{tmp_path}/c.zarr: 90 rows written as dataset_0, seed 0 {before}\n")
@@ -149,7 +149,7 @@ def test_wrong_usage_is_one_message(tmp_path, inputs, command):
 def test_a_stopped_writing_says_how_to_go_on(tmp_path, inputs, command, stopped):
     """Ctrl-C ends with the code of a shell and one line, and the same command goes on."""
     words = ["rows", "write", tmp_path / "c.zarr", inputs[0], "--seed", 0]
-    code, _, said = stopped("moving.Buckets.add", *words)
+    code, _, said = stopped("buckets.Buckets.add", *words)
     assert (code, said.count("\n")) == (130, 1)
     assert f"rankwise: stopped. {tmp_path}/c.zarr is as it was. The same call goes on where it was left" in said
     assert command(*words)[0] == 0
