@@ -54,6 +54,7 @@ class Interruption:
 
     Attributes:
         reason: why all ranks stop, "" while they do not.
+        heard: signals that came to this rank; empty while there are none.
         num_agreements: how often the ranks have talked about it.
 
     Raises:
@@ -75,7 +76,7 @@ class Interruption:
         self._within_s = within_s
         self._begun_s, self._asked_s = time.monotonic(), -math.inf
         self._process = os.getpid()
-        self._heard: dict[str, tuple[int, float]] = {}
+        self.heard: dict[str, tuple[int, float]] = {}
         self._previous: dict[int, Any] = {}
         self._calls, self._every, self._where = 0, 1, ""
         self.reason, self.num_agreements = "", 0
@@ -98,7 +99,7 @@ class Interruption:
         if self.reason:
             return True
         if self._world.world_size == 1:
-            if not self._heard and time.monotonic() - self._begun_s < self._limit_s:  # at every step: no further call
+            if not self.heard and time.monotonic() - self._begun_s < self._limit_s:  # at every step: no further call
                 return False
             self._decide(self._wish(), step)
             return bool(self.reason)
@@ -145,7 +146,7 @@ class Interruption:
         if os.getpid() != self._process:
             return  # a forked child: its parent decides
         kind = "warning" if number == getattr(signal, "SIGUSR1", None) else "end"
-        first = self._heard.setdefault(kind, (number, time.monotonic()))[1]
+        first = self.heard.setdefault(kind, (number, time.monotonic()))[1]
         # where another rank has failed nothing can be saved together: the launcher wants us to end
         if time.monotonic() - first > _SAME_S or (number == signal.SIGTERM and vitals.has_failed()):
             signal.signal(number, signal.SIG_DFL)
@@ -153,8 +154,8 @@ class Interruption:
 
     def _wish(self) -> int:
         """Return the number of the signal that came here, or that the time is up; 0 if all is well."""
-        if self._heard:
-            return next(iter(self._heard.values()))[0]
+        if self.heard:
+            return next(iter(self.heard.values()))[0]
         return _TIME_IS_UP if time.monotonic() - self._begun_s >= self._limit_s else 0
 
     def _agree(self, step: int | None) -> None:

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from rankwise import vitals
 from rankwise.data.contract import Batch, BatchLoader
 from rankwise.errors import Interrupted, StepError
-from rankwise.guard import Guard
 from rankwise.tracking import Progress
 from rankwise.train.ahead import expect_last_epoch
 from rankwise.train.balance import Balance
 from rankwise.train.exact import ExactStep, StepReport
-from rankwise.train.health import Health, Trouble, describe_trouble
+from rankwise.train.health import Trouble, describe_trouble
 from rankwise.train.hooks import HookChain, Told
+from rankwise.train.ledger import Ledger
 from rankwise.train.options import TrainOptions
-from rankwise.train.parts import RunningMeans, on_host
+from rankwise.train.parts import Progressed, RunningMeans
 from rankwise.train.session import Session
 from rankwise.world import World
 
@@ -33,38 +33,38 @@ class _Pace:
     """Samples per second and the share of time spent waiting for data.
 
     Attributes:
-        num_samples: samples so far; the loop counts them.
         began_s: when the last step was there.
     """
 
-    def __init__(self) -> None:
-        self.num_samples = 0
-        self.began_s = 0.0
-        self._wait_s = 0.0
-        self._measured = (0, 0.0, time.perf_counter())
-        self._shown = (0, 0.0)
+    def __init__(self, progressed: Progressed) -> None:
+        self._progressed = progressed
+        self.began_s = self._wait_s = 0.0
+        self._measured = (progressed.num_samples, 0.0, time.perf_counter())
+        self._shown = (progressed.num_samples, 0.0)
 
-    def next_of(self, steps: Iterator[tuple[Batch, ...]]) -> tuple[Batch, ...] | None:
-        """Return the loader's next step, None at its end, and time how long it was waited for."""
-        asked_s = time.perf_counter()
-        batches = next(steps, None)
-        self.began_s = now_s = time.perf_counter()
-        self._wait_s += now_s - asked_s
-        return batches
+    def timed(self, steps: Iterable[tuple[Batch, ...]]) -> Iterator[tuple[Batch, ...]]:
+        """Yield the loader's steps, and time how long they are waited for."""
+        clock = time.perf_counter
+        asked_s = clock()
+        for batches in steps:
+            self.began_s = now_s = clock()
+            self._wait_s += now_s - asked_s
+            yield batches
+            asked_s = clock()
 
     def measure(self) -> dict[str, float]:
         """Return the pace since the last call, and start anew."""
         samples, wait_s, since_s = self._measured
-        self._measured = (self.num_samples, self._wait_s, time.perf_counter())
+        self._measured = (self._progressed.num_samples, self._wait_s, time.perf_counter())
         elapsed_s = max(self._measured[2] - since_s, 1e-9)
-        rates = (self.num_samples - samples) / elapsed_s, (self._wait_s - wait_s) / elapsed_s
+        rates = (self._measured[0] - samples) / elapsed_s, (self._wait_s - wait_s) / elapsed_s
         return {"samples_per_s": rates[0], "wait_share": rates[1]}
 
     def since_shown(self) -> tuple[int, float]:
         """Return samples and seconds of waiting since the last call."""
         samples, wait_s = self._shown
-        self._shown = (self.num_samples, self._wait_s)
-        return self.num_samples - samples, self._wait_s - wait_s
+        self._shown = (self._progressed.num_samples, self._wait_s)
+        return self._shown[0] - samples, self._wait_s - wait_s
 
 
 @dataclass(slots=True, kw_only=True)
@@ -74,12 +74,9 @@ class Loop:
     Attributes:
         world: this rank's world.
         step: takes one optimizer step.
-        health: whether what the step does stays finite.
-        guard: looks at steps after their update; tells which module was not finite.
+        ledger: takes down what steps leave behind: losses, metrics, and whether they were finite.
         session: where numbers and checkpoints go, and how far the run is.
         options: how often to log and to save, and when to stop.
-        recent: means since the last log line.
-        whole: means since the start of the epoch.
         progress: the line on the main rank.
         learning_rate: returns the current one, for the log.
         validate: returns an epoch's validation values, told whether it is the last and what to call between batches;
@@ -90,24 +87,22 @@ class Loop:
 
     world: World
     step: ExactStep
-    health: Health
-    guard: Guard
+    ledger: Ledger
     session: Session
     options: TrainOptions
-    recent: RunningMeans
-    whole: RunningMeans
     progress: Progress
     learning_rate: Callable[[], float]
     validate: Callable[[bool, Callable[[], None]], Mapping[str, float]]
     before_validation: Callable[[], None]
     hooks: HookChain
     _balance: Balance | None = field(init=False, default=None)
-    _pace: _Pace = field(init=False, default_factory=_Pace)
+    _pace: _Pace = field(init=False)
     _loss: float = field(init=False, default=math.nan)
     _saved_step: int = field(init=False, default=-1)
     _shown_s: float = field(init=False, default=-math.inf)
-    _now: tuple[int, tuple[Batch, ...]] = field(init=False, default=(0, ()))  # epoch and batches of the last step
-    _untold: bool = field(init=False, default=False)  # the last step was fine, and health has not heard of it
+
+    def __post_init__(self) -> None:
+        self._pace = _Pace(self.session.progressed)
 
     def run(self, train: BatchLoader, *, first_epoch: int, epochs: int) -> Mapping[str, float]:
         """Run the epochs from `first_epoch` on and return the last epoch's values."""
@@ -128,7 +123,7 @@ class Loop:
             self._epoch(train, epoch)
             # an epoch that was left in its middle is gone on with by a run of more steps
             ended = int(str(train.state_dict()["epoch"])) > epoch
-            trained, _ = self._reduce(self.whole, reset=ended)
+            trained, _ = self._reduce(self.ledger.whole, reset=ended)
             values = self._end_epoch(epoch, trained, is_last=is_last)
         return values
 
@@ -164,97 +159,77 @@ class Loop:
         self.session.leave()
 
     def _epoch(self, train: BatchLoader, epoch: int) -> None:
-        few_left = max(0, self._steps_left(train) - _FEW_STEPS)
-        progressed, options, hooks = self.session.progressed, self.options, self.hooks
-        limit = math.inf if options.limit_steps is None else options.limit_steps
-        steps = iter(train if self._balance is None else self._balance.steps(train))
         # what a step calls at all, settled here: each call costs, and an attribute of an attribute does, too
-        beat, take, mark_done, log_every = vitals.beat, self.step, train.mark_done, options.log_every
-        interruption, next_of, record, number = self.session.interruption, self._pace.next_of, self._record, -1
-        while (batches := next_of(steps)) is not None:
+        beat, wait, take, mark_done, keep = vitals.beat, vitals.wait, self.step, train.mark_done, self.ledger.keep
+        pace, progressed, interruption = self._pace, self.session.progressed, self.session.interruption
+        heard = {} if interruption is None else interruption.heard
+        few_left, number = max(0, self._steps_left(train) - _FEW_STEPS), -1
+        due = self._due(progressed.num_steps)
+        for batches in pace.timed(train if self._balance is None else self._balance.steps(train)):
             beat(epoch=epoch, step=progressed.num_steps, phase="step")
-            self._now = epoch, batches  # no longer than here: what is kept is not filled again
             number += 1
             if number == few_left:
                 self.before_validation()
             report = take(batches)
             mark_done(report.resume)
-            record(report)
-            if progressed.num_steps % log_every == 0:
-                self._log(report, epoch)
-            ended = report.resume.epoch > epoch
-            if hooks.at_steps:
-                hooks.call("step_end", report)
-            if options.asynchronous:
-                self.session.poll()
-            if hooks.stop or progressed.num_steps >= limit:
-                break
-            if interruption is not None and not ended and interruption.should_stop(progressed.num_steps, where="train"):
-                self._leave(self.session.last_values)
-            # the last step of an epoch is saved after its validation, so that a restart does not skip it
-            if options.save_every is not None and not ended and progressed.num_steps % options.save_every == 0:
-                self._save(self.session.last_values)
-            beat(phase="data")
-        self._tell()
-        self._now = epoch, ()
+            keep(report, batches)
+            progressed.num_steps = num_steps = progressed.num_steps + 1
+            progressed.num_samples += report.num_samples
+            progressed.num_lost += report.num_lost
+            is_time = pace.began_s - self._shown_s >= _SHOW_S
+            if is_time:
+                self._show(epoch)
+            # most steps are quiet: nothing is due after them
+            if num_steps >= due or is_time or heard:
+                if self._is_last(report, epoch):
+                    break
+                due = self._due(num_steps)
+            wait()
         self._show(epoch)
 
-    def _record(self, report: StepReport) -> None:
-        progressed, pace, num_samples = self.session.progressed, self._pace, report.num_samples
-        progressed.num_steps += 1
-        progressed.num_samples += num_samples
-        progressed.num_lost += report.num_lost
-        pace.num_samples += num_samples
-        if report.overflowed:  # it was skipped: its numbers are no part of the training
-            for means in (self.recent, self.whole):
-                means.add("loss", 0.0, 0.0)
-        else:
-            total, weight = report.loss
-            loss = on_host(total), weight if type(weight) is float else on_host(weight)
-            gradient = self.health.look_at_gradients() if report.grad_norm is None else report.grad_norm
-            plain = type(loss[0]) is float
-            # what is known here to be fine needs no note; the rest may still be on the device
-            self._untold = plain and type(gradient) is float and math.isfinite(loss[0] + gradient)
-            if not self._untold:
-                self._note(loss[0], gradient)
-            if plain and type(loss[1]) is float and not report.metrics:
-                self.recent.waiting += loss
-                self.whole.waiting += loss
-            else:
-                self.recent.add_all(loss, report.metrics)
-                self.whole.add_all(loss, report.metrics)
-        if pace.began_s - self._shown_s >= _SHOW_S:
-            self._show(self._now[0])
-
-    def _note(self, loss: Any, gradient: Any) -> None:
-        epoch, batches = self._now
-        self._untold = False
-        self.health.note(
-            epoch=epoch,
-            step=batches[0].share.step.index,
-            ids=[batch.ids for batch in batches],
-            loss=loss,
-            gradient=gradient,
-            module=self.guard.not_finite,
+    def _due(self, num_steps: int) -> float:
+        """Return the next number of steps after which `_is_last` has something to do, whatever the clock says."""
+        options, interruption = self.options, self.session.interruption
+        together = interruption is not None and self.world.world_size > 1  # all ranks ask equally often
+        if together or self.hooks.at_steps or self.hooks.stop or options.asynchronous:
+            return num_steps + 1
+        rhythms = [options.log_every] if options.save_every is None else [options.log_every, options.save_every]
+        return min(
+            math.inf if options.limit_steps is None else options.limit_steps,
+            *(num_steps + every - num_steps % every for every in rhythms),
         )
 
-    def _tell(self) -> None:
-        """Tell health of the last step where it has not heard of it: it names the step if a parameter is not finite."""
-        if self._untold:
-            self._note(0.0, 0.0)
+    def _is_last(self, report: StepReport, epoch: int) -> bool:
+        """Do what is due between two steps, and return whether the run ends here."""
+        options, num_steps = self.options, self.session.progressed.num_steps
+        if num_steps % options.log_every == 0:
+            self._log(report, epoch)
+        if self.hooks.at_steps:
+            self.hooks.call("step_end", report)
+        if options.asynchronous:
+            self.session.poll()
+        if self._limit_reached():
+            return True
+        # the last step of an epoch is saved after its validation, so that a restart does not skip it
+        if report.resume.epoch > epoch:
+            return False
+        if self._should_stop("train"):
+            self._leave(self.session.last_values)
+        if options.save_every is not None and num_steps % options.save_every == 0:
+            self._save(self.session.last_values)
+        return False
 
     def _show(self, epoch: int) -> None:
         """Tell the progress line how far the run is: as often as an eye can follow."""
         self._shown_s = self._pace.began_s
-        self.recent.add_waiting()  # however far apart log lines lie, what waits stays short
-        self.whole.add_waiting()
+        self.ledger.settle()  # however far apart log lines lie, what is kept stays little
         samples, wait_s = self._pace.since_shown()
         loss = None if math.isnan(self._loss) else self._loss
         self.progress.update(self.session.progressed.num_steps, epoch=epoch, loss=loss, samples=samples, wait_s=wait_s)
 
     def _log(self, report: StepReport, epoch: int) -> None:
         pace, further = self._pace.measure(), self.hooks.numbers()
-        values, waits = self._reduce(self.recent, note=pace["wait_share"])
+        values, waits = self._reduce(self.ledger.recent, note=pace["wait_share"])
         self._loss = values["loss"]
         extra = {} if report.grad_norm is None else {"grad_norm": report.grad_norm}
         if (scale := self.step.loss_scale) is not None:
@@ -270,8 +245,8 @@ class Loop:
     ) -> tuple[dict[str, float], list[Any]]:
         """Reduce, and look at the steps since the last look on the same way: a collective of its own would cost."""
         told = self.hooks.told(numbers=note is not None)
-        self._tell()
-        values, noted = means.reduce_noted(self.world, (self.health.look(), told, note), reset=reset)
+        self.ledger.settle()
+        values, noted = means.reduce_noted(self.world, (self.ledger.health.look(), told, note), reset=reset)
         self._settle([(trouble, told) for trouble, told, _ in noted])
         return values, [note for *_, note in noted]
 
@@ -282,9 +257,9 @@ class Loop:
 
     def _save(self, values: Mapping[str, float], *, unvalidated: int | None = None) -> None:
         vitals.beat(phase="checkpoint")
-        self._tell()
-        if self.health.pending:  # between two log lines: saving talks anyway
-            self._settle(self.world.all_gather_object((self.health.look(), self.hooks.told())))
+        self.ledger.settle()
+        if self.ledger.health.pending:  # between two log lines: saving talks anyway
+            self._settle(self.world.all_gather_object((self.ledger.health.look(), self.hooks.told())))
         step = self.session.progressed.num_steps
         self.hooks.call_together("checkpoint_begin", step)
         self.session.progressed.stopped = self.hooks.stop

@@ -20,6 +20,7 @@ from rankwise.train.checks import check_loader, check_val, lone_sample
 from rankwise.train.exact import ExactStep, StepFn
 from rankwise.train.health import Health
 from rankwise.train.hooks import HookChain
+from rankwise.train.ledger import Ledger
 from rankwise.train.loop import Loop
 from rankwise.train.options import read_options
 from rankwise.train.outcome import FitResult, found_finished, is_done
@@ -252,12 +253,9 @@ class Trainer:
         loop = Loop(
             world=self.world,
             step=step,
-            health=Health(unwrapped(self.model)),
-            guard=guard,
+            ledger=Ledger(recent, whole, Health(unwrapped(self.model)), guard),
             session=session,
             options=self.options,
-            recent=recent,
-            whole=whole,
             progress=progress,
             learning_rate=lambda: float(self.optimizer.param_groups[0]["lr"]),
             validate=lambda is_last, between: self._validate(val, is_last=is_last, between=between),

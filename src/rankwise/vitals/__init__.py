@@ -3,7 +3,7 @@
 from rankwise.vitals.collectives import record_calls
 from rankwise.vitals.folders import has_failed, make_folder, mark_failed, remove_folder
 from rankwise.vitals.reader import Vital, read, request_calls, request_stacks
-from rankwise.vitals.recorder import beat, start, stop
+from rankwise.vitals.recorder import beat, start, stop, wait
 
 __all__ = [
     "Vital",
@@ -18,4 +18,5 @@ __all__ = [
     "request_stacks",
     "start",
     "stop",
+    "wait",
 ]

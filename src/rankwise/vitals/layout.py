@@ -1,7 +1,7 @@
 """The layout of a vitals file: one page per rank, mapped by the rank and by whoever watches it.
 
-The heartbeat is a single aligned double, stored whole by the machine. What `beat` says is several fields that must be
-seen together; they stand under a sequence number that is odd while they are being written.
+The heartbeat is a single aligned double, stored whole by the machine, and so is the wait for data. What `beat` says is
+several fields that must be seen together; they stand under a sequence number that is odd while they are being written.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ __all__ = [
     "SEQUENCE",
     "SEQUENCE_AT",
     "TEXT_BYTES",
+    "WAITS",
+    "WAITS_AT",
     "cut_utf8",
 ]
 
@@ -29,15 +31,17 @@ MAGIC = b"rankwis1"
 ASK = "ask"  # file in which a watcher asks all ranks of the folder for their last collectives
 TEXT_BYTES = 64
 FILE_BYTES = 4096
+WAITS = "data"  # the phase of a rank that waits for data
 NONE = -1  # an epoch or step that was never said
 
 HEADER = struct.Struct(f"@8s q q q d {TEXT_BYTES}s")  # magic, pid, rank, stack signal (0: none), start, host
-HEARTBEAT = struct.Struct("@d")  # monotonic seconds; the same for ADVANCE
+HEARTBEAT = struct.Struct("@d")  # monotonic seconds; the same for ADVANCE and WAITS
 SEQUENCE = struct.Struct("@Q")
 PROGRESS = struct.Struct(f"@d q q q {TEXT_BYTES}s")  # monotonic seconds, number of beats, epoch, step, phase
 
 HEARTBEAT_AT = 256
 ADVANCE_AT = HEARTBEAT_AT + HEARTBEAT.size  # when the heartbeat thread last saw a new collective; 0 if never
+WAITS_AT = ADVANCE_AT + HEARTBEAT.size  # since when the rank waits for data, if that is later than its last beat
 SEQUENCE_AT = 320
 PROGRESS_AT = SEQUENCE_AT + SEQUENCE.size
 

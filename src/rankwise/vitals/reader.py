@@ -25,6 +25,8 @@ from rankwise.vitals.layout import (
     PROGRESS_AT,
     SEQUENCE,
     SEQUENCE_AT,
+    WAITS,
+    WAITS_AT,
 )
 
 __all__ = ["Vital", "read", "request_calls", "request_stacks"]
@@ -45,7 +47,7 @@ class Vital:
         signum: signal on which it writes its stacks down; 0 if it cannot.
         start_s: when its vitals began, monotonic clock of its host.
         heartbeat_s: when its heartbeat thread last ran, same clock.
-        progress_s: when it last called `beat` (its start before the first), same clock.
+        progress_s: when it last called `beat` or `wait` (its start before the first), same clock.
         advance_s: when it was last seen to have begun a collective, same clock, to half a second; 0.0 if never.
         num_beats: how often it called `beat`.
         epoch: as last said; None if never.
@@ -105,6 +107,7 @@ def _read_one(root: Path, path: Path) -> Vital | None:
     _, pid, rank, signum, start, host = HEADER.unpack_from(page, 0)
     (heartbeat,) = HEARTBEAT.unpack_from(page, HEARTBEAT_AT)
     (advance,) = HEARTBEAT.unpack_from(page, ADVANCE_AT)
+    (waits,) = HEARTBEAT.unpack_from(page, WAITS_AT)
     progress, beats, epoch, step, phase = PROGRESS.unpack_from(page, PROGRESS_AT)
     return Vital(
         folder=root,
@@ -114,12 +117,12 @@ def _read_one(root: Path, path: Path) -> Vital | None:
         signum=signum,
         start_s=start,
         heartbeat_s=heartbeat,
-        progress_s=progress,
+        progress_s=max(progress, waits),
         advance_s=advance,
         num_beats=beats,
         epoch=None if epoch == NONE else epoch,
         step=None if step == NONE else step,
-        phase=_text(phase),
+        phase=WAITS if waits > progress else _text(phase),
     )
 
 

@@ -29,10 +29,11 @@ from rankwise.vitals.layout import (
     PROGRESS_AT,
     SEQUENCE,
     SEQUENCE_AT,
+    WAITS_AT,
     cut_utf8,
 )
 
-__all__ = ["Recorder", "beat", "start", "stop"]
+__all__ = ["Recorder", "beat", "start", "stop", "wait"]
 
 HEARTBEAT_INTERVAL_S = 0.5
 
@@ -71,7 +72,7 @@ class Recorder:
         HEARTBEAT.pack_into(self._page, HEARTBEAT_AT, now)
         PROGRESS.pack_into(self._page, PROGRESS_AT, now, 0, NONE, NONE, b"")
         HEADER.pack_into(self._page, 0, MAGIC, os.getpid(), rank, self._signum, now, host)
-        self._ended = threading.Event()
+        self._ended, self._is_over = threading.Event(), False  # an event is asked by a call, at every beat
         self._thread = threading.Thread(target=self._keep_beating, name="rankwise-vitals", daemon=True)
         self._thread.start()
 
@@ -102,7 +103,7 @@ class Recorder:
     def beat(self, epoch: int | None, step: int | None, phase: str | None) -> None:
         """Write progress down; what is None stays as it was."""
         with self._lock:
-            if self._ended.is_set():
+            if self._is_over:
                 return
             if epoch is not None:
                 self._epoch = epoch
@@ -117,9 +118,16 @@ class Recorder:
             PROGRESS.pack_into(page, PROGRESS_AT, time.monotonic(), self._beats, self._epoch, self._step, self._phase)
             SEQUENCE.pack_into(page, SEQUENCE_AT, self._sequence)
 
+    def wait(self) -> None:
+        """Write down since when the rank waits for data: one number, which needs no sequence."""
+        with self._lock:
+            if not self._is_over:
+                HEARTBEAT.pack_into(self._page, WAITS_AT, time.monotonic())
+
     def stop(self) -> None:
         """Stop beating and give the signal back; the files stay for whoever reads them."""
         with self._lock:
+            self._is_over = True
             self._ended.set()
         self._thread.join()
         if self._signum:
@@ -197,6 +205,13 @@ def beat(*, epoch: int | None = None, step: int | None = None, phase: str | None
     recorder = _recorder
     if recorder is not None:
         recorder.beat(epoch, step, phase)
+
+
+def wait() -> None:
+    """Say that this rank waits for data until its next `beat`: phase "data", for less than a beat costs."""
+    recorder = _recorder
+    if recorder is not None:
+        recorder.wait()
 
 
 def _forget_after_fork() -> None:
