@@ -32,7 +32,7 @@ def command(capsys, monkeypatch):
 
 @pytest.fixture
 def stopped(command, monkeypatch):
-    """Calls the command line, with Ctrl-C where it comes to a function: ``stopped("additions._advise", "rows", ...)``."""
+    """Calls the command line, with Ctrl-C in a function: ``stopped("additions._advise", "rows", ...)``."""
 
     def stop(*_):
         raise KeyboardInterrupt

@@ -49,6 +49,19 @@ def test_what_is_not_said_stays(running):
     assert (vital.epoch, vital.step, vital.phase, vital.num_beats) == (2, 5, "eval", 2)
 
 
+def test_a_wait_for_data_lasts_until_the_next_beat(running):
+    """It is a phase and progress of its own, and leaves epoch, step and the number of beats alone."""
+    vitals.beat(epoch=2, step=5, phase="step")
+    (before,) = vitals.read(running)
+    vitals.wait()
+    (waiting,) = vitals.read(running)
+    assert (waiting.epoch, waiting.step, waiting.phase, waiting.num_beats) == (2, 5, "data", 1)
+    assert waiting.progress_s > before.progress_s
+    vitals.beat(step=6, phase="step")
+    (after,) = vitals.read(running)
+    assert (after.step, after.phase, after.num_beats) == (6, "step", 2)
+
+
 def test_progress_and_heartbeat_have_clocks_of_their_own(running):
     """The heartbeat goes on without progress; progress moves only with a beat."""
     (before,) = vitals.read(running)
