@@ -65,8 +65,12 @@ def job_states(job_ids: Sequence[str]) -> dict[str, JobState]:
         LaunchError: the controller does not answer.
     """
     found = {job_id: JobState() for job_id in job_ids}
-    done = slurm_command("squeue", "--noheader", "--states=all", "--format=%i|%T|%r|%N")
-    if done.returncode:
+    if not found:
+        return found
+    # by number: a cluster may have a hundred thousand other jobs
+    asked = "--jobs=" + ",".join(found)
+    done = slurm_command("squeue", asked, "--noheader", "--states=all", "--format=%i|%T|%r|%N")
+    if done.returncode and "Invalid job id" not in done.stderr:  # said where all of them are forgotten
         raise LaunchError(f"Slurm does not answer: {done.stderr.strip()}")
     for line in done.stdout.splitlines():
         job_id, state, reason, nodes = line.split("|", 3)
