@@ -57,6 +57,16 @@ def test_sarif_is_sarif(script):
     assert run["invocations"] == [{"executionSuccessful": True, "toolExecutionNotifications": []}]
 
 
+def test_the_places_of_sarif_are_uris(script):
+    """Blanks and letters beyond ASCII are escaped, as RFC 3986 asks, in places and in fixes."""
+    other = script.with_name("ein schönes.py")
+    other.write_text(FIXABLE)
+    [run] = json.loads(lint(other, "--output-format", "sarif")[1])["runs"]
+    result = run["results"][0]
+    assert result["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] == "ein%20sch%C3%B6nes.py"
+    assert result["fixes"][0]["artifactChanges"][0]["artifactLocation"]["uri"] == "ein%20sch%C3%B6nes.py"
+
+
 def test_text_formats(script):
     """One line each; a frame with carets under the finding; annotations with what they need escaped."""
     assert lint(script, "--output-format", "concise")[1].startswith("train.py:2:16: RW210 dataparallel-module: nn.Data")

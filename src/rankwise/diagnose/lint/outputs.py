@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from rankwise._version import __version__
 from rankwise.diagnose.lint.baseline import fingerprint
@@ -140,8 +141,13 @@ def _sarif_rule(rule: Rule) -> dict[str, Any]:
 
 
 def _sarif_place(file: str, region: dict[str, int]) -> dict[str, Any]:
-    uri = Path(file).as_posix()
-    return {"physicalLocation": {"artifactLocation": {"uri": uri}, "region": region}}
+    return {"physicalLocation": {"artifactLocation": {"uri": _uri(file)}, "region": region}}
+
+
+def _uri(file: str) -> str:
+    """Return a path as RFC 3986 wants it: blanks and letters beyond ASCII escaped."""
+    path = Path(file)
+    return path.as_uri() if path.is_absolute() else quote(path.as_posix())
 
 
 def _sarif_result(found: Finding, codes: Sequence[str], report: Report) -> dict[str, Any]:
@@ -167,7 +173,7 @@ def _sarif_result(found: Finding, codes: Sequence[str], report: Report) -> dict[
             }
             for edit in found.fix.edits
         ]
-        change = {"artifactLocation": {"uri": Path(found.file).as_posix()}, "replacements": replacements}
+        change = {"artifactLocation": {"uri": _uri(found.file)}, "replacements": replacements}
         made["fixes"] = [{"description": {"text": found.fix.message}, "artifactChanges": [change]}]
     del report
     return made
