@@ -46,6 +46,19 @@ def test_several_are_missing():
     assert "rank 2 is in a.py:1 in f, rank 3 is in b.py:2 in g" in verdict.text
 
 
+def test_who_did_not_answer_is_no_culprit_beside_one_who_is_behind():
+    """On a busy machine a rank may run and not answer in time: it is told apart, and never said to be behind."""
+    states = [waiting(0, 5), state(1, place="train.py:9 in f"), state(2, call(4), place="a.py:1 in f"), state(3)]
+    verdict = find_culprit(states)
+    assert (verdict.kind, verdict.ranks) == ("missing", (2,))
+    assert "rank 2 has not joined all_reduce #5" in verdict.text
+    assert "ranks 1,3 did not say what they have called" in verdict.text
+    silent = find_culprit([waiting(0, 5), waiting(1, 5), waiting(2, 5), state(3, state="silent")])
+    assert (silent.kind, silent.ranks) == ("missing", (3,))
+    alone = find_culprit([waiting(0, 5), waiting(1, 5), waiting(2, 5), state(3)])
+    assert (alone.kind, alone.ranks) == ("missing", (3,))
+
+
 @pytest.mark.parametrize(
     ("odd", "what"),
     [

@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -108,3 +109,17 @@ def test_a_missing_folder_is_an_error(tmp_path):
     """Reading where nothing is is an error, not an empty answer."""
     with pytest.raises(FileNotFoundError):
         vitals.read(tmp_path / "none")
+
+
+def test_watchers_that_ask_at_once_all_get_answers(start):
+    """A question may overwrite another one before the rank has read it: its answer is for both."""
+    _, folder = start(SLEEPER)
+    found = vitals.read(folder)
+    answers = []
+    askers = [threading.Thread(target=lambda: answers.append(vitals.request_calls(found))) for _ in range(8)]
+    for asker in askers:
+        asker.start()
+    for asker in askers:
+        asker.join()
+    assert [set(answer) for answer in answers] == [{vital.rank for vital in found}] * 8
+    assert found

@@ -169,20 +169,27 @@ def _mismatch(
 def _missing(group: _Group) -> Culprit | None:
     """Those of a group that have not begun the call in which another one waits."""
     furthest = max(group.number(state.rank) for state in group.members)
+    # a rank that runs and could not say what it called is no culprit where another one is known to be behind
+    known = [state for state in group.members if state.groups or state.state != "running"]
+    if all(group.number(state.rank) == furthest for state in known):
+        known = list(group.members)
     # who could not say what it called is taken to lack the last call only
-    numbers = {state.rank: group.number(state.rank) if state.groups else furthest - 1 for state in group.members}
-    behind = [state for state in group.members if numbers[state.rank] < furthest]
+    numbers = {state.rank: group.number(state.rank) if state.groups else furthest - 1 for state in known}
+    behind = [state for state in known if numbers[state.rank] < furthest]
     if not behind:
         return None
     least = min(numbers.values())
     behind = [state for state in behind if numbers[state.rank] == least]
-    there = [state for state in group.members if numbers[state.rank] > least]
+    there = [state for state in known if numbers[state.rank] > least]
+    unheard = [state for state in group.members if state not in known]
     call = next((group.calls[state.rank][least + 1] for state in there if least + 1 in group.calls[state.rank]), None)
     name = _call_name(call, group) if call else f"call #{least + 1} of {_group_name(group)}"
     text = (
         f"{_names(behind)} {'has' if len(behind) == 1 else 'have'} not joined {name} "
         f"({_names(there)} {'waits' if len(there) == 1 else 'wait'} there{_lines(there)}); {_where(behind)}"
     )
+    if unheard:
+        text += f"; {_names(unheard)} did not say what {'it has' if len(unheard) == 1 else 'they have'} called"
     return Culprit(kind="missing", ranks=_ranks(behind), text=text)
 
 

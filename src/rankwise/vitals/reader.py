@@ -6,6 +6,7 @@ import json
 import mmap
 import os
 import re
+import threading
 import time
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -178,36 +179,52 @@ def request_stacks(vital: Vital, timeout_s: float = 2.0) -> str:
     return _wait_for_text(path, before, time.monotonic() + timeout_s)
 
 
-def request_calls(vitals: Collection[Vital], timeout_s: float = 3.0) -> dict[int, Any]:
+def request_calls(vitals: Collection[Vital], timeout_s: float = 3.0, busy_timeout_s: float = 20.0) -> dict[int, Any]:
     """Ask ranks of this host for their last collectives; return what those that answered in time said, by rank.
 
-    A rank whose threads do not run (it is stopped, or a call holds the interpreter lock) does not answer.
+    A rank whose threads do not run (it is stopped, or a call holds the interpreter lock) does not answer. Several
+    watchers may ask at the same time: a rank's answer is for all who asked before it.
 
     Args:
         vitals: of the ranks to ask, as read; their processes must still be the ranks.
         timeout_s: seconds to wait for the answers.
+        busy_timeout_s: seconds to wait for a rank that does beat meanwhile: it answers at its next beat, which comes
+            late on a busy machine.
     """
-    question = f"{time.monotonic_ns()}"
+    asked_s = time.monotonic()
     for folder in {vital.folder for vital in vitals}:
-        # swapped in whole, so that nobody reads half a question
-        (folder / f"{ASK}.new").write_text(question)
-        (folder / f"{ASK}.new").rename(folder / ASK)
-    deadline = time.monotonic() + timeout_s
+        # swapped in whole, so that nobody reads half a question; another watcher may do the same now
+        question = folder / f"{ASK}.{os.getpid()}-{threading.get_ident()}"
+        question.write_text(f"{os.getpid()} {asked_s!r}")
+        question.rename(folder / ASK)
     answers: dict[int, Any] = {}
-    while len(answers) < len(vitals) and time.monotonic() < deadline:
-        for vital in vitals:
-            if vital.rank not in answers and (answer := _answer(vital, question)) is not None:
+    open_vitals = list(vitals)
+    while open_vitals:
+        for vital in open_vitals:
+            if (answer := _answer(vital, asked_s)) is not None:
                 answers[vital.rank] = answer
+        waited_s = time.monotonic() - asked_s
+        open_vitals = [
+            vital
+            for vital in open_vitals
+            if vital.rank not in answers and waited_s < (busy_timeout_s if _beats(vital) else timeout_s)
+        ]
         time.sleep(_POLL_S)
     return answers
 
 
-def _answer(vital: Vital, question: str) -> Any:
+def _beats(vital: Vital) -> bool:
+    """Whether the rank has beaten since its vitals were read."""
+    now = _read_one(vital.folder, vital.folder / f"rank-{vital.rank}")
+    return now is not None and now.heartbeat_s > vital.heartbeat_s
+
+
+def _answer(vital: Vital, asked_s: float) -> Any:
     try:
         found = json.loads((vital.folder / f"calls-{vital.rank}").read_text())
     except (OSError, ValueError):
         return None
-    return found["groups"] if found.get("question") == question else None
+    return found["groups"] if found["asked_s"] >= asked_s else None
 
 
 def _wait_for_text(path: Path, before: int, deadline: float) -> str:

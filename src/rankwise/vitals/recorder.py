@@ -95,7 +95,8 @@ class Recorder:
             if question != self._asked:
                 self._asked = question
                 path = self._folder / f"calls-{self._rank}"
-                path.with_suffix(".new").write_text(json.dumps({"question": question, "groups": last_calls()}))
+                answer = {"asked_s": time.monotonic(), "groups": last_calls()}
+                path.with_suffix(".new").write_text(json.dumps(answer))
                 path.with_suffix(".new").rename(path)
         except OSError:
             return  # nobody asked, or the folder goes away

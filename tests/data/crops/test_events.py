@@ -92,14 +92,24 @@ def test_parked_things_live_until_their_event():
 
 
 def test_memory_waits_for_the_event(volume):
-    """Deferred release: the buffer is not written again before the consumer's event has happened."""
+    """Deferred release: the buffer is not written again before the consumer's event has happened.
+
+    The batches that follow are kept, so that this buffer is the only free one, however far the reader is.
+    """
     config = damacy.Config(samples_per_batch=2, sample_shape=(4, 8, 8), device="cpu", host_buffer_waves=2)
-    event = Event()
+    event, kept = Event(), []
     with damacy.Pipeline(config) as p:
         p.push(volume.sample(i % 16, 0, 0) for i in range(12))
-        p.pop().release(event)
+        first = p.pop()
+        address = first["image"].data_ptr()
+        first.release(event)
         for _ in range(5):
-            p.pop().release()
+            batch = p.pop()
+            kept.append(batch["image"])
+            if kept[-1].data_ptr() == address:
+                assert event.waited == 1
+            batch.release()
+    assert address in [tensor.data_ptr() for tensor in kept]
     assert event.waited == 1
 
 
