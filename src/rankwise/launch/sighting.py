@@ -100,16 +100,18 @@ def sighting_of(vital: Vital, stacks: str, state: RankState | None = None) -> Si
     )
 
 
-def look(folder: Path, alive: Collection[int]) -> list[Sighting]:
+def look(folder: Path, alive: Collection[int], patience_s: float = 60.0) -> list[Sighting]:
     """Return what the ranks of this machine say and show; those that have not begun are left out.
 
     Args:
         folder: vitals of the attempt.
         alive: ranks to look at.
+        patience_s: how long to wait for those that do not answer, in all.
     """
+    until_s = time.monotonic() + patience_s
     found = [vital for vital in vitals.read(folder) if vital.rank in alive]
-    stacks = read_stacks(found)
-    states = rank_states(found, stacks)
+    stacks = read_stacks(found, until_s - patience_s / 2)
+    states = rank_states(found, stacks, until_s)
     return [sighting_of(vital, stacks[vital.rank], state) for vital, state in zip(found, states, strict=True)]
 
 

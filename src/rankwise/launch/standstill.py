@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -17,17 +18,38 @@ __all__ = ["describe_places", "is_frozen", "is_stopped", "rank_states", "read_st
 
 _STALE_S = 10.0  # a heartbeat comes twice a second; a busy machine may delay it
 _QUIET_S = 3.0  # of one that has not answered either
+_STACKS_S = 2.0  # how long to wait for a rank's stacks
+_CALLS_S = 3.0  # the same for what it has called; a rank that beats answers at a beat, late on a busy machine
+_BUSY_S = 20.0
 _WIDTH = 72
 
 
-def read_stacks(found: Sequence[Vital]) -> dict[int, str]:
-    """Return the stacks of the ranks that can answer, "" for the others."""
-    return {vital.rank: "" if is_stopped(vital) else vitals.request_stacks(vital) for vital in found}
+def read_stacks(found: Sequence[Vital], until_s: float = math.inf) -> dict[int, str]:
+    """Return the stacks of the ranks that can answer, "" for the others.
+
+    Args:
+        found: the ranks, of this machine.
+        until_s: monotonic clock; who has not answered then is not waited for.
+    """
+    stacks = {}
+    for vital in found:
+        patience_s = min(_STACKS_S, until_s - time.monotonic())
+        asked = patience_s > 0 and not is_stopped(vital)
+        stacks[vital.rank] = vitals.request_stacks(vital, patience_s) if asked else ""
+    return stacks
 
 
-def rank_states(found: Sequence[Vital], stacks: Mapping[int, str]) -> list[RankState]:
-    """Return what is known of each rank: whether it runs, where it stands, what it last called."""
-    calls = vitals.request_calls([vital for vital in found if not is_frozen(vital)])
+def rank_states(found: Sequence[Vital], stacks: Mapping[int, str], until_s: float = math.inf) -> list[RankState]:
+    """Return what is known of each rank: whether it runs, where it stands, what it last called.
+
+    Args:
+        found: the ranks, of this machine.
+        stacks: of each.
+        until_s: monotonic clock; who has not answered then is not waited for.
+    """
+    asked = [vital for vital in found if not is_frozen(vital)]
+    left_s = max(0.0, until_s - time.monotonic())
+    calls = vitals.request_calls(asked, min(_CALLS_S, left_s), min(_BUSY_S, left_s))
     return [
         RankState(
             rank=vital.rank,

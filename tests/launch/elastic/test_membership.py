@@ -92,6 +92,34 @@ def test_the_root_cause_of_all_nodes_is_told():
     assert run.of(End)[0].exitcode == 3
 
 
+def test_a_consequence_waits_for_its_cause():
+    """A node that lost its peers does not end the others before they can say why; a cause ends them at once."""
+    run = Run(3, 3)
+    keys = [run.join() for _ in range(3)]
+    run.done(keys[0], "failed", rank=0, headline="raised ConnectionError", suspicion=2, exitcode=1)
+    run.wait(4)
+    assert not run.of(Stop)
+    run.done(keys[2], "failed", rank=2, headline="hangs", suspicion=0, exitcode=1)
+    assert [stop.keys for stop in run.of(Stop)] == [(keys[1],)]
+    run.done(keys[1], "stopped")
+    assert [cause.key for cause in run.of(Cause)] == [keys[2]]
+
+
+def test_a_consequence_without_a_cause_ends_the_round():
+    """After some seconds, or once it is known whether a rank holds up all others."""
+    for held_s, patience_s in ((0.0, 6.0), (15.0, 16.0)):
+        run = Run(2, 2)
+        keys = [run.join() for _ in range(2)]
+        run.state.hold(run.now + held_s)
+        run.done(keys[0], "failed", rank=0, headline="raised ConnectionError", suspicion=2, exitcode=1)
+        run.wait(patience_s - 2)
+        assert not run.of(Stop)
+        run.wait(2)
+        assert [stop.keys for stop in run.of(Stop)] == [(keys[1],)]
+        run.done(keys[1], "stopped")
+        assert [end.rank for end in run.of(End)] == [0]
+
+
 def test_a_lost_node_of_a_fixed_number_is_replaced_or_named():
     """Without restarts the run ends naming it; with one it waits for another node, and not for ever."""
     for restarts, comes in ((0, False), (1, True), (1, False)):

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from rankwise.launch.elastic.decisions import Action, Cause, End, Member, Say, Start, Stop, done_from
-from rankwise.launch.elastic.inquiry import Blame, Inquiry, Standstill, view_from
+from rankwise.launch.elastic.inquiry import PATIENCE_S, Blame, Inquiry, Standstill, view_from
 from rankwise.launch.elastic.interfaces import is_loopback
 from rankwise.launch.elastic.likeness import difference
 from rankwise.launch.elastic.lookback import LookBack, Standing, standing_from
@@ -204,10 +204,13 @@ class Coordinator:
             self._inquiry.views[guest.key] = view
         elif guest.key in members.at_work():
             self._num_inquiries += 1
+            final = bool(message["final"])
+            if final:
+                members.hold(now + PATIENCE_S)
             self._inquiry = Inquiry(
                 key=guest.key,
                 round=members.number - 1,
-                final=bool(message["final"]),
+                final=final,
                 limit_s=float(message["limit_s"]),
                 reason=str(message["reason"]),
                 begun_s=now,
@@ -215,7 +218,7 @@ class Coordinator:
             )
             for key in members.at_work():
                 if key != guest.key:
-                    self._send(self._guests[key], {"kind": "look", "inquiry": self._num_inquiries})
+                    self._send(self._guests[key], {"kind": "look", "inquiry": self._num_inquiries, "final": final})
         self._conclude(now)
 
     def _hear_view(self, guest: _Guest, message: Mapping[str, Any], now: float) -> None:

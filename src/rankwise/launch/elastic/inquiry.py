@@ -12,9 +12,9 @@ from typing import Any
 from rankwise.launch.sighting import Sighting, choose, describe_sightings, sighting_from
 from rankwise.vitals.stacks import tidy
 
-__all__ = ["Blame", "Inquiry", "Nobody", "Standstill", "View", "view_from"]
+__all__ = ["PATIENCE_S", "Blame", "Inquiry", "Nobody", "Standstill", "View", "view_from"]
 
-_ANSWER_S = 15.0  # stacks are asked for with patience
+PATIENCE_S = 15.0  # for the answers of all nodes, each of which looks at its ranks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,7 +100,7 @@ class Inquiry:
             now: the time.
         """
         silent = [name for key, name in nodes.items() if key not in self.views]
-        if silent and now < self.begun_s + _ANSWER_S:
+        if silent and now < self.begun_s + PATIENCE_S:
             return None
         if self.limit_s and any(
             view.found and view.quiet_s is not None and view.quiet_s < self.limit_s / 2 for view in self.views.values()

@@ -15,6 +15,7 @@ __all__ = ["Membership"]
 
 _FIRST_CALL_S = 5.0  # beyond the least number of nodes, more are awaited so long
 _LAST_CALL_S = 2.0  # the same once the run has begun: those that are there want to go on
+_SETTLE_S = 5.0  # once ranks have lost others: who they are, and why, may be known elsewhere
 _REMIND_S = 30.0
 _FIRST_REMINDER_S = 3.0
 
@@ -47,6 +48,8 @@ class Membership:
     _signal: int | None = None
     _growing: bool = False
     _hurried: bool = False  # the ranks of this round are not let save
+    _doubt_until_s: float | None = None  # when to end the round if only consequences of a failure have shown
+    _held_until_s: float = 0.0  # until then who causes them is looked for
     _since_s: float = 0.0
     _changed_s: float = 0.0
     _reminded_s: float = 0.0
@@ -94,9 +97,16 @@ class Membership:
         member = self.members.get(key)
         if member is not None:
             member.done, member.port = done, port
-            if done.status == "failed" and key in self.round:
-                self._stop(in_peace=False)
+            if done.status == "failed" and key in self.round and self.phase in {"running", "stopping"}:
+                if done.suspicion < 2:
+                    self._stop(in_peace=False)
+                elif self._doubt_until_s is None:
+                    self._doubt_until_s = now + _SETTLE_S
         return self._settle(now)
+
+    def hold(self, until_s: float) -> None:
+        """The ranks of all nodes are looked at for the one that holds them up: the round may go on so long."""
+        self._held_until_s = until_s
 
     def gone(self, key: int, why: str, now: float, *, silent: bool) -> list[Action]:
         """A node is there no more; silent: it may still live behind a cut link."""
@@ -131,6 +141,8 @@ class Membership:
             here = [self.members[key] for key in self.round if key in self.members]
             if all(member.done is not None for member in here):
                 self._judge(here, now)
+            elif self._doubt_until_s is not None and now >= max(self._doubt_until_s, self._held_until_s):
+                self._stop(in_peace=False)
             elif self.phase == "running" and self._may_grow(now):
                 self._growing = True
                 self._say("another node has come: the ranks save, and go on with it")
@@ -241,7 +253,7 @@ class Membership:
         for seat, member in enumerate(here):
             member.seat, member.first_rank, member.done = seat, first, None
             first += member.num_ranks
-        self._hurried = False
+        self._hurried, self._doubt_until_s, self._held_until_s = False, None, 0.0
         self.round, self.lost, self.phase = tuple(member.key for member in here), [], "running"
         self._out.append(Start(number=self.number, members=tuple(here)))
         self.number, self.quorum = self.number + 1, 0

@@ -223,7 +223,9 @@ class _Node:
     def _hear_of_standstill(self, message: Mapping[str, Any]) -> None:
         attempt = self._attempt
         if message["kind"] == "look":
-            view = attempt.view() if attempt is not None else {"quiet_s": None, "missing": [], "ranks": []}
+            view: Mapping[str, Any] = {"quiet_s": None, "missing": [], "ranks": []}
+            if attempt is not None:
+                view = attempt.view(final=bool(message["final"]))
             self._send({"kind": "seen", "inquiry": message["inquiry"], **view})
         elif message["kind"] == "standstill":
             tell(self._console, str(message["text"]))

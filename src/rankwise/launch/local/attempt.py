@@ -313,10 +313,13 @@ class Attempt:
         elif self._stop_s is None:
             self._stop(signal.SIGTERM, self._grace_s())
 
-    def view(self) -> dict[str, Any]:
-        """Return what is seen of the ranks here that run, see `Judge.view`."""
-        none: dict[str, Any] = {"quiet_s": None, "missing": [], "ranks": []}
-        return none if self._judge is None or self._stop_s is not None else self._judge.view()
+    def view(self, *, final: bool) -> dict[str, Any]:
+        """Return what is seen of the ranks here that run, see `Judge.view`; final: a culprit's attempt is ended."""
+        if self._judge is None or self._stop_s is not None:
+            return {"quiet_s": None, "missing": [], "ranks": []}
+        if final:
+            self._judge.note_asked()
+        return self._judge.view()
 
     def note_standstill(self) -> None:
         """A standstill of all nodes was told."""

@@ -27,6 +27,7 @@ SETTLE_S = 0.2  # how long to listen for an earlier failure once one is clear
 SETTLE_COLLATERAL_S = 3.0  # how long to wait for the cause when only its consequences have shown
 _ASK_AGAIN_S = 15.0  # the other nodes, while ours stand still and some of theirs move
 _LATE_S = 30.0
+_LOOK_S = 6.0  # to look at our ranks for other nodes: one that says nothing for 10 s counts as lost
 SETTLE_TIMEOUT_S = 1.0  # the same when ranks gave up waiting: the cause may never show, it is alive and quiet
 
 
@@ -77,6 +78,7 @@ class Judge:
         self._begun_s, self._fellows = begun_s, fellows
         self._asked_s = -math.inf  # when the other nodes were last asked who holds all of us up
         self._late_until_s: float | None = None  # how long to wait for their answer where a rank has given up waiting
+        self._asked_until_s = -math.inf  # the same for what comes of the question of another node
         self._watch = HangWatch(folder, job.hang_timeout_s)
         self._stall = StallWatch(folder, job.stall_s)
         self._oom = OomWatch()
@@ -114,10 +116,12 @@ class Judge:
             self._hung = self._blame(alive, reason)
 
     def awaits_fellows(self, now: float) -> bool:
-        """Whether the rank for which ours gave up waiting may be one of another node, which are asked."""
-        _, reason = self._given_up()
-        if self._fellows is None or not reason or self._hung is not None:
+        """Whether the cause may be a rank of another node: ours gave up waiting for it, or lost those that did."""
+        if self._fellows is None or self._hung is not None:
             return False
+        _, reason = self._given_up()
+        if not reason:
+            return now < self._asked_until_s and all(end.suspicion == 2 for end in self._ends() if end.failed)
         if self._late_until_s is None:
             self._late_until_s = now + _LATE_S
             self._fellows.ask({"final": True, "limit_s": 0.0, "reason": reason, **self.view()})
@@ -126,7 +130,12 @@ class Judge:
     @property
     def is_asking(self) -> bool:
         """Whether a rank has given up waiting, and the other nodes may say for whom."""
-        return self._late_until_s is not None and time.monotonic() < self._late_until_s
+        until_s = self._asked_until_s if self._late_until_s is None else self._late_until_s
+        return time.monotonic() < until_s
+
+    def note_asked(self) -> None:
+        """Another node asks who holds all of us up, and will end the attempt: that is the verdict to wait for."""
+        self._asked_until_s = time.monotonic() + _LATE_S
 
     def _given_up(self) -> tuple[set[int], str]:
         """Return who is alive and has not failed, and which rank gave up waiting for one, "" if none did."""
@@ -171,7 +180,7 @@ class Judge:
     def view(self, alive: set[int] | None = None) -> dict[str, Any]:
         """Return what is seen of the ranks here that run, as it travels to other nodes."""
         alive = self._given_up()[0] if alive is None else alive
-        found = look(self._folder, alive)
+        found = look(self._folder, alive, _LOOK_S)
         missing = sorted(alive - {seen.rank for seen in found})
         quiet_s = self._stall.quiet_s(alive)
         return {"quiet_s": quiet_s, "missing": missing, "ranks": [seen.to_dict() for seen in shortened(found)]}

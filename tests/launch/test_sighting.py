@@ -1,0 +1,33 @@
+"""What is seen of ranks that do not answer, in bounded time: a node that looks for too long counts as lost."""
+
+import time
+
+from rankwise import vitals
+from rankwise.launch.standstill import rank_states, read_stacks
+from rankwise.vitals import Vital
+
+
+def test_ranks_that_do_not_answer_are_not_waited_for_longer_than_was_said(tmp_path, monkeypatch):
+    """Neither one after the other for their stacks, nor for what they have called."""
+    asked = []
+
+    def silent(vital, timeout_s):
+        asked.append(timeout_s)
+        time.sleep(timeout_s)
+        return ""
+
+    monkeypatch.setattr(vitals, "request_stacks", silent)
+    now = time.monotonic()
+    times = {"start_s": now, "heartbeat_s": now, "progress_s": now}
+    said = {"pid": 0, "host": "", "signum": 10, "num_beats": 1, "epoch": 0, "step": 0, "phase": ""}
+    found = [Vital(folder=tmp_path, rank=rank, **times, **said) for rank in range(8)]
+    stacks = read_stacks(found, time.monotonic() + 0.5)
+    assert set(stacks.values()) == {""}
+    assert len(stacks) == 8
+    assert len(asked) == 1
+    assert 0 < asked[0] <= 0.5
+
+    limits = {}
+    monkeypatch.setattr(vitals, "request_calls", lambda _, *patience: limits.setdefault("all", patience) and {})
+    rank_states(found, stacks, time.monotonic() - 1.0)
+    assert limits["all"] == (0.0, 0.0)
