@@ -12,6 +12,7 @@ import html
 import importlib
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pdoc.doc
 import pdoc.render
@@ -50,7 +51,7 @@ def build(folder: Path) -> dict[str, pdoc.doc.Module]:
     """Write the pages and their index; return what was documented, by package."""
     folder.mkdir(parents=True, exist_ok=True)
     pdoc.render.configure(docformat="google", show_source=False, footer_text="rankwise")
-    modules = {name: pdoc.doc.Module(importlib.import_module(name)) for name in PACKAGES}
+    modules = {name: pdoc.doc.Module(_whole(name)) for name in PACKAGES}
     for name, module in modules.items():
         (folder / f"{name}.html").write_text(pdoc.render.html_module(module, all_modules=modules))
     rows = "".join(
@@ -60,6 +61,14 @@ def build(folder: Path) -> dict[str, pdoc.doc.Module]:
     )
     (folder / "index.html").write_text(_INDEX.format(rows=rows))
     return modules
+
+
+def _whole(package: str) -> ModuleType:
+    """Import a package with all its names: many are loaded when they are first used, pdoc looks at what is there."""
+    module = importlib.import_module(package)
+    for name in module.__all__:
+        getattr(module, name)
+    return module
 
 
 if __name__ == "__main__":

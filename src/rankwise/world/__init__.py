@@ -1,7 +1,26 @@
-"""Who am I: this process's place among the ranks, its device, its group, its seeds, and collectives on Python trees."""
+"""Who am I: this process's place among the ranks, its device, its group, its seeds, and collectives on Python trees.
 
-from rankwise.world.binding import bind
-from rankwise.world.keys import seed_generators
-from rankwise.world.value import World
+Each name is loaded when it is first used: who reads data asks where this process stands, and needs no group for that.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rankwise._lazy import door
 
 __all__ = ["World", "bind", "seed_generators"]
+
+if TYPE_CHECKING:
+    from rankwise.world.binding import bind
+    from rankwise.world.keys import seed_generators
+    from rankwise.world.value import World
+else:
+    __getattr__, __dir__ = door(
+        __name__,
+        {
+            "World": "rankwise.world.value",
+            "bind": "rankwise.world.binding",
+            "seed_generators": "rankwise.world.keys",
+        },
+    )

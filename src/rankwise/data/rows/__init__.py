@@ -1,13 +1,14 @@
-"""Observations out of on-disk AnnData collections as batches, and writing the collections."""
+"""Observations out of on-disk AnnData collections as batches, and writing the collections.
+
+Each name is loaded when it is first used: who reads needs nothing of what writes.
+"""
 
 from __future__ import annotations
 
-from rankwise.data.rows.collection import DatasetCollection
-from rankwise.data.rows.loader import Loader
-from rankwise.data.rows.ordered import OrderedLoader
-from rankwise.data.rows.source import RowSource
-from rankwise.data.rows.transforms import Log1pCounts, log1p_cpm, log1p_normalized
-from rankwise.data.rows.writing import write_sharded
+from typing import TYPE_CHECKING, Any
+
+from rankwise._lazy import door
+from rankwise.data.order.openers import add_opener
 
 __all__ = [
     "DatasetCollection",
@@ -19,3 +20,34 @@ __all__ = [
     "log1p_normalized",
     "write_sharded",
 ]
+
+if TYPE_CHECKING:
+    from rankwise.data.rows.collection import DatasetCollection
+    from rankwise.data.rows.loader import Loader
+    from rankwise.data.rows.ordered import OrderedLoader
+    from rankwise.data.rows.source import RowSource
+    from rankwise.data.rows.transforms import Log1pCounts, log1p_cpm, log1p_normalized
+    from rankwise.data.rows.writing import write_sharded
+else:
+    __getattr__, __dir__ = door(
+        __name__,
+        {
+            "DatasetCollection": "rankwise.data.rows.collection",
+            "Loader": "rankwise.data.rows.loader",
+            "Log1pCounts": "rankwise.data.rows.transforms",
+            "OrderedLoader": "rankwise.data.rows.ordered",
+            "RowSource": "rankwise.data.rows.source",
+            "log1p_cpm": "rankwise.data.rows.transforms",
+            "log1p_normalized": "rankwise.data.rows.transforms",
+            "write_sharded": "rankwise.data.rows.writing",
+        },
+    )
+
+
+def _opened(samples: Any) -> Any:
+    from rankwise.data.rows.opener import opened_rows
+
+    return opened_rows(samples)
+
+
+add_opener(_opened)  # whoever imports this room may make an order of its stores

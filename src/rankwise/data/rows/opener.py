@@ -1,11 +1,10 @@
-"""`open_rows`: rows out of whatever users have in hand; orders are told that they can be made of it."""
+"""`open_rows`: rows out of whatever users have in hand."""
 
 from __future__ import annotations
 
 import os
 from typing import Any
 
-from rankwise.data.order.openers import add_opener
 from rankwise.data.rows.chosen import first_matrix
 from rankwise.data.rows.datasets import Dataset, is_anndata, open_dataset
 from rankwise.data.rows.places import find_rows
@@ -13,7 +12,7 @@ from rankwise.data.rows.source import RowSource
 from rankwise.data.store import BoxReader
 from rankwise.errors import ConfigError, DataError
 
-__all__ = ["open_rows"]
+__all__ = ["open_rows", "opened_rows"]
 
 _OF_A_READER = ("cache", "threads")
 
@@ -54,8 +53,8 @@ def _default_matrices(collection: Any) -> tuple[str, ...]:
     return ("X",) if name is None else (name,)
 
 
-def _opened(samples: Any) -> RowSource | None:
-    """What an order may be made of, beside sources and numbers."""
+def opened_rows(samples: Any) -> RowSource | None:
+    """Return the rows that an order may be made of; None of what names no rows."""
     if isinstance(samples, RowSource):
         return samples
     named = samples if isinstance(samples, (list, tuple)) else [samples]
@@ -69,6 +68,3 @@ def _opened(samples: Any) -> RowSource | None:
 
 def _names_rows(one: Any) -> bool:
     return isinstance(one, (str, os.PathLike)) or hasattr(type(one), "stored_rows") or is_anndata(one)
-
-
-add_opener(_opened)

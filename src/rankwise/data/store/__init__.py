@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from rankwise._lazy import door
 from rankwise.data.store.boxes import BoxError, BoxReport, BoxRequest, Pad, Runs, Spread, sum_reports
 from rankwise.data.store.cache import DEFAULT_CACHE_BYTES, ChunkCache
-from rankwise.data.store.meta import (
-    ArrayMeta,
-    Catalogue,
-    ChunkCodec,
-    build_catalogue,
-    iter_images,
-    list_arrays,
-    open_image,
-    open_plate,
-    read_meta,
-)
+from rankwise.data.store.meta import ArrayMeta, ChunkCodec, list_arrays, read_meta
 from rankwise.data.store.plan import BoxPlan, name_lacking
 from rankwise.data.store.reader import BoxReader, Keep
 from rankwise.data.store.reading import ReaderStats
@@ -49,3 +42,13 @@ __all__ = [
     "sum_reports",
     "understands_url",
 ]
+
+if TYPE_CHECKING:
+    from rankwise.data.store.meta.catalogue import Catalogue, build_catalogue
+    from rankwise.data.store.meta.ngff import iter_images, open_image, open_plate
+else:
+    __getattr__, __dir__ = door(
+        __name__,
+        dict.fromkeys(("Catalogue", "build_catalogue"), "rankwise.data.store.meta.catalogue")
+        | dict.fromkeys(("iter_images", "open_image", "open_plate"), "rankwise.data.store.meta.ngff"),
+    )

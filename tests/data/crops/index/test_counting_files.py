@@ -7,7 +7,7 @@ import pytest
 import zarr
 
 from rankwise.data.crops import CropIndex, Pipeline, Take
-from rankwise.data.crops.index.counting_files import most_files
+from rankwise.data.crops.index.pipeline import most_files
 from rankwise.data.order import Order
 
 

@@ -6,7 +6,7 @@ import zarr
 
 from rankwise.data.crops.index import CropIndex, Take
 from rankwise.data.crops.index.inputs import gather_images
-from rankwise.data.store.meta import build_catalogue
+from rankwise.data.store.meta.catalogue import build_catalogue
 from rankwise.errors import ConfigError
 
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankwise.data.rows.dense import spread_rows
+from rankwise.data.rows.fields.row_field import spread_rows
 from rankwise.testing.small_rows import random_csr
 
 

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from rankwise.data.contract import JSON
-from rankwise.data.store.meta import ArrayMeta, Image
+from rankwise.data.store.meta import ArrayMeta
+from rankwise.data.store.meta.ngff import Image
 from rankwise.errors import ConfigError
 
 __all__ = ["CropImage", "Level", "image_levels", "plain_level"]

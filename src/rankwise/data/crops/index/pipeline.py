@@ -10,12 +10,14 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack, cast
 
+import numpy as np
+
 from rankwise.data.contract import Batch, Order, Source
 from rankwise.data.crops.budget import Caps
 from rankwise.data.crops.devices import RankPlace, place_in_world
 from rankwise.data.crops.exceptions import BudgetExceeded, ShutdownError
-from rankwise.data.crops.index.counting_files import most_files
 from rankwise.data.crops.index.crop_index import CropIndex, CropPlace
+from rankwise.data.crops.index.layout import FieldLayout
 from rankwise.data.crops.index.source import CropSource, settle_index
 from rankwise.data.crops.pipeline import Pipeline
 from rankwise.data.crops.tuning import NumaStrategy, chosen_strategy, cores_here, pin_thread
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
 
     from rankwise.world import World
 
-__all__ = ["IndexPipeline"]
+__all__ = ["IndexPipeline", "most_files"]
 
 _LOG = logging.getLogger("rankwise.crops")
 _STEPS_IN_FLIGHT = 3  # the one that is read, and the two that are hinted
@@ -196,3 +198,18 @@ def _warn_small_cache(source: CropSource, order: Order, *, rank: int, world_size
             f"cache={needed} or more, the order fewer lanes, or the index a smaller region_bytes",
             stacklevel=3,
         )
+
+
+def most_files(index: CropIndex, *, num_crops: int) -> int:
+    """Return the most files that so many crops of an epoch may touch, over all fields and stages."""
+    return max(
+        sum(_most_of_field(layout, num_crops) for layout in made.layouts.values()) for made in index.stages.known()
+    )
+
+
+def _most_of_field(layout: FieldLayout, num_crops: int) -> int:
+    files = np.array([array.files for array in layout.arrays], dtype=np.int64)
+    there = -(-np.array([array.shape for array in layout.arrays], dtype=np.int64) // files)
+    per_box = np.minimum((np.array(layout.shape) - 2) // files + 2, there)
+    per_crop = float(np.prod(per_box, axis=1, dtype=np.float64).max()) * layout.channels.shape[1]
+    return int(min(per_crop * num_crops, float(np.prod(there, axis=1, dtype=np.float64).sum())))

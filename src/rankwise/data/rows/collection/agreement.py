@@ -17,31 +17,11 @@ from rankwise.data.rows.collection.union import Joined, few_names
 from rankwise.data.rows.datasets import split_modality
 from rankwise.errors import ConfigError
 
-__all__ = ["check_columns", "check_fit", "check_kept", "check_once", "say_variables", "warn_of_repeats"]
+__all__ = ["check_fit", "check_kept", "check_once", "say_variables", "warn_of_repeats"]
 
 _LOG = logging.getLogger("rankwise.rows")
 
 _MADE_HERE = ("src_path", "src_row")
-
-
-def check_columns(columns: Sequence[str] | None, tables: Sequence[Any], folder: Path) -> None:
-    """Refuse columns that no dataset has.
-
-    Args:
-        columns: names; None = all.
-        tables: groups of Zarr of the tables of observations.
-        folder: the collection, for the message.
-
-    Raises:
-        ConfigError: there is none of a name.
-    """
-    held = list(dict.fromkeys(name for table in tables for name in table.attrs.get("column-order", [])))
-    unknown = [name for name in columns or () if name not in held]
-    if unknown and tables:
-        raise ConfigError(
-            f"no dataset of {folder} has the obs columns {', '.join(map(repr, unknown))}; there are "
-            f"{', '.join(map(repr, held)) or 'none'}"
-        )
 
 
 def check_fit(inputs: Sequence[Input], member: Input, vars_: Mapping[str, Any], folder: Path) -> None:

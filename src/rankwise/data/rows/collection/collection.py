@@ -3,33 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from rankwise.data.order import Groups
-from rankwise.data.rows.collection.additions import add_rows, plan_of, settle
-from rankwise.data.rows.collection.agreement import (
-    check_columns,
-    check_fit,
-    check_kept,
-    check_once,
-    say_variables,
-    warn_of_repeats,
-)
-from rankwise.data.rows.collection.crew import Crew, take_seat
-from rankwise.data.rows.collection.groups import open_folder
-from rankwise.data.rows.collection.inputs import Input, open_input, spread_collections
-from rankwise.data.rows.collection.journal import listed_names, locked, read_manifest, said_where_it_stands, work_folder
-from rankwise.data.rows.collection.options import WriteOptions, listed, named, seed_of
-from rankwise.data.rows.collection.union import join_inputs
+from rankwise.data.rows.collection.journal import listed_names, read_manifest, said_where_it_stands
 from rankwise.data.rows.datasets import COLLECTION_TYPE, check_files, find_datasets, load_anndata
 from rankwise.data.rows.opener import open_rows
 from rankwise.data.rows.places import NamedRows
 from rankwise.data.rows.source import RowSource
-from rankwise.data.rows.writing import MatrixFormat, codecs_of
 from rankwise.data.store import load_zarr
-from rankwise.errors import ConfigError
+from rankwise.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -63,7 +50,7 @@ class DatasetCollection:
             )
         if mode not in _MODES:
             raise ConfigError(f"mode wants to be one of {', '.join(map(repr, _MODES))}, got {mode!r}")
-        self.path, read_only = open_folder(group, mode)
+        self.path, read_only = _open_folder(group, mode)
         self._mode = "r" if read_only else mode
 
     def __repr__(self) -> str:
@@ -97,11 +84,11 @@ class DatasetCollection:
         """
         import pandas as pd
 
-        columns = None if columns is None else named(columns, "columns")
+        columns = None if columns is None else _named(columns, "columns")
         if columns is not None and not len(columns):
             return pd.DataFrame()
         groups = [group["obs"] for group in self]
-        check_columns(columns, groups, self.path)
+        _check_columns(columns, groups, self.path)
         frames = [_obs(group, columns) for group in groups]
         return _one_over_the_other(frames) if frames else pd.DataFrame()
 
@@ -221,17 +208,19 @@ class DatasetCollection:
         """
         if self._mode == "r":
             raise ConfigError(f"{self.path} was opened to read (mode='r'): open it with mode='a' to add data")
+        from rankwise.data.rows.collection import writer  # what writes is not loaded to read
+
         del h5ad_compressor
         if join not in {"outer", "inner"}:
             raise ConfigError(f"join wants 'outer' or 'inner', got {join!r}")
-        matrices = None if matrices is None else named(matrices, "matrices")
-        modalities = [] if modalities is None else named(modalities, "modalities")
-        var_subset = None if var_subset is None else [str(name) for name in named(var_subset, "var_subset")]
-        options = WriteOptions(
-            form=MatrixFormat(
+        matrices = None if matrices is None else _named(matrices, "matrices")
+        modalities = [] if modalities is None else _named(modalities, "modalities")
+        var_subset = None if var_subset is None else [str(name) for name in _named(var_subset, "var_subset")]
+        options = writer.WriteOptions(
+            form=writer.MatrixFormat(
                 n_obs_per_chunk=n_obs_per_chunk,
                 shard_size=shard_size,
-                compressors=codecs_of(zarr_compressor, "zarr_compressor"),
+                compressors=writer.codecs_of(zarr_compressor, "zarr_compressor"),
                 align_rows=align_rows,
             ),
             groupby=() if groupby is None else (groupby,) if isinstance(groupby, str) else tuple(groupby),
@@ -249,69 +238,18 @@ class DatasetCollection:
                 "load_adata": load_adata is not None,
             },
         )
-        crew = Crew(take_seat(world), work_folder(self.path))
-        sources, seed = listed(adata_paths), seed_of(rng)
-        alone = crew.together(locked(work_folder(self.path)))
-        with _quiet(wanted=not crew.is_main), said_where_it_stands(self.path), alone:
-            self._add(sources, options, crew, load_adata=load_adata, seed=seed, progress=progress)
+        sources = [s.path if isinstance(s, DatasetCollection) else s for s in writer.listed(adata_paths)]
+        writer.write(
+            self.path,
+            sources,
+            options,
+            variables=lambda: None if self.is_empty else self.tables_of_variables(),
+            world=world,
+            load_adata=load_adata,
+            rng=rng,
+            progress=progress,
+        )
         return self
-
-    def _add(
-        self,
-        sources: list[Any],
-        options: WriteOptions,
-        crew: Crew,
-        *,
-        load_adata: Callable[[Any], Any] | None,
-        seed: int | None,
-        progress: bool | None,
-    ) -> None:
-        wanted = {name: options.extra[name] for name in ("matrices", "modalities")}
-        with contextlib.ExitStack() as stack:
-            inputs: list[Input] = []
-            passed: list[tuple[Any, str]] = []
-            sources = [source.path if isinstance(source, DatasetCollection) else source for source in sources]
-            plain = load_adata is not None or options.extra["modalities"]
-            for number, (source, is_dataset) in enumerate(spread_collections(sources, self.path)):
-                member = is_dataset and not plain
-                inputs.append(open_input(source, number, load_adata=load_adata, member=member, **wanted))
-                stack.callback(inputs[-1].close)
-                passed.append((source, inputs[-1].label))
-            check_once(passed)
-            self._add_inputs(inputs, options, crew, seed=seed, progress=progress)
-
-    def _add_inputs(
-        self, inputs: list[Input], options: WriteOptions, crew: Crew, *, seed: int | None, progress: bool | None
-    ) -> None:
-        if not inputs and not options.reshuffle:
-            raise ConfigError("add_adatas wants at least one input, got none")
-        self._agree(crew, plan_of(inputs, options, None))
-        plan = plan_of(inputs, options, seed)
-        if crew.agree("settled", lambda: settle(self.path, plan)):
-            return
-        vars_, sparse = (None if self.is_empty else self.tables_of_variables()), set[str]()
-        warn_of_repeats(inputs, self.manifest["writes"], self.path)
-        if vars_ is not None:
-            with _quiet(wanted=True):  # it is there, whatever of it may be odd
-                member = open_input(self._places[0], 0, member=True)
-            check_fit(inputs, member, vars_, self.path)
-            sparse = {name for name, table in member.tables.items() if table.sparse}
-            if options.reshuffle:
-                members = self._members(options.extra["matrices"])
-                check_kept(members, inputs, self.path)
-                inputs = [*members, *inputs]
-        chosen = {name: options.extra[name] for name in ("var_subset", "merge", "join")}
-        joined = join_inputs(inputs, vars_=vars_, **chosen, sparse=sparse)
-        if crew.is_main:
-            say_variables(joined)
-        add_rows(self.path, joined, options, crew=crew, plan=plan, seed=seed, progress=progress)
-
-    def _agree(self, crew: Crew, asked: str) -> None:
-        if crew.agree("asked", lambda: asked) != asked:
-            raise ConfigError(
-                f"rank {crew.rank} was asked to write other inputs, or with other parameters, into {self.path} than "
-                "rank 0: every rank must make the same call"
-            )
 
     def tables_of_variables(self) -> dict[str, Any]:
         """Read the tables of variables of the first dataset, by modality; the first one is ""."""
@@ -319,12 +257,99 @@ class DatasetCollection:
         others = group["uns/mod"] if "uns" in group and "mod" in group["uns"] else {}
         return {"": read(group["var"])} | {name: read(others[name]["var"]) for name in sorted(others)}
 
-    def _members(self, matrices: Sequence[str] | None) -> list[Input]:
-        return [open_input(place, number, matrices=matrices, member=True) for number, place in enumerate(self._places)]
 
-    @property
-    def _places(self) -> list[str]:
-        return [str(self.path / name) for name in listed_names(self.path)]
+def _open_folder(group: Any, mode: str) -> tuple[Path, bool]:
+    """Return the folder of a collection, as an absolute path, and whether it may only be read.
+
+    Args:
+        group: a Zarr group, or the path of one.
+        mode: "a" makes it where there is none, "r+" and "r" want one.
+
+    Raises:
+        ConfigError: it is no Zarr v3 group of a local file system, or one that is something else than a collection.
+        DataError: there is no group.
+    """
+    if isinstance(group, (str, os.PathLike)):
+        place = os.fspath(group)
+        if "://" in place and not place.startswith("file://"):
+            raise ConfigError(_not_local(place))
+        group = _open(Path(place.removeprefix("file://")), mode)
+    if not hasattr(group, "store_path"):
+        raise ConfigError(f"a collection wants a path or a Zarr group, got {type(group).__name__}")
+    kind = dict(group.attrs).get("encoding-type")
+    if kind not in {None, COLLECTION_TYPE}:
+        raise ConfigError(
+            f"{group.store_path} is a store of the type {kind!r} and no collection: give the collection a path of its "
+            "own, and the store as an input of add_adatas (or, as it is, to a Loader)"
+        )
+    if group.metadata.zarr_format != 3:
+        raise ConfigError(
+            f"a collection wants a group of Zarr v3, got one of v{group.metadata.zarr_format}: give it a new path"
+        )
+    root = getattr(group.store, "root", None)
+    if root is None:
+        raise ConfigError(_not_local(group.store))
+    return (Path(root) / group.path).absolute(), bool(group.store.read_only)  # the working folder may change
+
+
+def _open(path: Path, mode: str) -> Any:
+    if path.suffix != ".zarr":
+        warnings.warn(f"collections want names that end in .zarr, got {path}", stacklevel=4)
+    if path.is_file():
+        raise ConfigError(
+            f"{path} is a file, a collection is a folder: give it a path of its own, and the file as an input of "
+            "add_adatas"
+        )
+    if mode != "a" and not path.is_dir():
+        raise DataError(f"there is no collection at {path}; mode={mode!r} makes none, mode='a' does")
+    zarr = load_zarr()
+    if mode == "a" and not any((path / name).exists() for name in ("zarr.json", ".zgroup")):
+        # another rank may be just about to make it
+        with contextlib.suppress(zarr.errors.ContainsGroupError), said_where_it_stands(path):
+            return zarr.create_group(str(path), zarr_format=3)
+    try:
+        return zarr.open_group(str(path), mode="r" if mode == "r" else "r+")
+    except (zarr.errors.ContainsArrayError, FileNotFoundError) as error:
+        raise DataError(f"{path} is no Zarr group, as a collection is: give it a path of its own ({error})") from error
+
+
+def _not_local(place: Any) -> str:
+    return (
+        f"collections are written and verified in folders of a local file system, got {place}: write to a folder, and "
+        "copy that there as it is. To read what lies behind a URL pass the URL itself: Loader(URL, ...), "
+        "Order(URL, ...) or RowSource(URL)"
+    )
+
+
+def _named(names: Iterable[str], argument: str) -> list[str]:
+    """Return names as a list.
+
+    Raises:
+        ConfigError: it is one text, which would be taken for its letters.
+    """
+    if isinstance(names, str):
+        raise ConfigError(f"{argument}= is a list of names, got the text {names!r}: write {argument}=[{names!r}]")
+    return list(names)
+
+
+def _check_columns(columns: Sequence[str] | None, tables: Sequence[Any], folder: Path) -> None:
+    """Refuse columns that no dataset has.
+
+    Args:
+        columns: names; None = all.
+        tables: groups of Zarr of the tables of observations.
+        folder: the collection, for the message.
+
+    Raises:
+        ConfigError: there is none of a name.
+    """
+    held = list(dict.fromkeys(name for table in tables for name in table.attrs.get("column-order", [])))
+    unknown = [name for name in columns or () if name not in held]
+    if unknown and tables:
+        raise ConfigError(
+            f"no dataset of {folder} has the obs columns {', '.join(map(repr, unknown))}; there are "
+            f"{', '.join(map(repr, held)) or 'none'}"
+        )
 
 
 def _obs(group: Any, columns: Sequence[str] | None) -> Any:
@@ -336,17 +361,6 @@ def _obs(group: Any, columns: Sequence[str] | None) -> Any:
     check_files(group, [attributes.get("_index", "_index"), *chosen])
     index = read(group[attributes.get("_index", "_index")])
     return pd.DataFrame({column: read(group[column]) for column in chosen}, index=index)
-
-
-@contextlib.contextmanager
-def _quiet(*, wanted: bool) -> Iterator[None]:
-    """What one rank says, the others need not."""
-    if not wanted:
-        yield
-        return
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 def _one_over_the_other(frames: list[Any]) -> Any:

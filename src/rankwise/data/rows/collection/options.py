@@ -99,7 +99,7 @@ class WriteOptions:
         return {**facts.pop("extra"), **facts, **form, "groupby": list(self.groupby), "compressors": codecs}
 
 
-__all__ = ["listed", "named", "seed_of"]
+__all__ = ["listed", "seed_of"]
 
 
 def listed(sources: Any) -> list[Any]:
@@ -108,17 +108,6 @@ def listed(sources: Any) -> list[Any]:
     if not alone and not isinstance(sources, Iterable):
         raise ConfigError(f"add_adatas wants a list of paths, groups or AnnData objects, got {type(sources).__name__}")
     return [sources] if alone else list(sources)
-
-
-def named(names: Iterable[str], argument: str) -> list[str]:
-    """Return names as a list.
-
-    Raises:
-        ConfigError: it is one text, which would be taken for its letters.
-    """
-    if isinstance(names, str):
-        raise ConfigError(f"{argument}= is a list of names, got the text {names!r}: write {argument}=[{names!r}]")
-    return list(names)
 
 
 def seed_of(rng: Any) -> int | None:

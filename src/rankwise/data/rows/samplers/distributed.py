@@ -16,7 +16,6 @@ from rankwise.data.rows.samplers.chunks import RandomSampler, SequentialSampler
 from rankwise.data.rows.samplers.classes import ClassSampler, WeightedClassSampler
 from rankwise.data.rows.types import LoadRequest
 from rankwise.errors import ConfigError, MissingExtraError, WorldError
-from rankwise.world.adopt import bound_world
 
 __all__ = ["DistInfo", "find_rank"]
 
@@ -61,6 +60,8 @@ def _jax() -> tuple[int, int]:
         import jax
     except ImportError as error:
         raise MissingExtraError("dist_info='jax' needs jax: pip install 'rankwise[jax]'") from error
+    from rankwise.world.adopt import bound_world
+
     bound = bound_world()
     if not jax.distributed.is_initialized() and (bound is None or bound.backend != "jax"):
         raise WorldError(

@@ -6,7 +6,6 @@ import os
 from functools import partial
 
 from rankwise.data.store.meta.documents import resolve_place
-from rankwise.data.store.meta.ngff.attributes import ome_attributes
 from rankwise.data.store.meta.nodes import Node
 from rankwise.data.store.meta.tree import STORES, Nodes
 from rankwise.data.store.meta.values import ArrayMeta
@@ -19,6 +18,8 @@ _MOST = 8
 
 def describe_group(group: Node, nodes: Nodes) -> str:
     """Return what to say after "it": "is an OME-Zarr image with the levels ...", "holds the arrays ..."."""
+    from rankwise.data.store.meta.ngff.attributes import ome_attributes
+
     try:
         ome = ome_attributes(group)
         if "plate" in ome:
@@ -45,6 +46,8 @@ def _inside(group: Node, nodes: Nodes) -> str:
 def _kind(node: Node) -> str:
     if node.kind == "array":
         return "arrays"
+    from rankwise.data.store.meta.ngff.attributes import ome_attributes
+
     return "images" if "multiscales" in ome_attributes(node) else "groups"
 
 

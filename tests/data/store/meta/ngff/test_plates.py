@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from rankwise.data.store.meta import Acquisition, open_plate
+from rankwise.data.store.meta.ngff import Acquisition, open_plate
 from rankwise.errors import DataError
 
 

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from rankwise._files import write_whole
 from rankwise.errors import DesyncError, RankwiseError, WorldError
-from rankwise.world.making import host_id
 from rankwise.world.place import Place
 
 if TYPE_CHECKING:
@@ -294,5 +293,7 @@ def _read(path: Path) -> Any:
 
 def _host() -> str:
     """Containers of one machine may share all names, but processes are counted in a namespace."""
+    from rankwise.world.making import host_id
+
     space = Path("/proc/self/ns/pid")
     return f"{host_id()}/{space.readlink() if space.is_symlink() else ''}"

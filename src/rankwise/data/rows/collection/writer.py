@@ -1,0 +1,128 @@
+"""Add inputs to a collection: they are opened, compared with what is there, and written by all ranks together."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rankwise.data.rows.collection.additions import add_rows, plan_of, settle
+from rankwise.data.rows.collection.agreement import (
+    check_fit,
+    check_kept,
+    check_once,
+    say_variables,
+    warn_of_repeats,
+)
+from rankwise.data.rows.collection.crew import Crew, take_seat
+from rankwise.data.rows.collection.inputs import Input, open_input, spread_collections
+from rankwise.data.rows.collection.journal import listed_names, locked, read_manifest, said_where_it_stands, work_folder
+from rankwise.data.rows.collection.options import WriteOptions, listed, seed_of
+from rankwise.data.rows.collection.union import join_inputs
+from rankwise.data.rows.writing import MatrixFormat, codecs_of
+from rankwise.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rankwise.world.place import Place
+    from rankwise.world.value import World
+
+__all__ = ["MatrixFormat", "WriteOptions", "codecs_of", "listed", "write"]
+
+
+def write(
+    path: Path,
+    sources: list[Any],
+    options: WriteOptions,
+    *,
+    variables: Callable[[], dict[str, Any] | None],
+    world: World | Place | None,
+    load_adata: Callable[[Any], Any] | None,
+    rng: Any,
+    progress: bool | None,
+) -> None:
+    """Make datasets of inputs, see `DatasetCollection.add_adatas`.
+
+    Args:
+        path: of the collection.
+        sources: the inputs, collections by their paths.
+        options: how to write.
+        variables: returns the tables of variables that are kept, by modality; None of an empty collection.
+        world: the ranks that write together.
+        load_adata: turns a path into an AnnData.
+        rng: of the shuffle.
+        progress: show rate and time left.
+    """
+    seed = seed_of(rng)
+    crew = Crew(take_seat(world), work_folder(path))
+    alone = crew.together(locked(work_folder(path)))
+    wanted = {name: options.extra[name] for name in ("matrices", "modalities")}
+    with (
+        _quiet(wanted=not crew.is_main),
+        said_where_it_stands(path),
+        alone,
+        contextlib.ExitStack() as stack,
+    ):
+        inputs: list[Input] = []
+        passed: list[tuple[Any, str]] = []
+        plain = load_adata is not None or options.extra["modalities"]
+        for number, (source, is_dataset) in enumerate(spread_collections(sources, path)):
+            member = is_dataset and not plain
+            inputs.append(open_input(source, number, load_adata=load_adata, member=member, **wanted))
+            stack.callback(inputs[-1].close)
+            passed.append((source, inputs[-1].label))
+        check_once(passed)
+        _write_inputs(path, inputs, options, crew, variables=variables, seed=seed, progress=progress)
+
+
+def _write_inputs(
+    path: Path,
+    inputs: list[Input],
+    options: WriteOptions,
+    crew: Crew,
+    *,
+    variables: Callable[[], dict[str, Any] | None],
+    seed: int | None,
+    progress: bool | None,
+) -> None:
+    if not inputs and not options.reshuffle:
+        raise ConfigError("add_adatas wants at least one input, got none")
+    asked = plan_of(inputs, options, None)
+    if crew.agree("asked", lambda: asked) != asked:
+        raise ConfigError(
+            f"rank {crew.rank} was asked to write other inputs, or with other parameters, into {path} than rank 0: "
+            "every rank must make the same call"
+        )
+    plan = plan_of(inputs, options, seed)
+    if crew.agree("settled", lambda: settle(path, plan)):
+        return
+    vars_, sparse = variables(), set[str]()
+    warn_of_repeats(inputs, read_manifest(path)["writes"], path)
+    if vars_ is not None:
+        places = [str(path / name) for name in listed_names(path)]
+        with _quiet(wanted=True):  # it is there, whatever of it may be odd
+            member = open_input(places[0], 0, member=True)
+        check_fit(inputs, member, vars_, path)
+        sparse = {name for name, table in member.tables.items() if table.sparse}
+        if options.reshuffle:
+            matrices = options.extra["matrices"]
+            members = [open_input(place, number, matrices=matrices, member=True) for number, place in enumerate(places)]
+            check_kept(members, inputs, path)
+            inputs = [*members, *inputs]
+    chosen = {name: options.extra[name] for name in ("var_subset", "merge", "join")}
+    joined = join_inputs(inputs, vars_=vars_, **chosen, sparse=sparse)
+    if crew.is_main:
+        say_variables(joined)
+    add_rows(path, joined, options, crew=crew, plan=plan, seed=seed, progress=progress)
+
+
+@contextlib.contextmanager
+def _quiet(*, wanted: bool) -> Iterator[None]:
+    """What one rank says, the others need not."""
+    if not wanted:
+        yield
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
