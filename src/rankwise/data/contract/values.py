@@ -14,7 +14,21 @@ import numpy.typing as npt
 
 from rankwise.errors import ConfigError, SampleError
 
-__all__ = ["JSON", "BoolArray", "DType", "FloatArray", "IntArray", "NDArray"]
+__all__ = [
+    "JSON",
+    "BoolArray",
+    "DType",
+    "FieldSpec",
+    "FloatArray",
+    "IntArray",
+    "Locality",
+    "NDArray",
+    "OrderState",
+    "ReadReport",
+    "Share",
+    "Step",
+    "choose_fields",
+]
 
 JSON: TypeAlias = bool | int | float | str | list["JSON"] | dict[str, "JSON"] | None
 NDArray: TypeAlias = npt.NDArray[Any]
@@ -22,9 +36,6 @@ IntArray: TypeAlias = npt.NDArray[np.int64]
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
 DType: TypeAlias = np.dtype[Any]
-
-
-__all__ = ["FieldSpec", "Locality", "OrderState", "ReadReport", "Share", "Step", "choose_fields"]
 
 _MOST_INT32 = 2**31 - 1
 

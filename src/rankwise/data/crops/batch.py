@@ -20,7 +20,7 @@ from rankwise.errors import ConfigError
 if TYPE_CHECKING:
     from rankwise.data.contract import NDArray
 
-__all__ = ["dlpack_capsule", "dlpack_device"]
+__all__ = ["Batch", "BatchInfo", "Parked", "dlpack_capsule", "dlpack_device", "waitable"]
 
 
 def dlpack_device(values: Any) -> tuple[int, int]:
@@ -59,9 +59,6 @@ def _numpy_capsule(array: NDArray, wishes: dict[str, Any]) -> Any:
         return array.__dlpack__(**given)
     except TypeError:  # NumPy before 2.1 knows the first version of the protocol only
         return array.__dlpack__()
-
-
-__all__ = ["Batch", "BatchInfo"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,9 +264,6 @@ class Batch:
                 f"transform= left the field {self._main!r} out, which stands for the batch: take another field by name"
             )
         return fields[self._main]
-
-
-__all__ = ["Parked", "waitable"]
 
 
 def waitable(event: Any) -> Done | None:

@@ -15,7 +15,7 @@ from rankwise.data.contract import DType
 from rankwise.data.crops.exceptions import InvalidArgument
 from rankwise.errors import MissingExtraError
 
-__all__ = ["AABB", "Crop", "Sample"]
+__all__ = ["AABB", "Crop", "Dtype", "DtypeLike", "Sample", "parse_dtype", "resolved_dtype"]
 
 AABB: TypeAlias = tuple[tuple[int, int], ...]
 Channel: TypeAlias = "str | int | Sequence[str | int] | None"
@@ -175,9 +175,6 @@ def _plain(label: Any) -> Any:
     if hasattr(label, "tolist"):  # tensors
         return _plain(label.tolist())
     return label
-
-
-__all__ = ["Dtype", "DtypeLike", "parse_dtype", "resolved_dtype"]
 
 
 class Dtype(enum.IntEnum):

@@ -15,13 +15,17 @@ from rankwise.data.crops.exceptions import InvalidArgument
 from rankwise.world.threads import cpu_mask, usable_cores
 
 __all__ = [
+    "LatencyModel",
     "NumaStrategy",
     "NumaTopology",
     "choose_cores",
     "chosen_strategy",
     "cores_here",
+    "max_concurrency",
     "pin_thread",
     "read_topology",
+    "set_log_level",
+    "set_log_quiet",
 ]
 
 _LOG = logging.getLogger("rankwise.crops")
@@ -135,9 +139,6 @@ def _cores(text: str) -> frozenset[int]:
     return frozenset(cores)
 
 
-__all__ = ["LatencyModel"]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatencyModel:
     """Delay of request number n: `baseline_ns` plus a log-normal draw, at most `cap_ns`; a function of (seed, n).
@@ -174,15 +175,10 @@ class LatencyModel:
         return min(self.baseline_ns + drawn, self.cap_ns) * 1e-9
 
 
-__all__ = ["max_concurrency"]
-
-
 def max_concurrency() -> int:
     """Return the cores that this process may use: its mask, and the quota of its container."""
     return usable_cores(len(cpu_mask()))
 
-
-__all__ = ["set_log_level", "set_log_quiet"]
 
 _LEVELS = (1, logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL)
 _to_stderr: logging.Handler | None = None

@@ -15,7 +15,7 @@ from rankwise.data.feed.csr import copied_field, first_twice
 from rankwise.data.feed.lease import done_of
 from rankwise.errors import ConfigError
 
-__all__ = ["ShareView"]
+__all__ = ["FeedBatch", "ShareView"]
 
 
 class ShareView:
@@ -85,9 +85,6 @@ class ShareView:
             f"{type(self).__name__}(epoch={step.epoch}, step={step.index}, micro={share.micro}/{share.num_micro}, "
             f"samples={len(self.ids)}: {what})"
         )
-
-
-__all__ = ["FeedBatch"]
 
 
 class FeedBatch(ShareView):

@@ -16,7 +16,19 @@ from rankwise.errors import ConfigError, MissingExtraError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["copied_field", "csr_parts", "first_twice", "quiet_csr", "scipy_csr", "torch_csr"]
+__all__ = [
+    "copied_field",
+    "csr_parts",
+    "fill_rows",
+    "first_twice",
+    "is_sparse",
+    "num_cols_of",
+    "one_row",
+    "quiet_csr",
+    "row_spec",
+    "scipy_csr",
+    "torch_csr",
+]
 
 
 def torch_csr(parts: tuple[torch.Tensor, ...], num_cols: int) -> torch.Tensor:
@@ -109,9 +121,6 @@ def quiet_csr() -> None:
         warnings.simplefilter("ignore")
         none = torch.zeros(0, dtype=torch.int32)
         torch.sparse_csr_tensor(torch.zeros(1, dtype=torch.int32), none, none, size=(0, 0), check_invariants=False)
-
-
-__all__ = ["fill_rows", "is_sparse", "num_cols_of", "one_row", "row_spec"]
 
 
 def num_cols_of(source: Source) -> dict[str, int]:

@@ -15,7 +15,7 @@ from rankwise.data.feed.workers.starts import PassStarts, order_code
 from rankwise.errors import ConfigError
 from rankwise.world.loader_worker import LoaderWorker
 
-__all__ = ["FullLength"]
+__all__ = ["Cursor", "CursorLoader", "FullLength", "check_fits"]
 
 
 class FullLength:
@@ -71,9 +71,6 @@ class FullLength:
             ConfigError: the state belongs to other data, another kind of order or another seed.
         """
         self.loader.load_state_dict(state)
-
-
-__all__ = ["Cursor", "CursorLoader", "check_fits"]
 
 
 class Cursor:

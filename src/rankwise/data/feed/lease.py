@@ -9,7 +9,7 @@ from typing import Any, Final, Protocol
 
 from rankwise.errors import ConfigError
 
-__all__ = ["Done", "done_of"]
+__all__ = ["Done", "Lease", "Leases", "done_of"]
 
 
 class Done(Protocol):
@@ -53,8 +53,6 @@ def done_of(event: Any) -> Done | None:
         "released, and its memory is used again when nobody has a view of it"
     )
 
-
-__all__ = ["Lease", "Leases"]
 
 _LEFT: Final = 0
 _ENDED: Final = 1

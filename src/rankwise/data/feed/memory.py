@@ -17,7 +17,7 @@ from rankwise.errors import ConfigError
 if TYPE_CHECKING:
     from rankwise.data.feed.lease import Done, Lease
 
-__all__ = ["allocate_bytes"]
+__all__ = ["MemoryPool", "allocate_bytes"]
 
 _ALIGNMENT = 64  # XLA copies what is aligned less
 
@@ -37,8 +37,6 @@ def allocate_bytes(num_bytes: int, *, pinned: bool) -> NDArray:
     first = -whole.ctypes.data % _ALIGNMENT
     return whole[first : first + num_bytes]
 
-
-__all__ = ["MemoryPool"]
 
 _WASTE, _LITTLE = 2.25, 4096
 _PAGE_BYTES = 4096

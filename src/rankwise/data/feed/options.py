@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rankwise.data.feed.reader import OnBadSample, ReadStep
     from rankwise.data.feed.transform import BatchTransform, Transform
 
-__all__ = ["FeedOptions"]
+__all__ = ["FeedOptions", "LoaderStats", "warn_small_cache"]
 
 
 class FeedOptions(TypedDict, total=False):
@@ -24,9 +24,6 @@ class FeedOptions(TypedDict, total=False):
     fields: Sequence[str] | None
     on_bad_sample: OnBadSample
     across_epochs: bool | None
-
-
-__all__ = ["LoaderStats"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,9 +74,6 @@ class LoaderStats:
             read_s=self.read_s + step.read_s,
             wait_s=self.wait_s + waited_s,
         )
-
-
-__all__ = ["warn_small_cache"]
 
 
 def warn_small_cache(source: Source, order: Order, *, rank: int, world_size: int) -> None:

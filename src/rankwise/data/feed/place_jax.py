@@ -17,7 +17,7 @@ from rankwise.data.feed.memory import allocate_bytes
 from rankwise.data.feed.place import PlaceableBuffer, Placed
 from rankwise.errors import ConfigError, MissingExtraError
 
-__all__ = ["ShardRows", "shard_full_batches", "shard_rows"]
+__all__ = ["JaxPlacer", "ShardRows", "is_jax_target", "make_jax_placer", "narrowed", "shard_full_batches", "shard_rows"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,8 +123,6 @@ def _for_axes(sharding: Any, num_axes: int) -> Any:
     spec: Any = jax.sharding.PartitionSpec
     return jax.sharding.NamedSharding(sharding.mesh, spec(*sharding.spec[:num_axes]))
 
-
-__all__ = ["JaxPlacer", "is_jax_target", "make_jax_placer", "narrowed"]
 
 _LOG = logging.getLogger("rankwise.feed")
 _NONE: Mapping[str, int] = {}

@@ -17,7 +17,7 @@ from rankwise.data.feed.groups import Shares
 from rankwise.data.feed.passes import Passes
 from rankwise.data.feed.reader import ReadStep, StepReader
 
-__all__ = ["Conveyor"]
+__all__ = ["LEAST_DEPTH", "Conveyor", "ReadAhead", "Running", "window_depth"]
 
 T = TypeVar("T")
 
@@ -94,8 +94,6 @@ class Conveyor(Generic[T]):
             self._changed.notify_all()
             return left
 
-
-__all__ = ["ReadAhead"]
 
 _JOIN_S = 30.0
 _LOG = logging.getLogger(__name__)
@@ -244,8 +242,6 @@ def _close_all() -> None:
         reader.close()
 
 
-__all__ = ["LEAST_DEPTH", "window_depth"]
-
 LEAST_DEPTH = 2
 _READY_BYTES, _WHOLE_BYTES = 128 << 20, 384 << 20
 
@@ -284,9 +280,6 @@ def _sample_bytes(source: Source, num_samples: int) -> int:
     if any(spec.ragged for spec in specs):
         found += (source.locality.decoded_bytes(num_samples) or 0) // num_samples
     return found
-
-
-__all__ = ["Running"]
 
 
 class Running:

@@ -21,7 +21,7 @@ from rankwise.data.feed.place import Placed, Placer
 from rankwise.data.feed.transform import SampleTransform
 from rankwise.errors import ConfigError, SampleError
 
-__all__ = ["OnBadSample", "SkipBudget"]
+__all__ = ["OnBadSample", "ReadBatch", "ReadStep", "SkipBudget", "StepReader"]
 
 OnBadSample: TypeAlias = Literal["raise"] | int
 _SAID = 3
@@ -119,8 +119,6 @@ class SkipBudget:
         if self._skipped:
             _LOG.warning("rank %d left out %d damaged samples in all", rank, len(self._skipped))
 
-
-__all__ = ["ReadBatch", "ReadStep", "StepReader"]
 
 _NUM_STAGES = 2  # one in use, one to be read into
 _LOOKED_AT = 1  # a batch that the loop has left and still has a name for

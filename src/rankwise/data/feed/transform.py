@@ -16,7 +16,7 @@ from rankwise.data.feed.csr import fill_rows, is_sparse, one_row, row_spec
 from rankwise.data.feed.place import PlaceableBuffer
 from rankwise.errors import ConfigError
 
-__all__ = ["BatchTransform", "counted_samples", "fused_source", "other_way"]
+__all__ = ["BatchTransform", "SampleTransform", "Transform", "counted_samples", "fused_source", "other_way"]
 
 BatchTransform: TypeAlias = Callable[[dict[str, Any], Any], Mapping[str, Any]]
 
@@ -110,8 +110,6 @@ def fused_source(source: Source, batch_transform: BatchTransform | None) -> tupl
     fused = None if batch_transform is None else source.fused_with(batch_transform)
     return (source, batch_transform) if fused is None else (fused, None)
 
-
-__all__ = ["SampleTransform", "Transform"]
 
 Transform: TypeAlias = Callable[[dict[str, Any], int], Mapping[str, Any]]
 

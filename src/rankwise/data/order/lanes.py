@@ -11,7 +11,19 @@ import numpy as np
 from rankwise.data.contract import IntArray
 from rankwise.data.order.permutation import WordArray, derive, mix_words, permute, unpermute
 
-__all__ = ["Grid", "LaneColumns", "lane_columns", "piece_in_slot"]
+__all__ = [
+    "Grid",
+    "LaneColumns",
+    "lane_columns",
+    "lane_samples",
+    "missing_before",
+    "on_ring",
+    "piece_in_slot",
+    "rows_of_samples",
+    "run_of_samples",
+    "samples_at",
+    "slot_start",
+]
 
 # Streams keep the uses of one (seed, epoch) apart.
 TURN, DEAL, PIECES, WINDOWS = range(1, 5)
@@ -146,9 +158,6 @@ def piece_in_slot(columns: LaneColumns, slot: IntArray) -> IntArray:
     return np.where(edge < 0, shuffled + 1, at_edge)
 
 
-__all__ = ["lane_samples", "missing_before", "on_ring", "slot_start"]
-
-
 def lane_samples(grid: Grid, columns: LaneColumns, index: IntArray) -> IntArray:
     """Return the samples at places of lanes, int64 of the broadcast shape.
 
@@ -204,8 +213,6 @@ def missing_before(columns: LaneColumns, short: IntArray, number: IntArray) -> I
     lacking += columns.deficit[2] * (short[2] < number)
     return lacking
 
-
-__all__ = ["rows_of_samples"]
 
 # A window with fewer samples over all lanes is not worth the calls that its table takes.
 LEAST = 1024
@@ -264,8 +271,6 @@ def _in_full_window(grid: Grid, columns: LaneColumns, low: int, high: int) -> In
     num_lanes = len(columns.start)
     return on_ring(grid, shift.ravel()[slot * num_lanes + np.arange(num_lanes)] + place)
 
-
-__all__ = ["run_of_samples", "samples_at"]
 
 # Large enough to hide the cost of a NumPy call, small enough for the processor's cache and a start in a millisecond.
 BLOCK = 1 << 13

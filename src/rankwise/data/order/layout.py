@@ -16,11 +16,13 @@ from rankwise.data.order.lanes import Grid
 from rankwise.errors import ConfigError
 
 __all__ = [
+    "ALGORITHM",
     "DEFAULT_WINDOW",
     "MAX_LANES",
     "MAX_SAMPLES",
     "WINDOW_BYTES",
     "Facts",
+    "Recipe",
     "choose_lanes",
     "choose_window",
     "whole",
@@ -118,8 +120,6 @@ def _decoded_bytes(fields: Mapping[str, FieldSpec], chunk_samples: int) -> int |
     per_sample = sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in fields.values())
     return max(1, per_sample * chunk_samples)
 
-
-__all__ = ["ALGORITHM", "Recipe"]
 
 # Raised when the same inputs come to give another order; a state of another version is refused.
 ALGORITHM = 1

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from rankwise.data.contract import IntArray
 
-__all__ = ["GOLDEN", "WORD", "WordArray", "derive", "mix_words"]
+__all__ = ["GOLDEN", "MAX_SIZE", "WORD", "WordArray", "derive", "mix_words", "permute", "unpermute"]
 
 WordArray: TypeAlias = npt.NDArray[np.uint64]
 WORD = (1 << 64) - 1
@@ -50,8 +50,6 @@ def _mix(word: int) -> int:
     word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & WORD
     return word ^ (word >> 31)
 
-
-__all__ = ["MAX_SIZE", "permute", "unpermute"]
 
 Sizes: TypeAlias = IntArray | int
 Keys: TypeAlias = WordArray | np.uint64

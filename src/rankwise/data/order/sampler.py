@@ -9,7 +9,7 @@ from rankwise.data.contract import JSON, OrderState, Share, Step, num_micro_batc
 from rankwise.data.order.ordering import Order
 from rankwise.errors import ConfigError
 
-__all__ = ["BatchSampler"]
+__all__ = ["BatchSampler", "shard"]
 
 
 class BatchSampler:
@@ -189,8 +189,6 @@ class BatchSampler:
             "whose shares suffice, or rankwise.data.samples.DatasetLoader, which handles empty shares"
         )
 
-
-__all__ = ["shard"]
 
 How = Literal["contiguous", "strided"]
 

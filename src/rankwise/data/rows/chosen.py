@@ -21,7 +21,7 @@ from rankwise.data.rows.places import NamedRows, stacked_rows
 from rankwise.data.rows.subsets import chosen_rows, part_of_groups, part_of_rows, rows_of_part, say_split
 from rankwise.errors import ConfigError, DataError
 
-__all__ = ["first_matrix", "rows_fingerprint"]
+__all__ = ["ChosenRows", "bound_rows", "first_matrix", "rows_fingerprint"]
 
 
 def rows_fingerprint(datasets: Sequence[AnyDataset]) -> str:
@@ -50,9 +50,6 @@ def _opened(dataset: AnyDataset, name: str) -> StoredMatrix | HeldMatrix | None:
         return dataset.matrix(name)
     except (ConfigError, DataError):  # there is none, or it is stored column by column
         return None
-
-
-__all__ = ["ChosenRows"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -213,8 +210,6 @@ def _places_in(rows: NDArray, edges: IntArray) -> IntArray:
     # of one dtype: NumPy would make wider copies of all rows
     return np.searchsorted(rows, edges.astype(rows.dtype)).astype(np.int64)
 
-
-__all__ = ["bound_rows"]
 
 _MEND = (
     "make both of the same: Order(collection, batch_size=...) and Loader(collection, order=...), or a part of a split "

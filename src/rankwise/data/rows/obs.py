@@ -13,7 +13,17 @@ from rankwise.data.rows.blockwise import blocks, taken
 from rankwise.data.rows.datasets import AnyDataset
 from rankwise.errors import ConfigError
 
-__all__ = ["ObsColumn", "is_categorical", "joined_categories", "joined_codes", "read_column"]
+__all__ = [
+    "ObsColumn",
+    "RowGroups",
+    "is_categorical",
+    "join_tables",
+    "joined_categories",
+    "joined_codes",
+    "read_column",
+    "read_groups",
+    "read_tables",
+]
 
 _CODE = np.dtype(np.int32)
 _MOST_TEXTS = 10_000  # more are names of rows
@@ -147,9 +157,6 @@ def _numbers(name: str, part: Any, dataset: AnyDataset) -> NDArray:
     return with_gaps
 
 
-__all__ = ["join_tables", "read_tables"]
-
-
 def read_tables(datasets: Sequence[AnyDataset], columns: Sequence[str] | None) -> Any:
     """Return a pandas.DataFrame of columns of all datasets, one over the other, with their index.
 
@@ -197,9 +204,6 @@ def join_tables(tables: Sequence[Any]) -> Any:
         joined[name] = values
     order = [*tables[0].columns, *(name for name in joined.columns if name not in tables[0].columns)]
     return joined[order]
-
-
-__all__ = ["RowGroups", "read_groups"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

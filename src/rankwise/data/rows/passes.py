@@ -12,7 +12,19 @@ import numpy as np
 from rankwise.data.contract import JSON, IntArray
 from rankwise.errors import ConfigError
 
-__all__ = ["PassDraws", "Rng", "fresh_seed", "make_generator"]
+__all__ = [
+    "EpochMark",
+    "PassDraws",
+    "RequestSizes",
+    "Rng",
+    "check_mask",
+    "circle",
+    "fresh_seed",
+    "known_settings",
+    "make_generator",
+    "mask_bounds",
+    "mask_settings",
+]
 
 Rng: TypeAlias = np.random.Generator | int | None
 
@@ -65,9 +77,6 @@ def make_generator(rng: Rng) -> np.random.Generator:
 def fresh_seed(rng: np.random.Generator | None) -> int:
     """Draw a seed from a generator, or from the system where there is none."""
     return int((np.random.default_rng() if rng is None else rng).integers(2**63))
-
-
-__all__ = ["RequestSizes"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,9 +137,6 @@ class RequestSizes:
         return min((n for n in range(1, rows + 1) if rows % n == 0), key=lambda n: abs(n - self.batch_size))
 
 
-__all__ = ["known_settings"]
-
-
 class _HasSettings(Protocol):
     def pass_settings(self) -> Mapping[str, JSON] | None: ...
 
@@ -145,9 +151,6 @@ def known_settings(sampler: _HasSettings) -> Mapping[str, JSON] | None:
         next(place for place, one in enumerate(classes) if name in vars(one)) for name in ("pass_settings", "_sample")
     )
     return sampler.pass_settings() if telling <= drawing else None
-
-
-__all__ = ["check_mask", "circle", "mask_bounds", "mask_settings"]
 
 
 def check_mask(mask: slice) -> slice:
@@ -210,8 +213,6 @@ def circle(first: int, length: int, start: int, stop: int) -> list[slice]:
         first, length = start, length - taken
     return runs
 
-
-__all__ = ["EpochMark"]
 
 _CHOICES, _EPOCH, _FIRST_SALT, _PASSES = range(4)
 _UNUSED = -1

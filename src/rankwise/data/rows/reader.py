@@ -22,7 +22,7 @@ from rankwise.data.rows.transforms import Log1pCounts
 from rankwise.data.store import BoxError, BoxReader, BoxReport, sum_reports
 from rankwise.errors import DataError, SampleError
 
-__all__ = ["RowPlan"]
+__all__ = ["RowErrors", "RowFields", "RowPlan", "Shelf", "read_one"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -62,9 +62,6 @@ class RowPlan:
             share=share, rows=rows, matrices=matrices, capacity=capacity,
             num_chunks=num_chunks, read_bytes=read_bytes, decode_bytes=decode_bytes,
         )  # fmt: skip
-
-
-__all__ = ["RowErrors"]
 
 
 class RowErrors:
@@ -120,8 +117,6 @@ class RowErrors:
             row -= dataset.num_rows
         raise AssertionError("a row beyond all datasets was planned")
 
-
-__all__ = ["RowFields", "Shelf", "read_one"]
 
 _PIECES_PER_FIELD = 4
 

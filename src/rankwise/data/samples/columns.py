@@ -15,7 +15,7 @@ from rankwise.data.contract import FieldSpec, IntArray, NDArray
 from rankwise.data.store import ArrayMeta, BoxError, BoxPlan, BoxReader, BoxReport, BoxRequest, name_lacking
 from rankwise.errors import ConfigError, DataError, SampleError
 
-__all__ = ["Column", "MemoryColumn"]
+__all__ = ["Column", "MemoryColumn", "StoredColumn"]
 
 _LOCAL_BYTES = 2**20
 _PROBE_BYTES = 2**20
@@ -138,9 +138,6 @@ def _mapped_file(array: NDArray) -> _MappedFile | None:
         offset=begin + array.ctypes.data - address,
         fortran=not array.flags.c_contiguous,
     )
-
-
-__all__ = ["StoredColumn"]
 
 
 class StoredColumn:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from rankwise.world import World
 
-__all__ = ["Requests"]
+__all__ = ["DatasetLoader", "Fetching", "Requests"]
 
 
 class Requests:
@@ -53,9 +53,6 @@ class Requests:
                 keys = sample_keys(step.resume.seed, step.epoch, ids)
                 pulled.append(share)
                 yield list(zip(ids.tolist(), keys.tolist(), strict=True))
-
-
-__all__ = ["Fetching"]
 
 
 class Fetching:
@@ -89,8 +86,6 @@ class Fetching:
         self.batches = iter(())
         self._loader.generator.set_state(self._random)
 
-
-__all__ = ["DatasetLoader"]
 
 # They have lengths and brackets, but not for one sample by its number.
 _BY_NAME = {

@@ -13,7 +13,7 @@ from rankwise.data.contract import Share
 from rankwise.data.feed import ShareView
 from rankwise.errors import ConfigError
 
-__all__ = ["first_twice", "map_tree", "move_tree", "no_rows"]
+__all__ = ["DatasetBatch", "first_twice", "map_tree", "move_tree", "no_rows"]
 
 
 def map_tree(function: Callable[[Any], Any], tree: Any) -> Any:
@@ -87,9 +87,6 @@ def _children(tree: Any, function: Callable[[Any], Any]) -> Any:
     if hasattr(tree, "_fields"):
         return type(tree)(*(function(value) for value in tree))
     return type(tree)(function(value) for value in tree)
-
-
-__all__ = ["DatasetBatch"]
 
 
 class DatasetBatch(ShareView):

@@ -30,7 +30,7 @@ from rankwise.data.samples.opener import GroupArrays, make_column
 from rankwise.data.store import DEFAULT_CACHE_BYTES, BoxPlan, BoxReader, ChunkCache, ReaderStats, sum_reports
 from rankwise.errors import ConfigError, DataError, SampleError
 
-__all__ = ["ArrayPlan", "ArraySource"]
+__all__ = ["ArrayPlan", "ArraySource", "SampleLoader"]
 
 _MOST_TOGETHER_BYTES = 2**18  # of one sample: measured, 192 KiB gain a tenth or more, 768 KiB lose up to a third
 
@@ -325,9 +325,6 @@ def _common_length(columns: Mapping[str, Column]) -> int:
     if length == 0:
         raise ConfigError(f"a source wants at least one sample; {listing}")
     return length
-
-
-__all__ = ["SampleLoader"]
 
 
 class SampleLoader(RankLoader):

@@ -13,7 +13,7 @@ import numpy as np
 from rankwise.data.contract import IntArray
 from rankwise.errors import DataError
 
-__all__ = ["MISSING", "OUTSIDE", "IndexLayout", "decode_index", "read_index"]
+__all__ = ["MISSING", "OUTSIDE", "IndexLayout", "crc32c", "decode_index", "read_index"]
 
 MISSING = -1  # the chunk was never written: it is the fill value
 OUTSIDE = -2  # the index points past the end of the file, which was cut, or at no bytes: no codec makes a chunk of none
@@ -104,8 +104,6 @@ def _verify(encoded: bytes, place: str) -> None:
             "the file was cut or damaged; copy or write it again"
         )
 
-
-__all__ = ["crc32c"]
 
 _POLYNOMIAL = 0x82F63B78
 

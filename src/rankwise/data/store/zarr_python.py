@@ -12,7 +12,7 @@ from typing import Any
 from rankwise.data.store.forks import renew_in_children
 from rankwise.errors import MissingExtraError
 
-__all__ = ["plain_codecs"]
+__all__ = ["load_zarr", "plain_codecs", "require_codecs"]
 
 _KEY = "codec_pipeline.path"
 _PLAIN = "zarr.core.codec_pipeline.BatchedCodecPipeline"
@@ -40,9 +40,6 @@ def plain_codecs(zarr: Any) -> Iterator[None]:
         return
     with _turns.lock, zarr.config.set({_KEY: _PLAIN}):
         yield
-
-
-__all__ = ["load_zarr", "require_codecs"]
 
 
 def load_zarr() -> ModuleType:

@@ -14,7 +14,18 @@ from rankwise.data.contract import FloatArray
 from rankwise.data.crops.audit.sizes import Rates, StoredSizes
 from rankwise.data.store.meta import ArrayMeta
 
-__all__ = ["expected_blocks", "expected_distinct", "expected_whole_blocks", "fewest_blocks", "touch_chances"]
+__all__ = [
+    "PAGE_BYTES",
+    "CropCost",
+    "codec_name",
+    "cost_of",
+    "expected_blocks",
+    "expected_distinct",
+    "expected_whole_blocks",
+    "fewest_blocks",
+    "mean_cost",
+    "touch_chances",
+]
 
 
 def expected_blocks(size: int, block: int, window: int) -> Fraction:
@@ -88,9 +99,6 @@ def _floors(stop: int, block: int) -> int:
     return block * quotient * (quotient - 1) // 2 + quotient * rest
 
 
-__all__ = ["codec_name"]
-
-
 def codec_name(meta: ArrayMeta) -> str:
     """Return the name: that of the compressor, for blosc the one inside, for zstd with its level where it is known."""
     if meta.codec.kind == "raw":
@@ -121,8 +129,6 @@ def _name(codec: Mapping[str, Any]) -> str:
         return f"zstd-{settings['level']}" if "level" in settings else "zstd"
     return "" if name in {"bytes", "crc32c", "vlen-utf8"} else name
 
-
-__all__ = ["PAGE_BYTES", "CropCost", "cost_of", "mean_cost"]
 
 PAGE_BYTES = 4096  # what file systems and their caches read at least
 

@@ -11,7 +11,7 @@ from rankwise.data.contract import JSON
 from rankwise.data.crops.audit.judgement import AuditReport, GroupAudit, audit_facts
 from rankwise.data.crops.audit.measurement import BenchReport, GroupBench
 
-__all__ = ["group_title", "show_audit"]
+__all__ = ["bench_facts", "group_title", "show_audit", "show_bench"]
 
 _MIB = 2**20
 _SKIPPED_SHOWN = 5
@@ -96,9 +96,6 @@ def _say(console: Console, line: str) -> None:
 
 def _shape(extents: tuple[int, ...]) -> str:
     return "x".join(map(str, extents))
-
-
-__all__ = ["bench_facts", "show_bench"]
 
 
 def bench_facts(report: BenchReport) -> dict[str, JSON]:

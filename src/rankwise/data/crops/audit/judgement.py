@@ -14,7 +14,7 @@ from rankwise.data.crops.audit.stores import Fitting, fit, gather
 from rankwise.data.store.boxes import check_conversion
 from rankwise.launch.cores import num_usable_cores
 
-__all__ = ["AuditOptions", "AuditReport", "GroupAudit", "audit", "group_arrays"]
+__all__ = ["AuditOptions", "AuditReport", "GroupAudit", "audit", "audit_facts", "group_arrays"]
 
 _SAMPLED_ARRAYS = 4  # of a group; their files tell the size of its chunks
 
@@ -189,9 +189,6 @@ def _sizes(group: Sequence[Fitting], most_files: int) -> tuple[StoredSizes | Non
         return None, f"metadata only ({why})"
     total = StoredSizes.together(known)
     return total, f"metadata and {total.files_sampled} files ({total.chunks_sampled} chunks)"
-
-
-__all__ = ["audit_facts"]
 
 
 def audit_facts(report: AuditReport) -> dict[str, JSON]:

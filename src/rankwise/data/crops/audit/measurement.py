@@ -18,7 +18,7 @@ from rankwise.data.store.plan import BoxPlan
 from rankwise.data.store.reader import BoxReader
 from rankwise.errors import ConfigError
 
-__all__ = ["BenchOptions", "BenchReport", "GroupBench", "measure"]
+__all__ = ["BenchOptions", "BenchReport", "GroupBench", "keep_rates", "measure"]
 
 _WARM_UP = 2
 
@@ -215,9 +215,6 @@ def _largest_part(group: GroupAudit, predicted: AuditReport) -> str:
         "chunks": cost.chunks_in_batch * rates.chunk_s,
     }
     return max(parts, key=parts.__getitem__)
-
-
-__all__ = ["keep_rates"]
 
 
 def keep_rates(report: BenchReport, path: Path | None = None) -> Path:

@@ -17,7 +17,7 @@ from rankwise.data.store.meta import ArrayMeta
 from rankwise.data.store.shard import read_index
 from rankwise.errors import ConfigError
 
-__all__ = ["StoredSizes", "num_files", "sample_sizes"]
+__all__ = ["Rates", "StoredSizes", "load_rates", "num_files", "rates_file", "sample_sizes", "save_rate"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,8 +134,6 @@ def _lengths(path: Path, meta: ArrayMeta, grid: tuple[int, ...]) -> IntArray:
     except FileNotFoundError:
         return np.full(grid, -1, dtype=np.int64)
 
-
-__all__ = ["Rates", "load_rates", "rates_file", "save_rate"]
 
 # Decoded bytes per CPU second of one core: "none", "zstd-1", "zstd-3", "blosc-zstd" and "blosc-lz4" as `bench/crops.py`
 # measured them on 16-bit images in chunks of 256 KiB; the others are their neighbours' or rough.

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from rankwise.data.contract import BoolArray, FloatArray, IntArray, sample_keys
 
-__all__ = ["BitTable"]
+__all__ = ["BitTable", "CellGrid", "CellTable", "below", "evenly", "pick", "uniform"]
 
 _BLOCK_BYTES = 64
 
@@ -57,9 +57,6 @@ class BitTable:
         reached = np.cumsum(rows, axis=1, dtype=np.int64) > (numbers - before)[:, None]
         found: IntArray = block.astype(np.int64) * (8 * _BLOCK_BYTES) + reached.argmax(axis=1)
         return found
-
-
-__all__ = ["CellGrid", "CellTable"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -156,8 +153,6 @@ class CellTable:
             cell = cell // self.shapes[images, axis]
         return self.corners[images] + (coords + inside) * self.sizes[images]
 
-
-__all__ = ["below", "evenly", "pick", "uniform"]
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _UNIT = 2.0**-53

@@ -21,7 +21,7 @@ from rankwise.data.crops.index.take import Take
 from rankwise.data.crops.reading import Scaling
 from rankwise.errors import ConfigError
 
-__all__ = ["Compiled", "compile_rules"]
+__all__ = ["Compiled", "Stages", "compile_rules"]
 
 _TILES_AT_ONCE = 1 << 16
 
@@ -246,8 +246,6 @@ def _digest(
         digest.update(part if isinstance(part, bytes) else repr(part).encode())
     return digest.hexdigest()[:16]
 
-
-__all__ = ["Stages"]
 
 # A function of the epoch is known by its first answers.
 _KNOWN_EPOCHS = 256

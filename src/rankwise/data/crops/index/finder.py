@@ -22,7 +22,7 @@ from rankwise.data.crops.index.maps import given_cells, label_cells, placed_cell
 from rankwise.data.crops.index.rules import Foreground, Mask
 from rankwise.data.store.reader import BoxReader
 
-__all__ = ["SharedMaps"]
+__all__ = ["CellFinder", "SharedMaps"]
 
 
 class SharedMaps:
@@ -46,8 +46,6 @@ class SharedMaps:
         cells: BoolArray = np.unpackbits(packed, count=int(np.prod(shape))).astype(np.bool_).reshape(shape)
         return cells
 
-
-__all__ = ["CellFinder"]
 
 _KEPT_BYTES = 64 << 20
 _LOG = logging.getLogger("rankwise.crops")

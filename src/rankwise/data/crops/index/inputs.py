@@ -22,7 +22,7 @@ from rankwise.data.store.meta.ngff import Image, ImageRef, iter_images, open_ima
 from rankwise.errors import ConfigError, DesyncError
 from rankwise.world import World
 
-__all__ = ["Images", "gather_images"]
+__all__ = ["By", "Images", "gather_images", "make_together", "split_images"]
 
 # URIs, catalogues, images, mappings of parts to those, or several of them: too loose a type to spell out.
 Images: TypeAlias = Any
@@ -142,8 +142,6 @@ def _levels(part: Any) -> tuple[Level, ...]:
     )
 
 
-__all__ = ["By", "split_images"]
-
 By: TypeAlias = Literal["plate", "well", "array"] | Callable[[CropImage], str]
 _LOG = logging.getLogger("rankwise.crops")
 
@@ -233,8 +231,6 @@ def _say(groups: Sequence[str], parts: Sequence[Sequence[int]], rule: SplitRule,
             f"the split is far from what was asked for: {text}; exact=True counts instead of drawing", stacklevel=4
         )
 
-
-__all__ = ["make_together"]
 
 _Images = tuple[CropImage, ...]
 

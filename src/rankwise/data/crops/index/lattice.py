@@ -12,7 +12,7 @@ import numpy as np
 from rankwise.data.contract import BoolArray, FloatArray, IntArray
 from rankwise.errors import ConfigError
 
-__all__ = ["Edges", "Lattice", "free_lattice", "snapped_lattice", "tile_lattice"]
+__all__ = ["Edges", "Lattice", "free_lattice", "num_blocks", "snapped_lattice", "tile_lattice", "tiles_on_curve"]
 
 Edges: TypeAlias = Literal["shift", "pad", "drop"]
 
@@ -170,9 +170,6 @@ def _refuse_small(sizes: IntArray, extent: IntArray) -> None:
             f"axes ({int(small.sum())} of {len(sizes)} images are too small): take smaller crops, leave those images "
             'out with where=, or choose pad="fill", "edge" or "reflect" (for tiles with edges="pad")'
         )
-
-
-__all__ = ["num_blocks", "tiles_on_curve"]
 
 
 def tiles_on_curve(numbers: IntArray, counts: IntArray, block: IntArray) -> IntArray:

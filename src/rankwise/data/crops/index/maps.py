@@ -17,7 +17,7 @@ from rankwise.data.store.boxes import BoxRequest
 from rankwise.data.store.reader import BoxReader
 from rankwise.errors import ConfigError
 
-__all__ = ["affine_map", "chosen_levels", "linked_axes"]
+__all__ = ["affine_map", "chosen_levels", "given_cells", "label_cells", "linked_axes", "pooling"]
 
 
 def linked_axes(level: Level, frame: Frame) -> tuple[int, ...]:
@@ -76,8 +76,6 @@ def _nearest(levels: tuple[Level, ...], reference: Level) -> Level:
 
     return min(levels, key=distance)
 
-
-__all__ = ["given_cells", "label_cells", "pooling"]
 
 # Cells are at most this part of a crop, so that a crop around one of its points holds most of it.
 _CELLS_PER_CROP = 8

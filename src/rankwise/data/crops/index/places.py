@@ -16,7 +16,18 @@ from rankwise.data.crops.index.lattice import Lattice, num_blocks, tiles_on_curv
 from rankwise.data.crops.index.rules import Weights
 from rankwise.errors import ConfigError
 
-__all__ = ["Placement", "Places"]
+__all__ = [
+    "MAX_REGION_BYTES",
+    "Draws",
+    "Placement",
+    "Places",
+    "Tiles",
+    "choose_block",
+    "image_bounds",
+    "image_weights",
+    "region_chunks",
+    "region_elements",
+]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,8 +55,6 @@ class Placement(Protocol):
         """Return the places of crops int64[B]."""
         ...
 
-
-__all__ = ["Draws"]
 
 # Each use of a crop's key has its own number, so that they do not depend on each other; axes follow at distance 1.
 _IMAGE, _CELL, _OWN, _START, _INSIDE, _SPREAD = 1, 2, 3, 100, 200, 300
@@ -145,9 +154,6 @@ class Draws:
         return self.lattice.nearest(images, wanted)
 
 
-__all__ = ["image_bounds", "image_weights"]
-
-
 def image_weights(images: Sequence[CropImage], weights: Weights | None) -> FloatArray | None:
     """Return the weights of images, float64[N]; None = by how many places for crops they have.
 
@@ -189,8 +195,6 @@ def image_bounds(weights: FloatArray | None, amounts: FloatArray, *, what: str) 
         raise ConfigError(f"there is nothing to draw crops from: {what}")
     return bounds
 
-
-__all__ = ["MAX_REGION_BYTES", "choose_block", "region_chunks", "region_elements"]
 
 # What a block may decode to: many small crops mix well and still share, few large ones share at all.
 MIN_REGION_BYTES = 2 << 20
@@ -269,9 +273,6 @@ def region_chunks(block: IntArray | FloatArray, *, extent: IntArray, stride: Int
 
 def _budget(crop_bytes: float) -> float:
     return float(np.clip(_CROPS_PER_REGION * crop_bytes, MIN_REGION_BYTES, MAX_REGION_BYTES))
-
-
-__all__ = ["Tiles"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

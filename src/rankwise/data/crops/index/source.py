@@ -34,7 +34,7 @@ from rankwise.data.store.reader import BoxReader
 from rankwise.data.store.remote import RemoteOptions
 from rankwise.errors import ConfigError
 
-__all__ = ["CropSource", "SourcePlan"]
+__all__ = ["CropSource", "SourcePlan", "settle_index"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -227,9 +227,6 @@ class _Widened:
 
     def arrays(self, field: str) -> tuple[NDArray, ...]:
         return self._buffer.arrays(field)
-
-
-__all__ = ["settle_index"]
 
 
 def settle_index(

@@ -19,7 +19,7 @@ from rankwise.data.crops.sample import Dtype, DtypeLike, parse_dtype, resolved_d
 from rankwise.data.store.boxes import Pad
 from rankwise.errors import ConfigError
 
-__all__ = ["Take"]
+__all__ = ["ImageColumns", "Take", "channel_boxes"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +102,6 @@ def _dtype(wanted: npt.DTypeLike) -> DType | None:
         return dtype
 
 
-__all__ = ["channel_boxes"]
-
-
 def channel_boxes(
     name: str, take: Take, images: Sequence[CropImage], levels: Sequence[Level], axis: int | None
 ) -> tuple[IntArray, int]:
@@ -147,9 +144,6 @@ def _number_of_all(name: str, axis: int, images: Sequence[CropImage], levels: Se
             f"{sizes[other]}: name those you want, Take(channel=[...])"
         )
     return sizes[0]
-
-
-__all__ = ["ImageColumns"]
 
 
 class ImageColumns:

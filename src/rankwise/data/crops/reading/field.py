@@ -17,7 +17,17 @@ from rankwise.data.store.meta import ArrayMeta
 from rankwise.data.store.meta.documents import resolve_place
 from rankwise.errors import ConfigError
 
-__all__ = ["MASK_SUFFIX", "CropField", "Normalise", "Scaling", "check_normalise"]
+__all__ = [
+    "MASK_SUFFIX",
+    "CropField",
+    "FieldBoxes",
+    "Normalise",
+    "Scaling",
+    "box_of",
+    "box_text",
+    "check_normalise",
+    "unreadable",
+]
 
 MASK_SUFFIX = "_mask"
 
@@ -136,9 +146,6 @@ def _nearest(rule: Mapping[str, Scaling], place: str) -> Scaling | None:
     return rule.get(place)
 
 
-__all__ = ["FieldBoxes"]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FieldBoxes:
     """Boxes of one shape for some samples of a field; a field whose arrays differ in their axes takes several of these.
@@ -170,9 +177,6 @@ class FieldBoxes:
     def placed(self, num_samples: int) -> IntArray:
         """Return the places of the samples, int64[n], in a batch of `num_samples`."""
         return np.arange(num_samples, dtype=np.int64) if self.rows is None else self.rows
-
-
-__all__ = ["box_of", "box_text", "unreadable"]
 
 
 def box_of(boxes: FieldBoxes, box: int) -> tuple[tuple[int, int], ...]:

@@ -17,7 +17,7 @@ from rankwise.data.store.boxes import BoxError, BoxReport, BoxRequest
 from rankwise.data.store.reader import BoxReader
 from rankwise.errors import ConfigError
 
-__all__ = ["field_jobs", "field_mask"]
+__all__ = ["CropReader", "field_jobs", "field_mask"]
 
 
 def field_jobs(
@@ -101,9 +101,6 @@ def _scalings(field: CropField, boxes: FieldBoxes, used: IntArray) -> tuple[Floa
         return None, None
     known = [scaling for scaling in found if scaling is not None]
     return np.array([s.scale for s in known]), np.array([s.offset for s in known])
-
-
-__all__ = ["CropReader"]
 
 
 class CropReader:

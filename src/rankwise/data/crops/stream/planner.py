@@ -23,7 +23,7 @@ from rankwise.data.feed.buffer import HostBuffer
 from rankwise.data.feed.place import Placed
 from rankwise.data.store.reader import BoxReader
 
-__all__ = ["Failure", "Numbered", "Ready", "Work"]
+__all__ = ["Failure", "Numbered", "Planner", "Puller", "Ready", "SkipBudget", "Work"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +83,6 @@ class Ready:
     placed: Placed
     all_fill: bool
     num_left_out: int
-
-
-__all__ = ["Planner"]
 
 
 class Planner:
@@ -178,9 +175,6 @@ class Planner:
         return CropReader(fields, reader=self._engine)
 
 
-__all__ = ["Puller"]
-
-
 class Puller:
     """Pulls until the flow is closed.
 
@@ -231,8 +225,6 @@ class Puller:
             return Numbered(number, sample if isinstance(sample, Sample) else None, error)
         return Numbered(number, sample)
 
-
-__all__ = ["SkipBudget"]
 
 _LOG = logging.getLogger("rankwise.crops")
 

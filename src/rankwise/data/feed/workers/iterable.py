@@ -17,7 +17,19 @@ from rankwise.data.feed.place_jax import is_jax_target
 from rankwise.errors import ConfigError
 from rankwise.world.loader_worker import LoaderWorker
 
-__all__ = ["teach_collating"]
+__all__ = [
+    "SentBatch",
+    "asked_by_dataloader",
+    "check_sendable",
+    "host_device",
+    "iterable_class",
+    "raising",
+    "rebuild",
+    "say_in_memory",
+    "sent_fields",
+    "take_part",
+    "teach_collating",
+]
 
 
 def teach_collating() -> None:
@@ -35,8 +47,6 @@ def _only(batches: Sequence[Any], *, collate_fn_map: Any = None) -> Any:  # noqa
         )
     return batches[0]
 
-
-__all__ = ["asked_by_dataloader", "iterable_class", "raising", "rebuild", "take_part"]
 
 _FETCHING = "torch.utils.data._utils.fetch"
 
@@ -97,8 +107,6 @@ def asked_by_dataloader() -> bool:
     return frame is not None and frame.f_globals.get("__name__") == _FETCHING
 
 
-__all__ = ["check_sendable", "host_device", "say_in_memory"]
-
 _LOG = logging.getLogger("rankwise.data")
 
 
@@ -129,9 +137,6 @@ def say_in_memory(device: Any, *, rank: int, worker: LoaderWorker) -> None:
         "pin_memory=True of the DataLoader lets it do so in the background",
         device, str(device),
     )  # fmt: skip
-
-
-__all__ = ["SentBatch", "sent_fields"]
 
 
 class SentBatch(FeedBatch):

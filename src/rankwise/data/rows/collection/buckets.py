@@ -15,7 +15,7 @@ import numpy as np
 from rankwise.data.contract import DType, IntArray, NDArray
 from rankwise.errors import DataError
 
-__all__ = ["append_record", "scan_records"]
+__all__ = ["Buckets", "Field", "Text", "append_record", "scan_records"]
 
 
 def append_record(path: Path, block: int, arrays: Sequence[NDArray]) -> None:
@@ -44,9 +44,6 @@ def scan_records(path: Path, num_arrays: int) -> Iterator[tuple[int, list[int], 
             if place > end:
                 return
             yield block, starts, sizes
-
-
-__all__ = ["Text"]
 
 
 class Text:
@@ -95,8 +92,6 @@ class Text:
         places = np.arange(int(counts.sum())) + np.repeat(starts[rows] - firsts, counts)
         return Text(self.lengths[rows], self.data[places])
 
-
-__all__ = ["Field"]
 
 Spans = Sequence[tuple[int, int]]
 _LENGTH: DType = np.dtype(np.int32)
@@ -162,8 +157,6 @@ def _ragged(lengths: NDArray, elements: tuple[NDArray, ...], span: tuple[int, in
     start, stop, first, last = span
     return [lengths[start:stop], *(array[first:last] for array in elements)]
 
-
-__all__ = ["Buckets"]
 
 _PLACE = np.dtype(np.int64)
 

@@ -14,7 +14,18 @@ from rankwise.data.rows.collection.buckets import Field, Text
 from rankwise.data.rows.datasets import check_files, load_anndata
 from rankwise.errors import DataError
 
-__all__ = ["Column", "Kind", "masked", "taken"]
+__all__ = [
+    "Column",
+    "Kind",
+    "ObsColumn",
+    "as_text",
+    "columns_of_frame",
+    "index_of_frame",
+    "masked",
+    "open_columns",
+    "taken",
+    "unite_columns",
+]
 
 _FLOAT: DType = np.dtype(np.float64)
 Kind = Literal["number", "masked", "category", "text"]
@@ -77,8 +88,6 @@ def taken(column: Column, rows: IntArray) -> Column:
 
     return replace(column, read=read, num_rows=len(rows))
 
-
-__all__ = ["ObsColumn", "as_text", "unite_columns"]
 
 _SAMPLE = 1000
 _OBJECT_BYTES = 64  # what Python needs for a short text
@@ -225,9 +234,6 @@ def _as_masked(values: NDArray, dtype: DType) -> NDArray:
     return made
 
 
-__all__ = ["columns_of_frame", "index_of_frame"]
-
-
 def columns_of_frame(frame: Any, label: str) -> dict[str, Column]:
     """Return the columns of a table of pandas.
 
@@ -301,8 +307,6 @@ def _unfit(name: str, label: str, held: str) -> DataError:
         "categories, or leave it out, with load_adata="
     )
 
-
-__all__ = ["open_columns"]
 
 _TEXTS = ("string-array", "nullable-string-array")
 _MASKED = ("nullable-integer", "nullable-boolean")

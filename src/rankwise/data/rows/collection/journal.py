@@ -25,7 +25,20 @@ from rankwise.data.rows.collection.crew.crew import failed_by_itself, put_json
 from rankwise.data.rows.datasets import COLLECTION_TYPE, MANIFEST
 from rankwise.errors import DataError
 
-__all__ = ["Journal", "locked", "work_folder"]
+__all__ = [
+    "Journal",
+    "Lines",
+    "clear_vain",
+    "commit",
+    "has_manifest",
+    "listed_names",
+    "locked",
+    "on_disk",
+    "read_manifest",
+    "said_where_it_stands",
+    "where_it_stands",
+    "work_folder",
+]
 
 _FAILED = "failed"  # by itself, not killed
 
@@ -166,8 +179,6 @@ def _is_mine(file: IO[str], folder: Path) -> bool:
     return place.exists() and os.path.samestat(os.fstat(file.fileno()), place.stat())
 
 
-__all__ = ["commit", "has_manifest", "listed_names", "on_disk", "read_manifest"]
-
 _VERSION = 1
 
 
@@ -242,8 +253,6 @@ def _document(folder: Path) -> dict[str, Any]:
     return document
 
 
-__all__ = ["clear_vain", "said_where_it_stands", "where_it_stands"]
-
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _FORBIDDEN = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 
@@ -286,8 +295,6 @@ def clear_vain(folder: Path) -> None:
     for place in (work, folder):
         shutil.rmtree(place, ignore_errors=True)
 
-
-__all__ = ["Lines"]
 
 _EVERY_S = 10.0
 

@@ -14,7 +14,7 @@ from rankwise.data.rows.collection.union import Joined
 from rankwise.data.rows.writing import MatrixFormat, parse_size, rows_of_size
 from rankwise.errors import ConfigError
 
-__all__ = ["WriteOptions"]
+__all__ = ["WriteOptions", "listed", "seed_of", "warn_of_room"]
 
 _LEAST_BUDGET = 2**20
 _MOST_DATASETS = 1000  # of one writing, where they are smaller than this:
@@ -99,9 +99,6 @@ class WriteOptions:
         return {**facts.pop("extra"), **facts, **form, "groupby": list(self.groupby), "compressors": codecs}
 
 
-__all__ = ["listed", "seed_of"]
-
-
 def listed(sources: Any) -> list[Any]:
     """Return inputs as a list, also a single one."""
     alone = isinstance(sources, (str, os.PathLike)) or any(hasattr(sources, name) for name in ("obs_names", "attrs"))
@@ -125,9 +122,6 @@ def seed_of(rng: Any) -> int | None:
             f"rng wants a numpy.random.Generator, a whole number as seed, or None; got {type(rng).__name__}"
         )
     return int(rng)
-
-
-__all__ = ["warn_of_room"]
 
 
 def warn_of_room(work: Path, spilled_bytes: float) -> None:

@@ -8,7 +8,7 @@ from rankwise.data.contract import IntArray, NDArray
 from rankwise.data.order.permutation import derive, permute
 from rankwise.data.rows.collection.buckets import Text
 
-__all__ = ["Placing", "cut_datasets"]
+__all__ = ["Placing", "cut_datasets", "find_repeats", "hash_names", "rename"]
 
 _RUNS, _INSIDE = 1, 2  # streams of the seed
 
@@ -78,8 +78,6 @@ class Placing:
             places[members[np.argsort(groups[members], kind="stable")]] = np.arange(start, stop)
         return places
 
-
-__all__ = ["find_repeats", "hash_names", "rename"]
 
 _PARTS = 16  # hashes are looked at in so many portions
 

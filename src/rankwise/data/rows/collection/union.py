@@ -17,7 +17,7 @@ from rankwise.data.rows.datasets import load_anndata, split_modality
 from rankwise.data.store.boxes import conversion_loss
 from rankwise.errors import ConfigError
 
-__all__ = ["choose_variables", "few_names", "gather_variables", "join_variables"]
+__all__ = ["Joined", "choose_variables", "few_names", "gather_variables", "join_inputs", "join_variables"]
 
 _MOST = 60  # letters of a name
 
@@ -106,8 +106,6 @@ def few_names(names: Sequence[Any], *, letters: int = _MOST) -> str:
     shown = [name if len(name) <= letters else f"{name[:letters]}..." for name in map(str, names[:5])]
     return ", ".join(shown) + (", ..." if len(names) > 5 else "")
 
-
-__all__ = ["Joined", "join_inputs"]
 
 SOURCE, SOURCE_ROW = "src_path", "src_row"
 

@@ -12,7 +12,7 @@ from rankwise.data.store.meta import STORES
 from rankwise.data.store.meta.documents import resolve_place
 from rankwise.errors import ConfigError, DataError, MissingExtraError
 
-__all__ = ["COLLECTION_TYPE", "MANIFEST", "MEMBER", "find_datasets"]
+__all__ = ["COLLECTION_TYPE", "MANIFEST", "MEMBER", "find_datasets", "load_anndata", "split_modality", "stored_name"]
 
 COLLECTION_TYPE = "annbatch-preshuffled"
 MANIFEST = "rankwise"
@@ -78,9 +78,6 @@ def _unfit(place: str) -> str:
     )
 
 
-__all__ = ["load_anndata"]
-
-
 def load_anndata() -> Any:
     """Return the anndata module.
 
@@ -92,9 +89,6 @@ def load_anndata() -> Any:
     except ImportError as error:
         raise MissingExtraError("rows of AnnData stores need anndata: pip install 'rankwise[rows]'") from error
     return anndata
-
-
-__all__ = ["split_modality", "stored_name"]
 
 
 def split_modality(name: str) -> tuple[str, str]:

@@ -19,7 +19,7 @@ from rankwise.data.rows.drawing.options import DrawOptions, Draws, RowDraws, Row
 from rankwise.data.rows.obs import RowGroups
 from rankwise.errors import ConfigError
 
-__all__ = ["MOST_POSITIONS", "Interleave"]
+__all__ = ["MOST_POSITIONS", "Interleave", "MixedDraws", "make_draws", "settled_options"]
 
 MOST_POSITIONS = (1 << 31) - (1 << 12)  # the end of its row times a share of 32 bits fits into 64
 _UNIT = 1 << 32
@@ -112,9 +112,6 @@ def _quotients(over: int, under: int) -> list[int]:
     return found
 
 
-__all__ = ["MixedDraws"]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MixedDraws:
     """Collections by share. Implements `Draws`; sample i comes at position i, so an order must leave them as they are.
@@ -196,8 +193,6 @@ class MixedDraws:
             rows[which == number] = samples_at(grid, seed, number, places[which == number])
         return rows
 
-
-__all__ = ["make_draws", "settled_options"]
 
 _WINDOW_BYTES = 128 << 20  # what the windows of all collections of a mix may decode to
 _ENOUGH_ROWS = 100  # to tell measurements from classes

@@ -14,7 +14,7 @@ from rankwise.data.order import place_of_samples
 from rankwise.data.rows.obs import RowGroups
 from rankwise.errors import ConfigError
 
-__all__ = ["DrawOptions", "Draws"]
+__all__ = ["DrawOptions", "Draws", "RowDraws", "RowWeights"]
 
 
 class Draws(Protocol):
@@ -90,8 +90,6 @@ class DrawOptions:
                 "together= is for balance= and weights=: a mix of whole collections reads each chunk about once anyway"
             )
 
-
-__all__ = ["RowWeights"]
 
 _BLOCK_ROWS = 128  # a draw adds up so many weights; their sums take 1/16 of a byte a row
 _PIECE = 1 << 12  # draws at a time: what they add up takes 4 MiB
@@ -228,8 +226,6 @@ def _counted(codes: NDArray, num_groups: int) -> IntArray:
         counts += np.bincount(codes[low : low + (1 << 20)].astype(np.int64) + 1, minlength=num_groups + 1)
     return counts[1:]
 
-
-__all__ = ["RowDraws"]
 
 # Each use of a key has its own number, so that they do not depend on each other.
 _BLOCK, _ROW = 1, 2

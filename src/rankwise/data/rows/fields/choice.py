@@ -13,7 +13,7 @@ import numpy as np
 from rankwise.data.contract import IntArray
 from rankwise.errors import ConfigError
 
-__all__ = ["FieldChoice"]
+__all__ = ["FieldChoice", "chosen_genes"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -76,8 +76,6 @@ def _check_dtype(dtype: Any) -> None:
     except TypeError as error:
         raise ConfigError(f"dtype= wants NumPy dtypes such as 'float32', got {dtype!r}") from error
 
-
-__all__ = ["chosen_genes"]
 
 _SHOWN = 5
 _NO_MASK = "genes= is a list of names or numbers (of a mask take numpy.flatnonzero(mask))"

@@ -14,7 +14,7 @@ from rankwise.data.rows.fields.row_field import FieldRead, Finished, RowField, T
 from rankwise.data.rows.matrices import HeldStack, MatrixPlan, MatrixStack, find_gaps, stray_columns
 from rankwise.data.store import BoxPlan, BoxReader, BoxReport
 
-__all__ = ["make_field"]
+__all__ = ["make_field", "read_fields"]
 
 
 def make_field(
@@ -172,9 +172,6 @@ class _HeldRead:
         else:
             self.field.stack.take_dense(self.plan.held, self.field.columns, self.out[0])
         return Finished(reports=reports)
-
-
-__all__ = ["read_fields"]
 
 
 def read_fields(

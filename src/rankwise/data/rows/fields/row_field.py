@@ -15,7 +15,7 @@ from rankwise.data.rows.matrices import MatrixPlan, MatrixStack, find_gaps, stra
 from rankwise.data.store import BoxError, BoxPlan, BoxReader, BoxReport, Spread
 from rankwise.data.store.boxes import OUTSIDE, TWICE
 
-__all__ = ["FieldRead", "Finished", "RowField", "spread_rows"]
+__all__ = ["FieldRead", "Finished", "RowField", "Target", "begin_spread", "spread_rows"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -81,9 +81,6 @@ class RowField(Protocol):
             memory: for what lies in between.
         """
         ...
-
-
-__all__ = ["Target", "begin_spread"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

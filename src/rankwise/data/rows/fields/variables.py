@@ -16,7 +16,7 @@ from rankwise.data.rows.matrices import HeldMatrix, StoredMatrix, stack_matrices
 from rankwise.data.rows.notices import say_once
 from rankwise.errors import ConfigError
 
-__all__ = ["Variables", "modality_of"]
+__all__ = ["Variables", "modality_of", "open_fields"]
 
 _SHOWN = 5
 _OF_MODALITY = re.compile(r"(mod/[^/]+)/(X|layers/.+)")
@@ -104,9 +104,6 @@ class Variables:
                     f"{dataset.place} lacks {len(missing)} of the {len(genes)} genes=, such as {missing[:_SHOWN]}: "
                     "leave them or this store out (a collection of all stores joins their variables)"
                 )
-
-
-__all__ = ["open_fields"]
 
 
 def open_fields(datasets: Sequence[AnyDataset], choice: FieldChoice) -> dict[str, RowField]:

@@ -22,7 +22,7 @@ from rankwise.data.store.meta import STORES
 from rankwise.data.store.meta.documents import resolve_place
 from rankwise.errors import RankwiseError
 
-__all__ = ["decode_factor"]
+__all__ = ["decode_factor", "describe_rows", "digest_column", "digest_elements", "digest_rows", "text_of_rows"]
 
 
 def decode_factor(matrix: StoredMatrix, run: int) -> float:
@@ -54,8 +54,6 @@ def _inside_rows(matrix: StoredSparse, run: int) -> float:
     stored = -(-num_elements // chunk) * chunk  # the last chunk is decoded whole, too
     return min(elements + chunk, stored) / elements
 
-
-__all__ = ["describe_rows", "text_of_rows"]
 
 _RUNS = (1, 32, 64, 512)
 _WORTH = 1.5
@@ -187,8 +185,6 @@ def _advice(facts: dict[str, Any]) -> list[str]:
     ]
     return ["`rankwise rows write` (shuffled, 64 rows per chunk, edges on row edges) would buy:", *words]
 
-
-__all__ = ["digest_column", "digest_elements", "digest_rows"]
 
 _NOTHING = np.uint64(0x6E6F7468696E6721)  # of a value that is missing
 

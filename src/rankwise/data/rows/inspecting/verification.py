@@ -24,7 +24,7 @@ from rankwise.data.rows.matrices import StoredSparse
 from rankwise.data.store import BoxReader
 from rankwise.errors import ConfigError, RankwiseError
 
-__all__ = ["compare_with_sources"]
+__all__ = ["compare_with_sources", "verify_rows"]
 
 _BLOCK_BYTES = 2**25  # of a matrix that is read at once
 _PORTION = 2**20  # elements of a matrix by columns
@@ -200,8 +200,6 @@ def _is_text(name: str, sides: list[_Side]) -> bool:
 def _steps(num_rows: int, step: int) -> list[tuple[int, int]]:
     return [(start, min(start + step, num_rows)) for start in range(0, max(1, num_rows), step)]
 
-
-__all__ = ["verify_rows"]
 
 _PART = 2**16
 

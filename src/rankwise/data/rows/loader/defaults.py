@@ -17,7 +17,17 @@ from rankwise.data.rows.samplers import DistributedSampler, RandomSampler, Seque
 from rankwise.errors import ConfigError, MissingExtraError
 from rankwise.world.loader_worker import current_worker
 
-__all__ = ["choose_sampler", "say_idle_workers", "say_no_batch"]
+__all__ = [
+    "Library",
+    "check_gpu",
+    "check_library",
+    "choose_sampler",
+    "convert",
+    "global_batch",
+    "say_idle_workers",
+    "say_no_batch",
+    "sharded_batches",
+]
 
 _DEFAULTS = {"chunk_size": 512, "preload_nchunks": 32, "batch_size": 1, "drop_last": False}
 
@@ -77,9 +87,6 @@ def say_no_batch(sampler: Sampler, n_obs: int) -> None:
         )
 
 
-__all__ = ["global_batch", "sharded_batches"]
-
-
 def sharded_batches(sharding: Any, sampler: Sampler, *, to: Any) -> ShardRows | None:
     """Return how batches lie in global arrays, None without a sharding.
 
@@ -126,8 +133,6 @@ def global_batch(rows: Any, sharded: ShardRows) -> Any:
     dense: NDArray = rows if isinstance(rows, np.ndarray) else rows.toarray()
     return sharded.global_array(narrowed("X", dense))
 
-
-__all__ = ["Library", "check_library", "convert"]
 
 Library: TypeAlias = Literal["torch", "jax"]
 
@@ -182,9 +187,6 @@ def _jax(rows: Any) -> Any:
         return jnp.asarray(narrowed("X", rows))
     parts = (jnp.asarray(narrowed("X", rows.data)), jnp.asarray(rows.indices), jnp.asarray(rows.indptr))
     return CSR(parts, shape=rows.shape)  # type: ignore[no-untyped-call]
-
-
-__all__ = ["check_gpu"]
 
 
 def check_gpu(to: Any, *, wanted: bool) -> None:

@@ -18,7 +18,7 @@ from rankwise.data.rows.obs import join_tables
 from rankwise.data.store import BoxReader
 from rankwise.errors import ConfigError
 
-__all__ = ["Kind", "check_table", "kind_of"]
+__all__ = ["HeldDatasets", "Kind", "check_table", "kind_of"]
 
 Kind: TypeAlias = Literal["backed sparse", "backed dense", "sparse", "dense"]
 
@@ -72,8 +72,6 @@ def check_table(name: str, table: Any, num_rows: int | None) -> None:
     if num_rows is not None and len(table) != num_rows:
         raise ConfigError(f"{name} has {len(table)} rows where the matrix has {num_rows}: pass those of this matrix")
 
-
-__all__ = ["HeldDatasets"]
 
 _STORED: tuple[Kind, ...] = ("backed sparse", "backed dense")
 _LOG = logging.getLogger("rankwise.rows")

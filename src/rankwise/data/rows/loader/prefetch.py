@@ -22,7 +22,7 @@ from rankwise.data.rows.passes import PassDraws
 from rankwise.errors import ConfigError
 from rankwise.world.loader_worker import current_worker
 
-__all__ = ["SavedPass"]
+__all__ = ["WITH_AN_ORDER", "MemoryRows", "RequestReader", "RowsReader", "SavedPass", "UnderWay"]
 
 _VERSION = 1
 
@@ -90,8 +90,6 @@ def _flat(saved: SavedPass) -> dict[str, Any]:
     place = {"worker": f"{worker['number']} of {worker['count']}"} if worker else {}
     return {"rows": saved.rows, "data": saved.data, **(state["sampler"] or {}), **place}
 
-
-__all__ = ["RequestReader", "RowsReader"]
 
 _MOST_DRAWN = 2
 T_co = TypeVar("T_co", covariant=True)
@@ -262,9 +260,6 @@ def _same(one: RowOrder, other: RowOrder) -> bool:
     return one.edges == other.edges and np.array_equal(one.rows, other.rows)
 
 
-__all__ = ["WITH_AN_ORDER", "UnderWay"]
-
-
 WITH_AN_ORDER = (
     "pass order=Order(collection, batch_size=...) instead of a sampler: its position goes on at any number of ranks"
 )
@@ -327,9 +322,6 @@ class UnderWay:
             )
         self.num_done = saved.batches
         return saved.batches
-
-
-__all__ = ["MemoryRows"]
 
 
 class MemoryRows:

@@ -16,7 +16,7 @@ from rankwise.data.rows.ordered import OrderedLoader
 from rankwise.data.rows.types import LoadRequest
 from rankwise.errors import ConfigError, DataError
 
-__all__ = ["RowOrder", "order_rows"]
+__all__ = ["RowBlock", "RowOrder", "make_ordered", "order_rows"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -92,8 +92,6 @@ def _places(split: Any) -> IntArray:
     return found
 
 
-__all__ = ["RowBlock"]
-
 _MOST_INT32 = 2**31 - 1
 
 
@@ -129,8 +127,6 @@ class RowBlock:
             pointers = pointers.astype(np.int32)  # both of one dtype, as scipy and torch want it
         return scipy_csr((data[begin:end], indices[begin:end], pointers), self.num_cols)
 
-
-__all__ = ["make_ordered"]
 
 _INSTEAD = {  # of arguments of samplers
     "batch_sampler": "the order decides which rows form a batch",

@@ -29,7 +29,7 @@ from rankwise.data.store import BoxError, BoxReader, load_zarr
 from rankwise.data.store.remote import RemoteFiles
 from rankwise.errors import ConfigError, DataError, SampleError
 
-__all__ = ["StoredRows", "adopt_matrix"]
+__all__ = ["StoredRows", "adopt_matrix", "iter_groups", "load_group"]
 
 
 def adopt_matrix(dataset: Any, reader: BoxReader) -> StoredMatrix:
@@ -142,9 +142,6 @@ def _strays(arrays: tuple[NDArray, ...], num_cols: int) -> list[int]:
     outside = np.flatnonzero(unsigned >= num_cols)
     places: list[int] = np.unique(np.searchsorted(indptr, outside, side="right") - 1).tolist()
     return places
-
-
-__all__ = ["iter_groups", "load_group"]
 
 
 def iter_groups(collection: Any) -> Iterator[Any]:

@@ -14,7 +14,7 @@ from rankwise.data.rows.notices import say_once
 from rankwise.data.store import BoxError, BoxReport, Runs, name_lacking
 from rankwise.errors import DataError
 
-__all__ = ["AnyNumbers", "Ask", "Judge", "PointerJudge"]
+__all__ = ["AnyNumbers", "Ask", "Judge", "PointerJudge", "find_gaps", "stray_columns"]
 
 Ask: TypeAlias = Callable[[int], int | None]
 
@@ -130,9 +130,6 @@ def _is_blank(numbers: IntArray) -> bool:
     return not numbers[-1] and not numbers[0]
 
 
-__all__ = ["stray_columns"]
-
-
 def stray_columns(plan: MatrixPlan, reports: Sequence[BoxReport]) -> tuple[BoxReport, ...]:
     """Return reports in which rows with columns that fit no dtype of theirs are damaged, as those with others too far.
 
@@ -155,9 +152,6 @@ def _damaged(plan: MatrixPlan, error: BoxError) -> BoxError:
     place = request.arrays[int(request.which[error.box])].place
     what = DataError(f"{place} names columns that the matrix has not, beyond {request.dtype}: copy or write it again")
     return replace(error, place=place, error=what, damage=True, unfit=False)
-
-
-__all__ = ["find_gaps"]
 
 
 def find_gaps(plan: MatrixPlan, reports: Sequence[BoxReport], indices: NDArray) -> list[BoxError]:

@@ -14,7 +14,7 @@ from rankwise.data.store import ArrayMeta, BoxError, BoxReader, BoxReport, BoxRe
 from rankwise.data.store.forks import renew_in_children
 from rankwise.errors import DataError
 
-__all__ = ["read_boxes", "read_chunks"]
+__all__ = ["PagedNumbers", "RowPointers", "read_boxes", "read_chunks"]
 
 
 def read_boxes(array: ArrayMeta, starts: IntArray, extent: int, reader: BoxReader) -> tuple[IntArray, BoxReport]:
@@ -70,8 +70,6 @@ def read_chunks(array: ArrayMeta, page: IntArray, first: int, chunk: int, reader
             errors[first // chunk + begin // chunk + error.box] = replace(error, box=0)
     return errors
 
-
-__all__ = ["PagedNumbers"]
 
 _LEAST_PAGE = 2**13  # numbers; shorter chunks are taken several at a time
 _RUN_BITS = 4  # numbers of a run of 16 are kept as what they are above its least
@@ -243,8 +241,6 @@ class PagedNumbers:
         if wanted.itemsize > self._offsets.dtype.itemsize:
             self._offsets = self._offsets.astype(wanted)
 
-
-__all__ = ["RowPointers"]
 
 _CAPACITY_BYTES = 128 * 2**20
 

@@ -16,7 +16,7 @@ from rankwise.data.store.meta import STORES
 from rankwise.data.store.meta.documents import resolve_place
 from rankwise.errors import DataError
 
-__all__ = ["StoredDense", "StoredMatrix", "StoredSparse"]
+__all__ = ["StoredDense", "StoredMatrix", "StoredSparse", "open_matrix"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -145,8 +145,6 @@ def _chunks_across(array: ArrayMeta) -> int:
         count *= -(-size // chunk)
     return count
 
-
-__all__ = ["open_matrix"]
 
 _PARTS = ("data", "indices", "indptr")
 _LENGTHS = "row_nnz"  # our writer puts it there

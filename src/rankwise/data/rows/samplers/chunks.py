@@ -24,7 +24,7 @@ from rankwise.data.rows.types import LoadRequest
 from rankwise.errors import ConfigError
 from rankwise.world.loader_worker import current_worker
 
-__all__ = ["make_requests"]
+__all__ = ["RandomSampler", "RowsOnce", "RowsRepeated", "SequentialSampler", "make_requests"]
 
 
 def make_requests(total: int, sizes: RequestSizes, make: Callable[[int, int], LoadRequest]) -> Iterator[LoadRequest]:
@@ -41,9 +41,6 @@ def make_requests(total: int, sizes: RequestSizes, make: Callable[[int, int], Lo
     for number in range(-(-total // sizes.request_rows)):
         if worker is None or worker.owns(number):
             yield make(number, min(sizes.request_rows, total - number * sizes.request_rows))
-
-
-__all__ = ["RowsRepeated"]
 
 
 class RowsRepeated:
@@ -70,9 +67,6 @@ class RowsRepeated:
         for place, first in enumerate(firsts):
             runs += circle(first, min(size, wanted - place * size), self._start, self._stop)
         return {"requests": runs, "splits": self._sizes.cut(rng.permutation(wanted))}
-
-
-__all__ = ["RowsOnce"]
 
 
 class RowsOnce:
@@ -115,9 +109,6 @@ class RowsOnce:
         first = chunk * size - (size - self._short if self._short > 0 and chunk > last else 0)
         length = self._stop - self._start
         return self._start + (first + self._turn) % length, self._short if is_short else size
-
-
-__all__ = ["RandomSampler", "SequentialSampler"]
 
 
 class _ChunkSampler(Sampler):

@@ -26,7 +26,7 @@ from rankwise.data.rows.samplers.chunks import make_requests
 from rankwise.data.rows.types import LoadRequest
 from rankwise.errors import ConfigError
 
-__all__ = ["ClassLines"]
+__all__ = ["ClassLines", "ClassSampler", "WeightedClassSampler", "check_classes", "check_runs", "check_weights"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -124,9 +124,6 @@ class ClassLines:
         return taken
 
 
-__all__ = ["check_classes", "check_runs", "check_weights"]
-
-
 def check_classes(classes: Any) -> Any:
     """Return the codes of a `pandas.Categorical`.
 
@@ -194,8 +191,6 @@ def check_runs(codes: Any, weights: FloatArray, bounds: tuple[int, int], *, chun
             "groupby=, take a smaller chunk_size, or give these classes the weight 0"
         )
 
-
-__all__ = ["ClassSampler"]
 
 _LOOK_ROWS = 1 << 16
 
@@ -352,9 +347,6 @@ class ClassSampler(Sampler):
 
     def _splits(self, rng: np.random.Generator, wanted: int) -> list[IntArray]:
         return [rng.permutation(batch) for batch in self._sizes.cut(np.arange(wanted))]
-
-
-__all__ = ["WeightedClassSampler"]
 
 
 class WeightedClassSampler(ClassSampler):

@@ -17,7 +17,7 @@ from rankwise.data.rows.samplers.classes import ClassSampler, WeightedClassSampl
 from rankwise.data.rows.types import LoadRequest
 from rankwise.errors import ConfigError, MissingExtraError, WorldError
 
-__all__ = ["DistInfo", "find_rank"]
+__all__ = ["DistInfo", "DistributedSampler", "find_rank", "foreseen"]
 
 DistInfo: TypeAlias = Literal["torch", "jax"] | Callable[[], tuple[int, int]]
 
@@ -69,9 +69,6 @@ def _jax() -> tuple[int, int]:
             "making a DistributedSampler with dist_info='jax'"
         )
     return jax.process_index(), jax.process_count()
-
-
-__all__ = ["DistributedSampler"]
 
 
 class DistributedSampler(Sampler):
@@ -240,8 +237,6 @@ class DistributedSampler(Sampler):
             )
         return rows
 
-
-__all__ = ["foreseen"]
 
 # exactly these: a class that inherits from one may draw otherwise
 _KEYED = (RandomSampler, SequentialSampler, ClassSampler, WeightedClassSampler)

@@ -14,7 +14,7 @@ from rankwise.data.store import load_zarr
 from rankwise.errors import ConfigError
 from rankwise.world.threads import choose_threads, cpu_mask, usable_cores
 
-__all__ = ["ChunkEncoder"]
+__all__ = ["ChunkEncoder", "codecs_of", "pad_rows"]
 
 
 class ChunkEncoder:
@@ -99,9 +99,6 @@ def _plain_blosc(array: Any) -> Any:
     return numcodecs.Blosc(facts["cname"], facts["clevel"], shuffle, facts["blocksize"])
 
 
-__all__ = ["codecs_of"]
-
-
 def codecs_of(given: Any, argument: str) -> tuple[Any, ...] | None:
     """Return codecs of Zarr, of one or several; None stays None.
 
@@ -120,9 +117,6 @@ def codecs_of(given: Any, argument: str) -> tuple[Any, ...] | None:
             f"{argument}= is a list of Zarr's codecs, such as [zarr.codecs.ZstdCodec(level=3)]; got {given!r}"
         )
     return found
-
-
-__all__ = ["pad_rows"]
 
 
 def pad_rows(

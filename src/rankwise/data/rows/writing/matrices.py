@@ -13,7 +13,15 @@ from rankwise.data.rows.writing.shards import SparseLayout, lay_out, parse_size,
 from rankwise.data.store import load_zarr
 from rankwise.errors import ConfigError
 
-__all__ = ["ArrayStream", "create_array"]
+__all__ = [
+    "ArrayStream",
+    "MatrixFormat",
+    "create_array",
+    "create_dense",
+    "create_sparse",
+    "write_dense",
+    "write_sparse",
+]
 
 
 def create_array(
@@ -96,8 +104,6 @@ class ArrayStream:
         self._array[self._written : end] = np.concatenate(self._held)
         self._held, self._num_held, self._written = [], 0, end
 
-
-__all__ = ["MatrixFormat", "create_dense", "create_sparse", "write_dense", "write_sparse"]
 
 _POINTER_CHUNK = 2**16
 # Blosc makes blocks of 64 KiB of it, whatever the dtype. Left to itself it makes one block of a chunk of 64 rows, so

@@ -15,7 +15,7 @@ from rankwise.data.rows.writing.codecs import ChunkEncoder
 from rankwise.data.store.shard import crc32c
 from rankwise.errors import ConfigError
 
-__all__ = ["ShardStream"]
+__all__ = ["ShardStream", "SparseLayout", "lay_out", "parse_size", "rows_of_size"]
 
 _ABSENT = np.uint64(2**64 - 1)
 _MOST_CHUNKS = 64
@@ -141,8 +141,6 @@ class _ShardFile:
         self._digest.update(content)
 
 
-__all__ = ["parse_size", "rows_of_size"]
-
 _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?)(?:i?B)?\s*", re.IGNORECASE)
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
@@ -180,8 +178,6 @@ def rows_of_size(size: int | str, name: str, row_bytes: float) -> int:
     in_rows = not isinstance(size, str) or size.strip().isdigit()
     return max(1, int(min(number if in_rows else number / max(row_bytes, 1e-9), 2**62)))
 
-
-__all__ = ["SparseLayout", "lay_out"]
 
 _CHUNK_COST = 1_000  # opening a chunk costs about as much as decoding so many elements
 _QUANTILES = np.linspace(0.5, 1.0, 101)

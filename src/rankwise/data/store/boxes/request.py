@@ -14,7 +14,7 @@ from rankwise.data.store.boxes.values import Runs
 from rankwise.data.store.meta import ArrayMeta
 from rankwise.errors import ConfigError, DataError, SampleError
 
-__all__ = ["BoxError", "BoxReport", "BoxRequest", "Pad"]
+__all__ = ["BoxError", "BoxReport", "BoxRequest", "Pad", "sum_reports"]
 
 Pad: TypeAlias = Literal["fill", "edge", "reflect"]
 
@@ -199,9 +199,6 @@ class BoxReport:
     missing_boxes: BoolArray
     fill_boxes: BoolArray
     lost_boxes: BoolArray
-
-
-__all__ = ["sum_reports"]
 
 
 def sum_reports(num_samples: int, errors: Mapping[int, SampleError], reports: Sequence[BoxReport]) -> ReadReport:

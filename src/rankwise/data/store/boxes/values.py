@@ -10,7 +10,7 @@ import numpy.typing as npt
 from rankwise.data.contract import DType, IntArray, NDArray
 from rankwise.errors import ConfigError, DataError
 
-__all__ = ["check_conversion", "conversion_loss", "converted"]
+__all__ = ["OUTSIDE", "TWICE", "Runs", "Spread", "check_conversion", "conversion_loss", "converted"]
 
 _NUMBERS = "?biufc"
 
@@ -115,9 +115,6 @@ def _refuse_out_of_range(values: NDArray, dtype: DType, place: str) -> None:
         )
 
 
-__all__ = ["Runs"]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Runs:
     """How far each box reaches along the first axis, and where its rows go in the output.
@@ -168,8 +165,6 @@ class Runs:
             places[order] = in_order
         return cls(lengths=lengths, places=places, num_rows=int(ends[-1]) if len(ends) else 0)
 
-
-__all__ = ["OUTSIDE", "TWICE", "Spread"]
 
 OUTSIDE, TWICE = 1, 2  # of a row: it names a column that there is not, or one twice
 

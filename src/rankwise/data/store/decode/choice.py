@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rankwise.data.contract import IntArray, NDArray
     from rankwise.data.store.decode.decoder import Decoder
 
-__all__ = ["VARIABLE", "choose_decoder"]
+__all__ = ["VARIABLE", "SelfTestError", "choose_decoder", "self_test"]
 
 VARIABLE = "RANKWISE_DECODER"
 _CHOICES = ("kernel", "threads")
@@ -77,8 +77,6 @@ def _reason(error: Exception) -> str:
     first = str(error).strip().splitlines()
     return f"{type(error).__name__}: {first[0]}" if first else type(error).__name__
 
-
-__all__ = ["SelfTestError", "self_test"]
 
 _FILL = 7
 _START, _EXTENT = (2, 3, 5), (4, 9, 20)

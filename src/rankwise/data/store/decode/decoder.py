@@ -13,7 +13,7 @@ from rankwise.data.contract import IntArray, NDArray
 from rankwise.data.store.decode.dense_rows import DenseRows
 from rankwise.data.store.decode.tasks import ChunkTasks, address_of
 
-__all__ = ["Scratch"]
+__all__ = ["Decoder", "Scratch", "Spreader", "check_run"]
 
 _ALIGNMENT = 64
 _STEP = 2**16
@@ -105,9 +105,6 @@ def _aligned(num_bytes: int) -> NDArray:
     block: NDArray = np.empty(whole + _ALIGNMENT, dtype=np.uint8)
     skip = -address_of(block) % _ALIGNMENT
     return block[skip : skip + whole]
-
-
-__all__ = ["Decoder", "Spreader", "check_run"]
 
 
 class Decoder(Protocol):

@@ -13,7 +13,7 @@ from rankwise.data.store.boxes.values import OUTSIDE, TWICE, Spread
 from rankwise.data.store.decode.pairs import is_castable
 from rankwise.data.store.decode.tasks import SLOTS, ChunkTasks, address_of
 
-__all__ = ["ONE_PIECE", "OTHER_PIECE", "PARKED", "PIECE", "WHOLE", "cut_in_two"]
+__all__ = ["ONE_PIECE", "OTHER_PIECE", "OUTSIDE", "PARKED", "PIECE", "UNSURE", "WHOLE", "DenseRows", "cut_in_two"]
 
 PIECE, WHOLE, PARKED = 0, 1, 2  # what elements are of their row; a piece that waits for the other one is parked
 ONE_PIECE, OTHER_PIECE = -1, -2  # of a row that is joined, instead of its length
@@ -41,8 +41,6 @@ def cut_in_two(
     _, alone = np.unique(chunk[near], return_index=True)
     return one[near[alone]], other[near[alone]]
 
-
-__all__ = ["OUTSIDE", "UNSURE", "DenseRows"]
 
 UNSURE = TWICE  # a column may have come twice
 

@@ -9,7 +9,7 @@ from rankwise.data.store.decode.machine import ended, entry, external, get, inli
 from rankwise.data.store.decode.symbols import PREFIX
 from rankwise.data.store.decode.tasks import KIND_BLOSC, KIND_FILL, KIND_LZ4, KIND_RAW, KIND_ZSTD, SLOTS
 
-__all__ = ["memcpy", "stream_bytes"]
+__all__ = ["fetch", "memcpy", "stream_bytes"]
 
 _long = types.int64
 memcpy = external(f"{PREFIX}memcpy", _long, _long, _long, _long)
@@ -27,8 +27,6 @@ def stream_bytes(target: int, source: int, num_bytes: int) -> int:
     memcpy(target + 64 * lines, source + 64 * lines, rest & 63)
     return 0
 
-
-__all__ = ["fetch"]
 
 _long, _int = types.int64, types.int32
 _pread = external(f"{PREFIX}pread", _long, _int, _long, _long, _long)

@@ -11,7 +11,37 @@ import numpy as np
 
 from rankwise.data.store.decode.tasks import SLOTS
 
-__all__ = ["bfloat16_from_float", "float_from_half", "half_from_float", "ir"]
+__all__ = [
+    "bfloat16_bits",
+    "bfloat16_from_float",
+    "blank64",
+    "call_plane",
+    "double_from_half",
+    "elements",
+    "ended",
+    "entry",
+    "external",
+    "falls_of",
+    "float_from_half",
+    "float_from_half_bits",
+    "get",
+    "half_bits",
+    "half_bits_of_double",
+    "half_from_float",
+    "inlined",
+    "ir",
+    "numba",
+    "peek32",
+    "peek64",
+    "prefetch",
+    "put",
+    "put8",
+    "put32",
+    "real_entry",
+    "stream64",
+    "streamed",
+    "types",
+]
 
 ir: Any = importlib.import_module("llvmlite.ir")
 
@@ -120,34 +150,6 @@ def _below(builder: Any, wide: _Wide, size: Any, limit: int) -> Any:
 def _constant(wide: _Wide, number: int) -> Any:
     return ir.Constant(wide.word, number)
 
-
-__all__ = [
-    "bfloat16_bits",
-    "blank64",
-    "call_plane",
-    "double_from_half",
-    "elements",
-    "ended",
-    "entry",
-    "external",
-    "falls_of",
-    "float_from_half_bits",
-    "get",
-    "half_bits",
-    "half_bits_of_double",
-    "inlined",
-    "numba",
-    "peek32",
-    "peek64",
-    "prefetch",
-    "put",
-    "put8",
-    "put32",
-    "real_entry",
-    "stream64",
-    "streamed",
-    "types",
-]
 
 numba: Any = importlib.import_module("numba")  # typed in some releases, and not in others
 types: Any = numba.types

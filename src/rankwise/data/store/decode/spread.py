@@ -26,7 +26,7 @@ from rankwise.data.store.decode.planes import PlaneLoop
 from rankwise.data.store.decode.symbols import PREFIX
 from rankwise.data.store.decode.tasks import SLOTS
 
-__all__ = ["PER_LINE", "weave_loop"]
+__all__ = ["PER_LINE", "spread_loop", "weave_loop"]
 
 PER_LINE = 4  # elements that are put to their places for each line of 64 bytes that is written
 
@@ -73,8 +73,6 @@ def weave_loop(element: Any, column: Any, place: Any, *, chosen: bool) -> PlaneL
 
     return weave
 
-
-__all__ = ["spread_loop"]
 
 _NUM_COLS, _WIDTH, _PLACES, _WEAVE = SLOTS["its_num_cols"], SLOTS["width"], SLOTS["its_places"], SLOTS["weave"]
 _BLANK, _SPARE, _WAITING = SLOTS["blank"], SLOTS["spare"], SLOTS["waiting"]

@@ -13,7 +13,34 @@ import numpy.typing as npt
 
 from rankwise.data.contract import BoolArray, FloatArray, IntArray, NDArray
 
-__all__ = ["LAYOUT_FIELDS", "Layout"]
+__all__ = [
+    "BAD_FRAME",
+    "CUT_SHORT",
+    "KIND_BLOSC",
+    "KIND_FILL",
+    "KIND_LZ4",
+    "KIND_RAW",
+    "KIND_ZSTD",
+    "LAYOUT_FIELDS",
+    "NOT_RUN",
+    "NUM_SLOTS",
+    "OK",
+    "OS_ERROR",
+    "OUT_OF_RANGE",
+    "SLOTS",
+    "TASK_FIELDS",
+    "TOO_LONG",
+    "UNKNOWN_COMPRESSOR",
+    "UNKNOWN_KIND",
+    "WRONG_LENGTH",
+    "WRONG_SIZE",
+    "ChunkTasks",
+    "Layout",
+    "address_of",
+    "describe",
+    "is_damage",
+    "memory_at",
+]
 
 # When this package was read from its files: what is in them may be other code later.
 IMPORTED_S = time.time()
@@ -107,18 +134,6 @@ def _merged(extent: IntArray, strides: IntArray, dst_strides: IntArray) -> tuple
             extents.insert(0, extent[:, axis])
     return axes, np.ascontiguousarray(np.stack(extents, axis=1))
 
-
-__all__ = [
-    "KIND_BLOSC",
-    "KIND_FILL",
-    "KIND_LZ4",
-    "KIND_RAW",
-    "KIND_ZSTD",
-    "TASK_FIELDS",
-    "ChunkTasks",
-    "address_of",
-    "memory_at",
-]
 
 KIND_RAW, KIND_ZSTD, KIND_BLOSC, KIND_LZ4, KIND_FILL = range(5)
 
@@ -270,8 +285,6 @@ def _check_table(name: str, table: NDArray | None, shape: tuple[int, ...], dtype
         raise ValueError(f"table {name} wants {np.dtype(dtype)}{list(shape)}, C-contiguous; got {got}")
 
 
-__all__ = ["NUM_SLOTS", "SLOTS"]
-
 _NAMES = (
     # addresses of tables
     *TASK_FIELDS, *LAYOUT_FIELDS,
@@ -290,23 +303,6 @@ _NAMES = (
 # Byte offset of each slot, by name.
 SLOTS = {name: 8 * index for index, name in enumerate(_NAMES)}
 NUM_SLOTS = len(_NAMES)
-
-
-__all__ = [
-    "BAD_FRAME",
-    "CUT_SHORT",
-    "NOT_RUN",
-    "OK",
-    "OS_ERROR",
-    "OUT_OF_RANGE",
-    "TOO_LONG",
-    "UNKNOWN_COMPRESSOR",
-    "UNKNOWN_KIND",
-    "WRONG_LENGTH",
-    "WRONG_SIZE",
-    "describe",
-    "is_damage",
-]
 
 OK = 0
 CUT_SHORT = 1  # the file ends inside the chunk; detail: bytes that came

@@ -21,7 +21,7 @@ from rankwise.data.store.remote import Part, RemoteFiles, TransferError
 from rankwise.data.store.shard import IndexLayout, decode_index, read_index
 from rankwise.errors import DataError
 
-__all__ = ["PAUSES_S", "is_passing"]
+__all__ = ["PAUSES_S", "FileAddress", "FileBook", "FileFacts", "Standing", "is_passing"]
 
 PAUSES_S = (0.05, 0.25, 1.0)
 
@@ -37,9 +37,6 @@ def is_passing(error: object) -> bool:
     """Whether an error, or the number of one, may be gone on the next try."""
     number = error.errno if isinstance(error, OSError) else error
     return number in _PASSING
-
-
-__all__ = ["Standing"]
 
 
 _MOST_STAMPS = 2**16
@@ -126,8 +123,6 @@ class Standing:
             self._known[array.place] = answer
         return answer
 
-
-__all__ = ["FileAddress", "FileBook", "FileFacts"]
 
 _CAPACITY_BYTES = 64 * 2**20
 _ABSENT = -1

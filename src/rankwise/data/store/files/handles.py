@@ -19,6 +19,8 @@ __all__ = [
     "limit_for",
     "local_identity",
     "local_size",
+    "say_few_handles",
+    "system_file_limit",
 ]
 
 _RESERVED = 64  # for sockets, logs, libraries and whatever else the process opens
@@ -137,8 +139,6 @@ class HandleCache:
         with self._lock:
             self._open.clear()
 
-
-__all__ = ["say_few_handles", "system_file_limit"]
 
 _LOG = logging.getLogger(__name__)
 _FILE_MAX = Path("/proc/sys/fs/file-max")

@@ -15,7 +15,7 @@ from rankwise.data.store.meta.parser import parse_array
 from rankwise.data.store.meta.values import ArrayMeta
 from rankwise.errors import DataError
 
-__all__ = ["array_of"]
+__all__ = ["KeptMetas", "array_of"]
 
 
 def array_of(node: Node) -> ArrayMeta:
@@ -32,8 +32,6 @@ def array_of(node: Node) -> ArrayMeta:
         raise DataError(f"the array {node.place} cannot be read after its {name}: {error}") from error
     return replace(meta, place=node.place)
 
-
-__all__ = ["KeptMetas"]
 
 _FRESH_NS = 50_000_000  # file systems count time in ticks: a file may change twice within one and keep its stamp
 _REMOTE_NS = 60 * 10**9  # a URL has no stamp to look at for free, so what is kept of it expires

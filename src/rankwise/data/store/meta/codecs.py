@@ -14,7 +14,21 @@ from rankwise.data.contract import DType
 from rankwise.data.store.meta.values import ChunkCodec
 from rankwise.data.store.shard import IndexLayout
 
-__all__ = ["UnreadableError", "UnusualError", "named", "positive_ints", "subset"]
+__all__ = [
+    "Coding",
+    "UnreadableError",
+    "UnusualError",
+    "core_dtype",
+    "fill_scalar",
+    "index_layout",
+    "is_core",
+    "named",
+    "positive_ints",
+    "subset",
+    "v2_coding",
+    "v2_dtype",
+    "v3_coding",
+]
 
 
 class UnusualError(Exception):
@@ -67,8 +81,6 @@ def subset(config: dict[str, Any], allowed: set[str], what: str) -> None:
     if not config.keys() <= allowed:
         raise UnusualError(f"{what} with {', '.join(sorted(config.keys() - allowed))}")
 
-
-__all__ = ["Coding", "index_layout", "v2_coding", "v3_coding"]
 
 _BLOSC_COMPRESSORS = {"zstd", "lz4", "lz4hc", "blosclz", "zlib"}
 _COMPRESSORS = {"zstd", "blosc", "numcodecs.zstd", "numcodecs.blosc", "numcodecs.lz4"}
@@ -275,8 +287,6 @@ def _ids(filters: Any) -> str:
         return repr(filters)
     return ", ".join(str(part.get("id")) if type(part) is dict else repr(part) for part in filters)
 
-
-__all__ = ["core_dtype", "fill_scalar", "is_core", "v2_dtype"]
 
 _CORE = {
     dtype.name: dtype

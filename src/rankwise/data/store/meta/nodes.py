@@ -13,7 +13,7 @@ from rankwise.data.store.meta.documents import read_document
 from rankwise.data.store.remote import RemoteFiles
 from rankwise.errors import DataError
 
-__all__ = ["Node", "absent", "node_of", "parse_object", "read_node"]
+__all__ = ["Node", "absent", "consolidated_children", "natural_order", "node_of", "parse_object", "read_node"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,8 +123,6 @@ def parse_object(found: bytes, place: str, name: str) -> dict[str, Any]:
     return parsed
 
 
-__all__ = ["consolidated_children"]
-
 _V2_NAMES = {".zarray": "array", ".zgroup": "group"}
 
 
@@ -190,8 +188,6 @@ def _checked(document: Any, path: str) -> Mapping[str, Any]:
         raise DataError(f"the consolidated metadata of {path} are {document!r:.80}, wanted an object")
     return document
 
-
-__all__ = ["natural_order"]
 
 _DIGITS = re.compile(r"([0-9]+)")
 

@@ -31,7 +31,7 @@ from rankwise.data.store.meta.codecs import (
 from rankwise.data.store.meta.values import ArrayMeta, ChunkCodec, KeyEncoding
 from rankwise.data.store.zarr_python import load_zarr, plain_codecs
 
-__all__ = ["Vetted", "vet"]
+__all__ = ["Vetted", "parse_array", "vet"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,8 +116,6 @@ def _keys(metadata: Any, zarr_format: int) -> KeyEncoding:
     separator = encoding["configuration"]["separator"]
     return KeyEncoding(prefix="c" if encoding["name"] == "default" else "", separator=separator)
 
-
-__all__ = ["parse_array"]
 
 _CONTENT_KEYS = {
     2: ("shape", "chunks", "dtype", "fill_value", "order", "compressor", "filters", "dimension_separator"),

@@ -11,7 +11,7 @@ from rankwise.data.store.meta.tree import STORES, Nodes
 from rankwise.data.store.meta.values import ArrayMeta
 from rankwise.errors import DataError
 
-__all__ = ["describe_group"]
+__all__ = ["describe_group", "read_meta"]
 
 _MOST = 8
 
@@ -57,9 +57,6 @@ def _names(names: list[str]) -> str:
 
 def _listed(datasets: list[dict[str, str]]) -> str:
     return _names([dataset["path"] for dataset in datasets])
-
-
-__all__ = ["read_meta"]
 
 
 def read_meta(uri: str | os.PathLike[str], *, nodes: Nodes = STORES) -> ArrayMeta:

@@ -13,7 +13,7 @@ from rankwise.data.store.meta.values import ArrayMeta
 from rankwise.data.store.remote import RemoteFiles
 from rankwise.errors import DataError
 
-__all__ = ["STORES", "Nodes", "StoredNodes"]
+__all__ = ["STORES", "Nodes", "StoredNodes", "list_arrays"]
 
 
 class Nodes(Protocol):
@@ -94,9 +94,6 @@ class StoredNodes:
 
 
 STORES = StoredNodes()
-
-
-__all__ = ["list_arrays"]
 
 
 def list_arrays(

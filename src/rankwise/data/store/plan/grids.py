@@ -10,7 +10,7 @@ import numpy as np
 from rankwise.data.contract import BoolArray, IntArray
 from rankwise.data.store.meta import ArrayMeta
 
-__all__ = ["any_axis", "different", "grid_of", "per_file", "ravel"]
+__all__ = ["Pieces", "any_axis", "different", "expand", "grid_of", "per_file", "ravel"]
 
 _LARGEST = 2**63 - 1
 _SPARSEST = 8  # times as many values as rows are still marked, not sorted
@@ -82,9 +82,6 @@ def _marked(values: IntArray, total: int) -> tuple[IntArray, IntArray]:
     rows = place[there]
     place[there] = np.arange(len(there), dtype=np.int64)
     return rows, place[values]
-
-
-__all__ = ["Pieces", "expand"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -17,7 +17,7 @@ from rankwise.data.store.plan.grids import different, grid_of, per_file, ravel
 from rankwise.data.store.shard import MISSING, OUTSIDE
 from rankwise.errors import DataError
 
-__all__ = ["UNREADABLE", "Located", "LookupFailure", "locate"]
+__all__ = ["UNREADABLE", "BoxPlan", "ChunkTable", "Located", "LookupFailure", "OddBox", "TargetTable", "locate"]
 
 UNREADABLE = -2  # offset of a chunk whose place in its file is not known
 
@@ -196,9 +196,6 @@ class _StillThere:
             )
         self._seen.add(place)
         return answer
-
-
-__all__ = ["BoxPlan", "ChunkTable", "OddBox", "TargetTable"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -17,7 +17,7 @@ from rankwise.data.store.plan.lookup import BoxPlan, ChunkTable, Located, OddBox
 from rankwise.data.store.plan.rows import RowCut, cut_rows
 from rankwise.data.store.shard import MISSING
 
-__all__ = ["make_plan"]
+__all__ = ["make_plan", "name_lacking"]
 
 _COUNTED = 2**16
 
@@ -211,8 +211,6 @@ def _inside(axis: IntArray, size: int, pad: str | None) -> IntArray:
     folded = np.mod(axis, period)
     return np.where(folded < size, folded, period - folded)
 
-
-__all__ = ["name_lacking"]
 
 _MOST_NAMED = 3
 

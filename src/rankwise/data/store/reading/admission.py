@@ -12,7 +12,7 @@ import numpy as np
 from rankwise.data.contract import BoolArray, IntArray
 from rankwise.data.store.plan import BoxPlan
 
-__all__ = ["Admission"]
+__all__ = ["Admission", "used_up"]
 
 _WORTH = 0.15  # share of touches that repeat, above which every chunk is kept
 _SMOOTHING = 1 / 512  # of the running mean over touches
@@ -89,8 +89,6 @@ class Admission:
     def _touch(self, *, repeat: bool) -> None:
         self.repeat_share += _SMOOTHING * (repeat - self.repeat_share)
 
-
-__all__ = ["used_up"]
 
 _MOST = 7 / 8
 

@@ -22,7 +22,7 @@ from rankwise.data.store.reading.threads import WorkCrew
 from rankwise.data.store.reading.tools import ReaderStats, Tools
 from rankwise.errors import DataError
 
-__all__ = ["Beside"]
+__all__ = ["Beside", "Executor"]
 
 
 class Beside:
@@ -66,8 +66,6 @@ def _in_turn(tasks: tuple[Callable[[], None], ...]) -> None:
     for task in tasks:
         task()
 
-
-__all__ = ["Executor"]
 
 _TWO = 2  # pieces
 _ONE_KIND = 2  # parts of a run: one of our decoders, and what zarr-python decodes, which is nothing then

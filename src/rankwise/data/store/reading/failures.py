@@ -19,7 +19,17 @@ from rankwise.data.store.plan import BoxPlan
 from rankwise.errors import DataError, WorldError
 from rankwise.world.place import find_place
 
-__all__ = ["REPLACED", "ChunkFailure", "box_errors", "changed_chunks", "place_of", "unwritten"]
+__all__ = [
+    "REPLACED",
+    "ChunkFailure",
+    "box_errors",
+    "changed_chunks",
+    "place_of",
+    "say_loss",
+    "say_losses",
+    "say_slow_arrays",
+    "unwritten",
+]
 
 REPLACED = (
     "lies in a file that was replaced or written to after it was first looked at: open the store anew, and do not "
@@ -130,8 +140,6 @@ def changed_chunks(plan: BoxPlan, standing: Standing) -> dict[int, ChunkFailure]
             found |= dict.fromkeys(members, ChunkFailure(str(error), damage=False, cause=error))
     return found
 
-
-__all__ = ["say_loss", "say_losses", "say_slow_arrays"]
 
 _LOG = logging.getLogger(__name__)
 _said: set[str] = set()

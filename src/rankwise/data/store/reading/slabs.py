@@ -15,7 +15,7 @@ from rankwise.data.store.boxes import TWICE, Spread
 from rankwise.data.store.meta import ArrayMeta
 from rankwise.data.store.plan import BoxPlan
 
-__all__ = ["cut_slabs"]
+__all__ = ["Serials", "chunk_keys", "cut_slabs", "settled"]
 
 _SLAB_BYTES = 16 * 2**20  # decoded; some ten milliseconds, after which an interrupt is heard
 _GOOD_BYTES = 16 * 2**20  # touching these takes so long that handing a slab out costs nothing beside it
@@ -54,8 +54,6 @@ def cut_slabs(
         begin = edge
     return [(first, last) for _, first, last in sorted(slabs)]
 
-
-__all__ = ["Serials", "chunk_keys"]
 
 _MOST_OBJECTS = 2**14  # each holds a document
 _MOST_PLACES = 2**17
@@ -107,9 +105,6 @@ class Serials:
 def _cut(known: OrderedDict[Any, Any], most: int) -> None:
     while len(known) > most:
         known.popitem(last=False)
-
-
-__all__ = ["settled"]
 
 
 def settled(states: npt.NDArray[np.uint8], plan: BoxPlan, cut: IntArray, spread: Spread) -> npt.NDArray[np.uint8]:

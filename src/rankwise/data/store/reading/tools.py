@@ -21,7 +21,7 @@ from rankwise.data.store.remote import RemoteFiles
 from rankwise.data.store.stats import added
 from rankwise.errors import DataError
 
-__all__ = ["ScratchPool", "Tools"]
+__all__ = ["ReaderStats", "ScratchPool", "Tools"]
 
 _ITEMSIZES = (1, 2, 4, 8)
 _LOG = logging.getLogger(__name__)
@@ -106,9 +106,6 @@ class Tools:
 def _say_slower(why: str) -> None:
     """Once for a process, however many readers it has."""
     _LOG.warning("chunks are decoded by threads of Python, which is slower than the compiled kernel: %s", why)
-
-
-__all__ = ["ReaderStats"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

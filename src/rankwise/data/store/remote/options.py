@@ -10,7 +10,7 @@ from urllib.parse import unquote
 from rankwise.data.store.stats import added
 from rankwise.errors import ConfigError
 
-__all__ = ["RemoteOptions"]
+__all__ = ["Location", "RemoteOptions", "RemoteStats", "locate", "understands_url"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,9 +68,6 @@ class RemoteOptions:
             raise ConfigError(f"RemoteOptions.{name} wants a whole number; got {value!r}")
 
 
-__all__ = ["RemoteStats"]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteStats:
     """What a reader has asked of object stores since it was opened.
@@ -96,8 +93,6 @@ class RemoteStats:
     def __add__(self, other: RemoteStats) -> RemoteStats:
         return added(self, other)
 
-
-__all__ = ["Location", "locate", "understands_url"]
 
 _SCHEMES = {
     "s3": "s3",

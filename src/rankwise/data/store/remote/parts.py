@@ -12,7 +12,7 @@ from rankwise.data.store.remote.ranges import RemoteRange, Run
 from rankwise.data.store.remote.requests import Ask, ObjectChangedError, Part, TransferError
 from rankwise.errors import DataError
 
-__all__ = ["read_head", "read_part", "read_run", "read_size", "read_tail", "read_whole"]
+__all__ = ["Listing", "list_below", "read_head", "read_part", "read_run", "read_size", "read_tail", "read_whole"]
 
 
 def read_whole(requests: Requests, url: str, etag: str | None = None) -> Part | None:
@@ -161,9 +161,6 @@ def _counted(requests: Requests, part: Part | None) -> Part | None:
     if part is not None:
         requests.counters.add(RemoteStats(wanted_bytes=part.data.nbytes))
     return part
-
-
-__all__ = ["Listing", "list_below"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,17 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from rankwise.data.store.remote.options import Location
 from rankwise.errors import DataError
 
-__all__ = ["ObjectChangedError", "TransferError", "Trouble", "TroubleKind", "TruncatedError", "judge"]
+__all__ = [
+    "Ask",
+    "ObjectChangedError",
+    "Part",
+    "TransferError",
+    "Trouble",
+    "TroubleKind",
+    "TruncatedError",
+    "judge",
+    "send",
+]
 
 
 class TransferError(DataError):
@@ -168,9 +178,6 @@ def _status(text: str) -> str:
 
 def _first_line(text: str) -> str:
     return text.partition("\n")[0][:300]
-
-
-__all__ = ["Ask", "Part", "send"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 
 from rankwise.errors import DataError
 
-__all__ = ["Workers"]
+__all__ = ["PendingReads", "Workers"]
 
 
 class _Queue:
@@ -113,9 +113,6 @@ class _Endings:
 
 
 _endings = _Endings()
-
-
-__all__ = ["PendingReads"]
 
 T = TypeVar("T")
 

@@ -22,7 +22,7 @@ from rankwise.world.place import Place
 if TYPE_CHECKING:
     from rankwise.world.value import World
 
-__all__ = ["Seat", "take_seat"]
+__all__ = ["Crew", "Seat", "failed_by_itself", "put_json", "take_seat"]
 
 # What tells one launch, and one attempt of it, from another.
 _LAUNCH = (
@@ -83,8 +83,6 @@ def _joined_world() -> World | None:
 
     return current_world()
 
-
-__all__ = ["Crew", "failed_by_itself", "put_json"]
 
 _MEET_S = 600.0
 _LOOK_S = 2.0  # between two looks at whether the others live

@@ -13,7 +13,7 @@ from typing import Any
 
 from rankwise.data.rows.collection.crew.crew import Crew, put_json
 
-__all__ = ["Note", "Task", "TaskQueue"]
+__all__ = ["Marks", "Note", "Task", "TaskQueue", "work_off"]
 
 Note = Any  # JSON
 
@@ -82,8 +82,6 @@ class TaskQueue:
             if name not in self._done:
                 yield self._tasks[name]
 
-
-__all__ = ["Marks", "work_off"]
 
 _LOOK_S = 0.5  # between two looks at what others have done, while there is work
 

@@ -28,7 +28,7 @@ from rankwise.data.rows.collection.places import hash_names
 from rankwise.data.store import load_zarr
 from rankwise.errors import ConfigError, DataError, RankwiseError
 
-__all__ = ["join_modalities"]
+__all__ = ["Input", "join_modalities", "open_input"]
 
 _BLOCK = 2**16
 
@@ -108,8 +108,6 @@ def _own_columns(
     rows = _rows_of(wanted, held)
     return {column.name: taken(column, rows) for column in mine}
 
-
-__all__ = ["Input", "open_input"]
 
 _IN_MEMORY = "in memory "
 _VCF_ENDINGS = (".vcf", ".vcf.gz", ".vcf.bgz", ".bcf")

@@ -18,7 +18,7 @@ from rankwise.data.rows.collection.inputs.tables import Columnwise, Table
 from rankwise.data.rows.datasets import load_anndata
 from rankwise.errors import DataError, RankwiseError
 
-__all__ = ["Parts", "parts_in_memory", "parts_of_member", "stored_parts"]
+__all__ = ["Parts", "content_stamp", "file_stamp", "parts_in_memory", "parts_of_member", "stored_parts"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -102,8 +102,6 @@ def _sliceable(held: Any) -> Any:
         return Columnwise.stored(held)
     return load_anndata().io.sparse_dataset(held) if kind == "csr_matrix" else held
 
-
-__all__ = ["content_stamp", "file_stamp"]
 
 _LOOKS = 16  # stretches, spread evenly over all rows
 _ROWS = 64  # of each

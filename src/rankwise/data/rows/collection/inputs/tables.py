@@ -16,7 +16,7 @@ from rankwise.data.store.meta import STORES
 from rankwise.data.store.meta.documents import resolve_place
 from rankwise.errors import ConfigError, DataError
 
-__all__ = ["Columnwise"]
+__all__ = ["Columnwise", "Table", "spread_collections", "table_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -79,8 +79,6 @@ class Columnwise:
         columns = np.searchsorted(self.indptr, np.arange(start, stop), side="right") - 1
         return rows.astype(np.int64), columns.astype(np.int32), values
 
-
-__all__ = ["Table", "table_of"]
 
 _INDEX_BYTES = 8  # of an element of CSR in memory
 _NEAR = 256  # rows between two wanted ones that are rather read than jumped over
@@ -185,8 +183,6 @@ def _num_elements(held: Any) -> float:
         return float(group["data"].shape[0])
     return float(math.prod(held.shape)) / 10  # a lazy one tells when it is read
 
-
-__all__ = ["spread_collections"]
 
 _HDF5 = (".h5ad", ".h5mu", ".h5")
 

@@ -18,7 +18,7 @@ from rankwise.data.rows.datasets import array_checksums, stored_name
 from rankwise.data.rows.writing import ShardStream, pad_rows
 from rankwise.data.store import load_zarr
 
-__all__ = ["matrix_tasks"]
+__all__ = ["dataset_tasks", "entries_of", "matrix_tasks", "spill_tasks", "turn_tasks"]
 
 _BUCKETS = 4  # a task takes the rows of so many buckets, where files are smaller
 _TASKS = 32  # but a dataset is cut into so many tasks at least, if it has the files
@@ -120,8 +120,6 @@ def _stream(job: Job, part: _Part, place: str) -> ShardStream:
     return ShardStream(array, part.start, part.stop, scratch, batch_bytes=batch_bytes, keep_zeros=is_sparse)
 
 
-__all__ = ["spill_tasks", "turn_tasks"]
-
 _ELEMENT_BYTES = 80  # what an element of a matrix by columns takes on its way, sorting included
 
 
@@ -163,9 +161,6 @@ def _spill(job: Job, block: Block) -> str:
     values += [names, *(column.block(block.which, rows.start, rows.stop) for column in joined.columns)]
     job.buckets.add(block.number, job.placing.places(block.rows), values)
     return job.piece
-
-
-__all__ = ["dataset_tasks", "entries_of"]
 
 
 def dataset_tasks(job: Job) -> list[Task]:

@@ -18,7 +18,7 @@ from rankwise.data.rows.collection.places import Placing, find_repeats, hash_nam
 from rankwise.data.rows.collection.turning import Turned
 from rankwise.data.rows.collection.union import Joined
 
-__all__ = ["Block", "Job"]
+__all__ = ["Block", "Job", "name_tasks", "repeats_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,8 +146,6 @@ class Job:
         source = turned if turned is not None else self.joined.inputs[block.which].tables[field.name]
         return self.joined.shape(block.which, field, source.block(block.start, block.stop))
 
-
-__all__ = ["name_tasks", "repeats_of"]
 
 _FILE = "repeats.npy"
 

@@ -18,7 +18,7 @@ from rankwise.data.rows.datasets import load_anndata, stored_name
 from rankwise.data.rows.writing import create_dense, create_sparse, quiet_anndata
 from rankwise.data.store import load_zarr
 
-__all__ = ["table_tasks"]
+__all__ = ["skeleton_tasks", "table_tasks"]
 
 _SHARE = 4  # of the memory budget, for the columns that are written together
 
@@ -82,8 +82,6 @@ def _put(group: Any, name: str, column: ObsColumn, values: Any) -> None:
     with quiet_anndata():
         load_anndata().io.write_elem(group, name, column.finish(values))
 
-
-__all__ = ["skeleton_tasks"]
 
 _DICT = {"encoding-type": "dict", "encoding-version": "0.1.0"}
 

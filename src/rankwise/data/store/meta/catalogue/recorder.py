@@ -15,7 +15,7 @@ from rankwise.data.store.meta.tree import Nodes
 from rankwise.data.store.meta.values import ArrayMeta
 from rankwise.errors import DataError
 
-__all__ = ["RecordingNodes", "record_of", "stamps_of"]
+__all__ = ["RecordingNodes", "check_stores", "record_of", "stamps_of"]
 
 _NOT_KEPT = {"attributes", "consolidated_metadata"}  # kept apart; replaced by the catalogue
 
@@ -91,8 +91,6 @@ def stamps_of(place: str, kind: str, zarr_format: int) -> tuple[int, int, int, i
 def _text(value: Mapping[str, Any] | None) -> str:
     return json.dumps(value, separators=(",", ":"))
 
-
-__all__ = ["check_stores"]
 
 _BATCH = 256  # places for one task of a thread
 

@@ -11,7 +11,7 @@ from rankwise.data.store.meta.nodes import Node
 from rankwise.data.store.meta.values import ArrayMeta
 from rankwise.errors import DataError
 
-__all__ = ["ome_attributes", "take", "take_list", "take_numbers"]
+__all__ = ["compose", "ome_attributes", "plain_axes", "read_axes", "take", "take_list", "take_numbers"]
 
 _KEYS = ("multiscales", "plate", "well", "labels", "omero", "bioformats2raw.layout", "series")
 
@@ -75,8 +75,6 @@ def take_numbers(values: Any, key: str, place: str, num_axes: int) -> tuple[floa
     return tuple(map(float, numbers))
 
 
-__all__ = ["plain_axes", "read_axes"]
-
 _TYPES = {"t": "time", "c": "channel", "z": "space", "y": "space", "x": "space"}
 _OLDEST = "tczyx"  # versions 0.1 and 0.2 do not say it
 
@@ -109,8 +107,6 @@ def _axis(found: Any, place: str) -> Axis:
     unit = take(found, "unit", (str, type(None)), place, default=None)
     return Axis(name=name, type=kind, unit=unit)
 
-
-__all__ = ["compose"]
 
 Placing = tuple[tuple[float, ...], tuple[float, ...]]
 

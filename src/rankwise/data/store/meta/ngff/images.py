@@ -13,7 +13,7 @@ from rankwise.data.store.meta.nodes import Node
 from rankwise.data.store.meta.tree import STORES, Nodes
 from rankwise.errors import DataError
 
-__all__ = ["image_of", "open_image"]
+__all__ = ["image_of", "label_names", "open_image", "open_label"]
 
 
 def open_image(uri: str | os.PathLike[str], *, multiscale: int = 0, nodes: Nodes = STORES) -> Image:
@@ -138,9 +138,6 @@ def _channels(ome: Mapping[str, Any], place: str) -> tuple[str, ...]:
     omero = take(ome, "omero", (dict, type(None)), place, default=None)
     found = take_list(omero, "channels", where, default=[]) if omero else []
     return tuple(str(take(one, "label", (str, int, type(None)), where, default="") or "") for one in found)
-
-
-__all__ = ["label_names", "open_label"]
 
 
 def label_names(place: str, nodes: Nodes) -> tuple[str, ...]:

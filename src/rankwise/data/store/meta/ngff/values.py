@@ -10,7 +10,7 @@ from rankwise.data.store.meta.tree import STORES, Nodes
 from rankwise.data.store.meta.values import ArrayMeta
 from rankwise.errors import DataError
 
-__all__ = ["choose_level"]
+__all__ = ["Axis", "Image", "ImageLevel", "choose_level", "set_state", "state_of"]
 
 _ROUNDING = 1.001  # scales are written rounded
 
@@ -42,9 +42,6 @@ def _by_axis(image: Image, spacing: float | Sequence[float] | Mapping[str, float
     return dict(zip(axes, values, strict=True))
 
 
-__all__ = ["set_state", "state_of"]
-
-
 def state_of(value: Any) -> dict[str, Any]:
     """Return the fields of a dataclass but for `nodes`; to be its ``__getstate__``."""
     return {field.name: getattr(value, field.name) for field in fields(value) if field.name != "nodes"}
@@ -54,9 +51,6 @@ def set_state(value: Any, state: Mapping[str, Any]) -> None:
     """Fill a dataclass in; what it opens later is read from the stores. To be its ``__setstate__``."""
     for name, part in {**state, "nodes": STORES}.items():
         object.__setattr__(value, name, part)
-
-
-__all__ = ["Axis", "Image", "ImageLevel"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
