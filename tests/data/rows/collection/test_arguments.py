@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import zarr
 
-from rankwise.data.rows.collection.options import listed, named, seed_of
+from rankwise.data.rows import DatasetCollection
+from rankwise.data.rows.collection.options import listed, seed_of
 from rankwise.errors import ConfigError
 from rankwise.testing.small_rows import small_anndata
 
@@ -23,11 +24,14 @@ def test_one_input_is_a_list_of_one(tmp_path):
         listed(3)
 
 
-def test_a_text_is_no_list_of_names():
+def test_a_text_is_no_list_of_names(tmp_path):
     """A single name is not taken for its letters."""
-    assert named(("X", "layers/counts"), "matrices") == ["X", "layers/counts"]
-    with pytest.raises(ConfigError, match=r"write matrices=\['layers/counts'\]"):
-        named("layers/counts", "matrices")
+    collection = DatasetCollection(tmp_path / "c.zarr")
+    for argument in ("matrices", "modalities", "var_subset"):
+        with pytest.raises(ConfigError, match=rf"write {argument}=\['layers/counts'\]"):
+            collection.add_adatas([small_anndata(3, 2)], **{argument: "layers/counts"})
+    with pytest.raises(ConfigError, match=r"write columns=\['donor'\]"):
+        collection.obs("donor")
 
 
 def test_seeds():

@@ -44,7 +44,7 @@ def test_nothing_was_begun(tmp_path, monkeypatch):
     collection = DatasetCollection(tmp_path / "c.zarr")
     for place, kind in ((tmp_path / "c.zarr.writing" / "x", DataError), (tmp_path / "a.h5ad", PermissionError)):
         monkeypatch.setattr(
-            "rankwise.data.rows.collection.collection.open_input",
+            "rankwise.data.rows.collection.writer.open_input",
             fails(PermissionError(errno.EACCES, "not yours", str(place))),
         )
         with pytest.raises(kind, match="not yours") as caught:
