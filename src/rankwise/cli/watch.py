@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import json
-import shutil
-import subprocess
-import sys
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
 from rankwise.errors import ConfigError
-
-if TYPE_CHECKING:
-    from rankwise.diagnose.watch.evidence import Evidence
 
 __all__ = ["watch_command"]
 
@@ -28,8 +22,12 @@ def watch_command(
         ),
     ] = "",
     slurm: Annotated[
-        str | None, typer.Option("--slurm", metavar="JOB", help="Ask all nodes of this job of Slurm instead.")
+        str | None,
+        typer.Option("--slurm", metavar="JOB[.STEP]", help="Ask all nodes of this job of Slurm instead."),
     ] = None,
+    timeout_s: Annotated[
+        float, typer.Option("--timeout", metavar="SECONDS", min=1.0, help="How long to wait for the nodes (--slurm).")
+    ] = 60.0,
     list_jobs: Annotated[bool, typer.Option("--list", help="List the jobs that can be looked at here.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print all that is known as JSON.")] = False,
 ) -> None:
@@ -41,33 +39,15 @@ def watch_command(
         for found in running_jobs():
             print(f"{found.launcher}  {len(found.ranks)} ranks  quiet for {found.idle_s:.0f} s  {found.command[:100]}")
         return
-    evidence = _ask_nodes(slurm) if slurm is not None else look_at(job)
+    if slurm is None:
+        evidence, silent = look_at(job), dict[str, str]()
+    elif job:
+        raise ConfigError(f"give either a job of this machine ({job!r}) or --slurm {slurm}, not both")
+    else:
+        from rankwise.diagnose.watch.slurm import look_at_slurm
+
+        evidence, silent = look_at_slurm(slurm, timeout_s)
     verdict, text = report(evidence, f"quiet for {evidence.idle_s:.0f} s")
-    print(json.dumps({"verdict": asdict(verdict), **json.loads(evidence.to_json())}) if as_json else text)
-
-
-def _ask_nodes(job: str) -> Evidence:
-    """Run this command on every node of a job of Slurm, and put the answers together."""
-    if shutil.which("srun") is None:
-        raise ConfigError("--slurm needs srun: run this where Slurm's commands are, for example on the login node")
-    command = ["srun", "--overlap", "--jobid", job, "--ntasks-per-node", "1", "--quiet"]
-    done = subprocess.run(  # noqa: S603
-        [*command, sys.executable, "-m", "rankwise", "watch", "--json"], capture_output=True, text=True, check=False
-    )
-    answers = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    if not answers:
-        raise ConfigError(f"no node of job {job} has answered: {done.stderr.strip() or 'no output'}")
-    merged = _evidence(answers[0])
-    for answer in answers[1:]:
-        merged = merged.with_others(_evidence(answer))
-    if done.returncode:
-        print(f"not all nodes have answered: {done.stderr.strip()}", file=sys.stderr)
-    return merged
-
-
-def _evidence(answer: str) -> Evidence:
-    from rankwise.diagnose.watch.evidence import Evidence
-
-    found: dict[str, Any] = json.loads(answer)
-    found.pop("verdict")
-    return Evidence.from_json(json.dumps(found))
+    text += "".join(f"\nnode {node}: {why}" for node, why in silent.items())
+    known = {"verdict": asdict(verdict), **json.loads(evidence.to_json()), "silent_nodes": silent}
+    print(json.dumps(known) if as_json else text)

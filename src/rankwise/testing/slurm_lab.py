@@ -174,7 +174,8 @@ class SlurmLab:
             done = _run(
                 ["sinfo", "-h", "-p", "general", "-t", "idle", "-o", "%D"], env={**os.environ, **self.env}, check=False
             )
-            if done.stdout.strip() == wanted:
+            # nodes count as idle while they still end a job; slurmd would take its time to stop then
+            if done.stdout.strip() == wanted and not self.command("squeue", "--noheader"):
                 return
             if time.monotonic() > deadline:
                 logs = "\n".join(path.read_text()[-2000:] for path in (self.folder / "log").iterdir())
@@ -184,6 +185,12 @@ class SlurmLab:
     def cut(self, node: str, *, restore: bool = False) -> None:
         """Cut a node off, silently, or connect it again."""
         _run(["ip", "link", "set", self._link(node), "up" if restore else "down"])
+
+    def suspend(self, node: str, *, resume: bool = False) -> None:
+        """Stop the slurmd of a node, which then answers nothing, or let it go on; its jobs run."""
+        for pid in self._pids(node):
+            if Path("/proc", str(pid), "comm").read_text().strip() == "slurmd":
+                os.kill(pid, signal.SIGCONT if resume else signal.SIGSTOP)
 
     def kill(self, node: str) -> None:
         """Kill all that runs on a node at once, slurmd and job steps, as when it loses its power.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from rankwise.errors import ConfigError
 from rankwise.launch.local.sessions import parent_process
 from rankwise.vitals import Vital
 
-__all__ = ["RunningJob", "look_at", "running_jobs"]
+__all__ = ["RunningJob", "entries_of", "look_at", "running_jobs"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,12 +26,14 @@ class RunningJob:
         launcher: process id of their parent.
         command: what the first of them runs.
         run_dir: run directory, "" if none is known.
+        variables: environment of the first of them.
         ranks: their vitals, by rank.
     """
 
     launcher: int
     command: str
     run_dir: str
+    variables: Mapping[str, str]
     ranks: Sequence[Vital]
 
     @property
@@ -72,9 +74,17 @@ def _job(launcher: int, found: list[Vital]) -> RunningJob:
     found = sorted(found, key=lambda vital: vital.rank)
     first = next((vital.pid for vital in found if _told(vital.pid, "cmdline")), found[0].pid)
     command = _told(first, "cmdline").replace(b"\0", b" ").decode(errors="replace").strip()
-    variables = _told(first, "environ").split(b"\0")
-    run_dir = next((v.partition(b"=")[2].decode() for v in variables if v.startswith(b"RANKWISE_RUN_DIR=")), "")
-    return RunningJob(launcher=launcher, command=command, run_dir=run_dir, ranks=found)
+    words = _told(first, "environ").decode(errors="surrogateescape").split("\0")
+    variables = dict(word.split("=", 1) for word in words if "=" in word)
+    run_dir = variables.get("RANKWISE_RUN_DIR", "")
+    return RunningJob(launcher=launcher, command=command, run_dir=run_dir, variables=variables, ranks=found)
+
+
+def entries_of(job: RunningJob) -> list[Entry]:
+    """Return where the ranks of a job say what they do, for `collect`."""
+    return [
+        Entry(rank=vital.rank, pid=vital.pid, host="", name=vital.host, folder=str(vital.folder)) for vital in job.ranks
+    ]
 
 
 def look_at(target: str) -> Evidence:
@@ -96,11 +106,7 @@ def look_at(target: str) -> Evidence:
             "id of the launcher or of a rank, or the run directory; jobs of other launchers are seen if they call "
             "rankwise.watch() or run with RANKWISE_WATCH=180"
         )
-    job = found[0]
-    entries = [
-        Entry(rank=vital.rank, pid=vital.pid, host="", name=vital.host, folder=str(vital.folder)) for vital in job.ranks
-    ]
-    return collect(entries)
+    return collect(entries_of(found[0]))
 
 
 def _is_meant(job: RunningJob, target: str) -> bool:

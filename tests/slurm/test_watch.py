@@ -1,0 +1,85 @@
+"""`rankwise watch --slurm` on a real Slurm: two jobs that hang on the same nodes, and a node that does not answer."""
+
+import json
+
+import pytest
+
+# in each job the rank of the second node prepares for ever while the first one waits for it
+HANGS = """
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+
+import rankwise
+from rankwise import vitals
+
+
+def prepares_for_ever():
+    open(sys.argv[1], "w").close()
+    time.sleep(1000)
+
+
+with rankwise.bind(device="cpu", timeout=900) as world:
+    for step in range(int(sys.argv[2])):
+        vitals.beat(epoch=0, step=step)
+        dist.all_reduce(torch.ones(1))
+    if world.rank == 1:
+        prepares_for_ever()
+    dist.all_reduce(torch.ones(1))
+"""
+CALLS = {"first": 3, "second": 5}
+
+
+@pytest.fixture
+def hanging(cluster):
+    """Numbers of two jobs, by name, once both hang."""
+    script = cluster.write("hangs.py", HANGS)
+    submit = ("run", "--slurm", "--nodes", "2", "--nproc", "1", "--cpus-per-task", "1", "--mem", "500M", "--detach")
+    jobs = {
+        name: cluster.rankwise(*submit, "--run-dir", name, script, name + ".hangs", str(count)).stdout.strip()
+        for name, count in CALLS.items()
+    }
+    for name in jobs:
+        cluster.until(lambda name=name: (cluster.folder / f"{name}.hangs").exists())
+    return jobs
+
+
+def test_all_nodes_of_a_job_are_asked_and_no_other_job(cluster, hanging):
+    """Which rank has not joined which call; as text and as JSON; by number, with a step, from inside another job."""
+    line = HANGS.splitlines().index("    time.sleep(1000)")  # its first line is empty, and not written
+    for name, job in hanging.items():
+        text = cluster.rankwise("watch", "--slurm", job).stdout
+        number = CALLS[name] + 1
+        assert f"rank 1 has not joined all_reduce #{number} of the default group (rank 0 waits there" in text, text
+        assert f"hangs.py:{line} in prepares_for_ever" in text, text
+        assert "---- rank 0: epoch 0" in text
+        assert "node node" not in text
+    found = json.loads(cluster.rankwise("watch", "--slurm", f"{hanging['first']}.0", "--json").stdout)
+    assert (found["verdict"]["kind"], found["verdict"]["ranks"]) == ("missing", [1])
+    assert sorted(found["stacks"]) == ["0", "1"]
+    assert found["silent_nodes"] == {}
+
+
+def test_what_cannot_be_asked_is_named(cluster, hanging):
+    """A job that is unknown, waits or has no ranks in a step; a node that does not answer in time."""
+    waiting = cluster.sbatch("--hold", "--mem=10M", script="#!/bin/sh\nsleep 1\n")
+    first = hanging["first"]
+    for words, said in (
+        (["--slurm", "999999"], "Slurm knows no job '999999'"),
+        (["--slurm", waiting], f"job {waiting} is PENDING (JobHeldUser)"),
+        (["--slurm", f"{first}.7"], f"no node of job {first} has an answer: node1: no ranks of step 7"),
+        (["--slurm", first, "123"], "not both"),
+    ):
+        done = cluster.rankwise("watch", *words, check=False)
+        assert done.returncode != 0
+        assert said in done.stderr, done.stderr
+        assert "Traceback" not in done.stderr
+    cluster.lab.suspend("node2")
+    try:
+        done = cluster.rankwise("watch", "--slurm", first, "--timeout", "8")
+    finally:
+        cluster.lab.suspend("node2", resume=True)
+    assert "---- rank 0: epoch 0" in done.stdout, done.stdout + done.stderr
+    assert "node node2: no answer within 8 s" in done.stdout
