@@ -16,7 +16,8 @@ from rankwise.testing.slurm_lab import SlurmLab, why_no_slurm
 DEADLINE_S = 240.0  # for machines that many share
 ROOT = Path(__file__).parents[2]
 
-# with "hold" the first attempt stands in its fifth step until a file is there, and goes on slowly
+# with "hold" the first attempt stands in its fifth step until a file is there, and goes on slowly; with "late" in its
+# 45th, after the checkpoint of the first epoch
 TRAIN = """
 import os
 import sys
@@ -29,17 +30,18 @@ import rankwise
 from rankwise.data.samples import ArraySource, SampleLoader
 
 hold = "hold" in sys.argv and not os.path.exists("go")
+at = 45 if "late" in sys.argv else 5
 done = 0
 
 
 def step(model, batch):
     global done
     done += 1
-    if hold and done == 5 and os.environ.get("SLURM_NODEID") == "0":
+    if hold and done == at and os.environ.get("SLURM_NODEID") == "0":
         open("holding", "w").close()
-    while hold and done >= 5 and not os.path.exists("go"):
+    while hold and done >= at and not os.path.exists("go"):
         time.sleep(0.05)
-    if hold and done > 5:
+    if hold and done > at:
         time.sleep(0.05)
     return (model(batch["x"]) ** 2).mean(1)
 

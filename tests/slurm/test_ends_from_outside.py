@@ -6,7 +6,7 @@ SUBMIT = ("run", "--slurm", "--nodes", "2", "--nproc", "1", "--cpus-per-task", "
 
 
 def holding(cluster, process):
-    """Wait until the training stands in its fifth step; returns the job."""
+    """Wait until the training stands in its fifth step, or 45th; returns the job."""
     cluster.until(lambda: (cluster.folder / "holding").exists() or process.poll() is not None)
     (job,) = json.loads(cluster.rankwise("jobs", "--json").stdout)
     assert job["state"] == "RUNNING", process.communicate() if process.poll() is not None else job
@@ -37,9 +37,9 @@ def test_at_the_time_limit_a_job_saves_and_goes_on_in_the_same_bits(cluster, und
 
 
 def test_a_lost_node_is_named_and_its_job_requeued(cluster, undisturbed):
-    """All processes of a node end at once, slurmd too; nothing was saved before, and the job begins again."""
+    """All processes of a node end at once, slurmd too; the job goes on from its newest checkpoint, to the same bits."""
     cluster.write_training()
-    follower = cluster.start("rankwise", *SUBMIT, "--time", "20m", "train.py", "hold")
+    follower = cluster.start("rankwise", *SUBMIT, "--time", "20m", "train.py", "hold", "late")
     job = holding(cluster, follower)
     try:
         cluster.lab.kill("node2")
@@ -53,4 +53,5 @@ def test_a_lost_node_is_named_and_its_job_requeued(cluster, undisturbed):
     assert follower.returncode == 0, out + err
     assert "Node failure on node2" in err
     assert cluster.lab.state(job)["Restarts"] == "1"
+    assert cluster.restored_steps() == [0, 40]
     assert (cluster.weights() == undisturbed[2]).all()
