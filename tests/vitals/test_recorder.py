@@ -49,17 +49,56 @@ def test_what_is_not_said_stays(running):
     assert (vital.epoch, vital.step, vital.phase, vital.num_beats) == (2, 5, "eval", 2)
 
 
+def until(folder, holds):
+    """Return what is read once something holds of it: the next heartbeat writes what was noted."""
+    deadline = time.monotonic() + 60
+    while not holds(found := vitals.read(folder)[0]):
+        assert time.monotonic() < deadline, found
+        time.sleep(0.01)
+    return found
+
+
 def test_a_wait_for_data_lasts_until_the_next_beat(running):
     """It is a phase and progress of its own, and leaves epoch, step and the number of beats alone."""
     vitals.beat(epoch=2, step=5, phase="step")
     (before,) = vitals.read(running)
     vitals.wait()
-    (waiting,) = vitals.read(running)
-    assert (waiting.epoch, waiting.step, waiting.phase, waiting.num_beats) == (2, 5, "data", 1)
+    waiting = until(running, lambda vital: vital.phase == "data")
+    assert (waiting.epoch, waiting.step, waiting.num_beats) == (2, 5, 1)
     assert waiting.progress_s > before.progress_s
     vitals.beat(step=6, phase="step")
     (after,) = vitals.read(running)
-    assert (after.step, after.phase, after.num_beats) == (6, "step", 2)
+    assert (after.epoch, after.step, after.phase, after.num_beats) == (2, 6, "step", 2)
+
+
+def test_steps_in_quick_succession_are_written_twice_a_second(running):
+    """The newest one, and when it began; a beat in between says the newest too."""
+    time.sleep(0.01)
+    vitals.beat_step(0, 0)
+    (first,) = vitals.read(running)
+    assert (first.epoch, first.step, first.phase, first.num_beats) == (0, 0, "step", 1)
+    noted_s = time.monotonic()
+    for step in range(1, 1000):
+        vitals.beat_step(0, step)
+    last = until(running, lambda vital: vital.step == 999)
+    assert last.phase == "step"
+    assert last.num_beats < 900
+    assert noted_s <= last.progress_s <= time.monotonic()
+    vitals.beat_step(1, 1000)
+    vitals.beat_step(1, 1001)
+    vitals.beat(phase="checkpoint")
+    said = until(running, lambda vital: vital.heartbeat_s > last.heartbeat_s + 1.0)
+    assert (said.epoch, said.step, said.phase) == (1, 1001, "checkpoint")
+
+
+def test_the_last_step_is_written_when_vitals_end(tmp_path):
+    """Whoever comes after the end of a rank reads how far it was."""
+    vitals.start(tmp_path, 0)
+    for step in range(100):
+        vitals.beat_step(3, step)
+    vitals.stop()
+    (vital,) = vitals.read(tmp_path)
+    assert (vital.epoch, vital.step) == (3, 99)
 
 
 def test_progress_and_heartbeat_have_clocks_of_their_own(running):

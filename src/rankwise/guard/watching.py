@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -111,6 +112,7 @@ class Guard:
         num_steps: optimizer steps since it was made.
         num_looks: steps that were looked at.
         active: False once it was closed or went off.
+        wake: the optimizer step at which `step` has something to do next; those before it may be told by `catch_up`.
         not_finite: where the check "finite" is exempt, the module that made the last step's first value that is not
             finite; "" if all are, or nobody looked.
     """
@@ -123,7 +125,7 @@ class Guard:
         self.num_steps = self.num_looks = 0
         self.active = True
         self.not_finite = ""
-        self._wake = 0
+        self.wake = 0
         self._said: set[tuple[str, str]] = set()
         self._failed: set[str] = set()
         hooked = None if optimizer is None else _plain_optimizer(optimizer)
@@ -166,7 +168,7 @@ class Guard:
         if not self.active:
             return
         self.num_steps += 1
-        if self.num_steps < self._wake:
+        if self.num_steps < self.wake:
             return
         self.not_finite = ""
         if self._options.is_due(self.num_steps):
@@ -175,7 +177,16 @@ class Guard:
             self._together(self._look)
         if self.active and self._options.is_due(self.num_steps + 1):
             self._arm()
-        self._wake = self._options.next_wake(self.num_steps)
+        self.wake = self._options.next_wake(self.num_steps)
+
+    def catch_up(self, num_steps: int) -> None:
+        """Note that the optimizer has taken its step number `num_steps`, and those before it: `step` in one call.
+
+        Raises:
+            GuardError: as `step` does.
+        """
+        self.num_steps = num_steps - 1
+        self.step()
 
     def _arm(self) -> None:
         if self._subject.is_compiled:  # a hook would be compiled in, and stay
@@ -232,7 +243,7 @@ class Guard:
 
     def close(self) -> None:
         """Take all hooks away. Not a collective."""
-        self.active = False
+        self.active, self.wake = False, sys.maxsize
         self._subject.disarm()
         if self._handle is not None:
             self._handle.remove()
@@ -315,15 +326,15 @@ def guarded(
     return Guard(subject, GuardOptions(**options), optimizer=optimizer)
 
 
-def trainer_guard(options: GuardOptions | None, model: nn.Module, optimizer: Any, world: World) -> Guard:
+def trainer_guard(options: GuardOptions | None, model: nn.Module, world: World) -> Guard:
     """Return the guard of a trainer, whose order deals samples out and whose health judges what is not finite.
 
-    Every rank calls it. Without options it does nothing.
+    Every rank calls it. Without options it does nothing. The trainer tells it of its steps, by `Guard.catch_up`.
     """
     subject = Subject(world=world, model=model)
     if options is None:
         return Guard(subject, GuardOptions(checks=()))
-    return Guard(subject, options, optimizer=optimizer, exempt=("samples", "loader", "finite"))
+    return Guard(subject, options, exempt=("samples", "loader", "finite"))
 
 
 def guard_wish(wish: bool | Literal["warn"] | GuardOptions) -> GuardOptions | None:  # noqa: FBT001

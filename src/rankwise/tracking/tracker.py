@@ -74,6 +74,7 @@ class Tracker:
         self._started = False
         self._ids: dict[str, str] = {}
         self._known: dict[str, Any] = {}
+        self._checked: list[str] = []  # names of the last line
         wanted = [*sinks, "tensorboard"] if tensorboard and "tensorboard" not in sinks else list(sinks)
         on_main(world, lambda: self._open(wanted))
 
@@ -114,14 +115,18 @@ class Tracker:
         """
         if not self._sinks:
             return
-        numbers = {name: _number(name, value) for name, value in values.items()}
-        _check_names([*numbers, *tags])
+        numbers = {name: value if type(value) is float else _number(name, value) for name, value in values.items()}
+        names = [*numbers, *tags]
+        if names != self._checked:  # most lines have those of the line before
+            _check_names(names)
+            self._checked = names
         _check_tags(tags)
         if not self._started:
             self.start_attempt(None)
         for sink in self._sinks:
             sink.log(int(step), numbers, tags)
-        self._note_ids()
+        if self._outboxes:
+            self._note_ids()
 
     def table(self, step: int, name: str, columns: Mapping[str, Any]) -> None:
         """Write a small table to ``<run>/tables/<name>/``, and give it to the sinks that take tables. Not a collective.
@@ -170,7 +175,8 @@ class Tracker:
             self._sinks.pop().close()
         # a run that is finished, or another attempt's by now, is not written again
         with contextlib.suppress(RunDirError):
-            self._note_ids()
+            if self._outboxes:
+                self._note_ids()
         self._outboxes = []
 
     def __enter__(self) -> Self:
@@ -234,8 +240,6 @@ class Tracker:
 
     def _note_ids(self) -> None:
         """Write down the services' ids once they are known: they may answer long after the start."""
-        if not self._outboxes:
-            return
         known = {**self._known, "ids": self.ids}
         if known != self._known:
             fence = self._run.fence() if isinstance(self._run, RunDir) else contextlib.nullcontext()
@@ -249,8 +253,6 @@ def _listed(values: Any) -> list[Any]:
 
 
 def _number(name: str, value: Any) -> float | int:
-    if type(value) is float:
-        return value
     if hasattr(value, "item") and getattr(value, "size", None) is not None:
         try:
             value = value.item()

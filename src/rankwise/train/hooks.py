@@ -161,7 +161,7 @@ class HookChain:
         """
         if self._error is not None:
             raise self._error
-        if all(one == _NO_NEWS for one in told):
+        if told.count(_NO_NEWS) == len(told):
             self.spread = {}
             return
         failed = {rank: one.error for rank, one in enumerate(told) if one.error is not None}

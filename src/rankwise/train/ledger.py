@@ -38,40 +38,57 @@ class Ledger:
 
     def __init__(self, recent: RunningMeans, whole: RunningMeans, health: Health, guard: Guard) -> None:
         self.recent, self.whole, self.health = recent, whole, health
-        self._guard = guard
+        self._guard, self._num_taken = guard, 0
         self._kept: list[tuple[StepReport, Any, Sequence[Share], str]] = []  # as `_Kept`, whose making is a call
 
     def keep(self, report: StepReport, batches: Sequence[Batch]) -> None:
-        """Keep a step until `settle`; looks at the gradients, which are there no longer than now, without waiting."""
+        """Keep a step until `settle`; looks at the gradients, which are there no longer than now, without waiting.
+
+        Raises:
+            GuardError: the guard, which is called after few steps, has found something; on every rank.
+        """
+        if report.weight and not report.overflowed:  # the optimizer has stepped
+            self._num_taken += 1
+            if self._num_taken >= self._guard.wake:
+                self._guard.catch_up(self._num_taken)
         gradient = self.health.look_at_gradients() if report.grad_norm is None else report.grad_norm
-        self._kept.append((report, gradient, [batch.share for batch in batches], self._guard.not_finite))
+        shares = (batches[0].share,) if len(batches) == 1 else [batch.share for batch in batches]
+        self._kept.append((report, gradient, shares, self._guard.not_finite))
 
     def settle(self) -> None:
         """Add up the losses and metrics of the steps that were kept, in their order, and note how they went."""
         kept, self._kept = self._kept, []
-        fine = None
+        fine, sums, on_cpu = None, list[float](), self.health.on_host
         for step in kept:
-            report, gradient, *_ = step
+            report, gradient, _, _ = step
+            total, weight = report.loss
+            if type(total) is not float:
+                total = total.item() if on_cpu else on_host(total)
+            if type(weight) is not float:
+                weight = on_host(weight)
             if report.overflowed:  # it was skipped: its numbers are no part of the training
-                self._add((0.0, 0.0), {})
+                sums += (0.0, 0.0)
                 continue
-            total, weight = map(on_host, report.loss)
             # what is known here to be fine needs no note; the rest may still be on the device
             fine = step if type(total) is type(gradient) is float and math.isfinite(total + gradient) else None
             if fine is None:
                 self._note(_Kept(*step), total)
-            self._add((total, weight), report.metrics)
+            if type(total) is type(weight) is float and not report.metrics:
+                sums += (total, weight)
+            else:
+                self._add_waiting(sums)
+                self.recent.add_all((total, weight), report.metrics)
+                self.whole.add_all((total, weight), report.metrics)
+        self._add_waiting(sums)
         # the last one is named if a parameter is found not to be finite
         if fine is not None:
             self._note(_Kept(*fine), 0.0)
 
-    def _add(self, loss: tuple[Any, Any], metrics: Any) -> None:
-        if type(loss[0]) is type(loss[1]) is float and not metrics:
-            self.recent.waiting += loss
-            self.whole.waiting += loss
-        else:
-            self.recent.add_all(loss, metrics)
-            self.whole.add_all(loss, metrics)
+    def _add_waiting(self, sums: list[float]) -> None:
+        """Take over losses that are plain numbers, in turn with their weights; empties the list."""
+        self.recent.waiting += sums
+        self.whole.waiting += sums
+        sums.clear()
 
     def _note(self, kept: _Kept, total: Any) -> None:
         self.health.note(

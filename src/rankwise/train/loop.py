@@ -160,13 +160,13 @@ class Loop:
 
     def _epoch(self, train: BatchLoader, epoch: int) -> None:
         # what a step calls at all, settled here: each call costs, and an attribute of an attribute does, too
-        beat, wait, take, mark_done, keep = vitals.beat, vitals.wait, self.step, train.mark_done, self.ledger.keep
+        beat, wait, take, mark_done, keep = vitals.beat_step, vitals.wait, self.step, train.mark_done, self.ledger.keep
         pace, progressed, interruption = self._pace, self.session.progressed, self.session.interruption
         heard = {} if interruption is None else interruption.heard
         few_left, number = max(0, self._steps_left(train) - _FEW_STEPS), -1
         due = self._due(progressed.num_steps)
         for batches in pace.timed(train if self._balance is None else self._balance.steps(train)):
-            beat(epoch=epoch, step=progressed.num_steps, phase="step")
+            beat(epoch, progressed.num_steps)
             number += 1
             if number == few_left:
                 self.before_validation()
@@ -236,7 +236,7 @@ class Loop:
             extra["loss_scale"] = scale
         # the slowest reader decides: the others wait for it in the step
         ours = {"lr": self.learning_rate(), **extra, **pace, "wait_share": max(waits)}
-        line = _joined(_joined(values, ours), {**further, **self.hooks.spread})
+        line = _joined(values, ours, {**further, **self.hooks.spread})
         self.session.log(line, epoch=epoch)
         self.hooks.call("log", self.session.progressed.num_steps, line)
 
@@ -251,8 +251,9 @@ class Loop:
         return values, [note for *_, note in noted]
 
     def _settle(self, heard: list[tuple[Trouble | None, Told]]) -> None:
-        if any(trouble is not None for trouble, _ in heard):
-            raise StepError(describe_trouble([trouble for trouble, _ in heard], self.session.newest_text))
+        troubles = [trouble for trouble, _ in heard]
+        if troubles.count(None) < len(troubles):
+            raise StepError(describe_trouble(troubles, self.session.newest_text))
         self.hooks.settle([told for _, told in heard])
 
     def _save(self, values: Mapping[str, float], *, unvalidated: int | None = None) -> None:
@@ -281,11 +282,12 @@ class Loop:
         return bool(self.hooks.stop) or (limit is not None and self.session.progressed.num_steps >= limit)
 
 
-def _joined(metrics: Mapping[str, float], ours: Mapping[str, float]) -> dict[str, float]:
-    taken = sorted(metrics.keys() & ours.keys())
-    if taken:
+def _joined(metrics: Mapping[str, float], ours: Mapping[str, float], further: Mapping[str, float]) -> dict[str, float]:
+    line = {**metrics, **ours, **further}
+    if len(line) < len(metrics) + len(ours) + len(further):
+        taken = {*metrics, *further} & ours.keys() or metrics.keys() & further.keys()
         raise StepError(
-            f"the step function, or a hook, returned metrics named {', '.join(taken)}, under which the loop logs other "
-            "numbers: give them other names"
+            f"the step function, or a hook, returned metrics named {', '.join(sorted(taken))}, under which the loop "
+            "logs other numbers: give them other names"
         )
-    return {**metrics, **ours}
+    return line

@@ -87,17 +87,18 @@ class RunningMeans:
         held, self.waiting = self.waiting, []
         if not held:
             return
-        self.add("loss", held[0], held[1])
-        plain = self._plain
+        plain, at = self._plain, 0
         total, weight = plain.get("sum loss"), plain.get("weight loss")
+        if total is weight is None and "sum loss" not in self._others and "weight loss" not in self._others:
+            total, weight, at = held[0], held[1], 2
         if type(total) is not float or type(weight) is not float:  # tensors were added before
-            for at in range(2, len(held), 2):
+            for at in range(0, len(held), 2):
                 self.add("loss", held[at], held[at + 1])
             return
         # one by one: the `sum` of newer Pythons compensates, so that the result would depend on when somebody asks
-        for number in held[2::2]:
+        for number in held[at::2]:
             total += number
-        for number in held[3::2]:
+        for number in held[at + 1 :: 2]:
             weight += number
         plain["sum loss"], plain["weight loss"] = total, weight
 
@@ -144,9 +145,12 @@ class RunningMeans:
             self._sums.reset()
             self._others.clear()
             self._plain.clear()
-        names = [key.removeprefix("sum ") for key in sums if key.startswith("sum ")]
-        weights = {name: sums[f"weight {name}"] for name in names}
-        means = {name: sums[f"sum {name}"] / weights[name] if weights[name] else math.nan for name in names}
+        means = dict[str, float]()
+        for key, total in sums.items():
+            kind, _, name = key.partition(" ")
+            if kind == "sum":
+                weight = sums[f"weight {name}"]
+                means[name] = total / weight if weight else math.nan
         return means, notes
 
     def state_dict(self) -> dict[str, Any]:

@@ -199,7 +199,7 @@ class Trainer:
             progress = stack.enter_context(self._progress(session, train, epochs))
             if session.resumed_text:
                 progress.say(session.resumed_text)
-            guard = stack.enter_context(trainer_guard(self._guard, self.model, self.optimizer, self.world))
+            guard = stack.enter_context(trainer_guard(self._guard, self.model, self.world))
             stack.enter_context(session.listen())
             return self._fit(session, train, val, epochs, recent=recent, whole=whole, progress=progress, guard=guard)
 

@@ -3,11 +3,12 @@
 from rankwise.vitals.collectives import record_calls
 from rankwise.vitals.folders import has_failed, make_folder, mark_failed, remove_folder
 from rankwise.vitals.reader import Vital, read, request_calls, request_stacks
-from rankwise.vitals.recorder import beat, start, stop, wait
+from rankwise.vitals.recorder import beat, beat_step, start, stop, wait
 
 __all__ = [
     "Vital",
     "beat",
+    "beat_step",
     "has_failed",
     "make_folder",
     "mark_failed",

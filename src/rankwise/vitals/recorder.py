@@ -5,6 +5,7 @@ from __future__ import annotations
 import faulthandler
 import functools
 import json
+import math
 import mmap
 import os
 import signal
@@ -33,9 +34,10 @@ from rankwise.vitals.layout import (
     cut_utf8,
 )
 
-__all__ = ["Recorder", "beat", "start", "stop", "wait"]
+__all__ = ["Recorder", "beat", "beat_step", "start", "stop", "wait"]
 
 HEARTBEAT_INTERVAL_S = 0.5
+_OFTEN_S = 0.005  # of steps that are shorter, the heartbeat writes the last one: a note costs a fifth of a write
 
 
 class Recorder:
@@ -44,6 +46,11 @@ class Recorder:
     Args:
         folder: existing folder in which `rank-<rank>` and `stacks-<rank>` are created.
         rank: global rank, >= 0.
+
+    Attributes:
+        written_s: when it last wrote progress down.
+        noted: a step that the next heartbeat writes: when, epoch, step; None without one.
+        waits_s: since when the rank waits for data, if that is later than its last step.
 
     Raises:
         LaunchError: the folder cannot be written.
@@ -57,6 +64,10 @@ class Recorder:
         self._sequence = self._beats = 0
         self._epoch = self._step = NONE
         self._phase = b""
+        self.written_s = -math.inf
+        self.noted: tuple[float, int, int] | None = None
+        self._taken: tuple[float, int, int] | None = None  # the last one that was noted and is written, or outdated
+        self.waits_s = self._waited_s = 0.0
         self._cut = functools.lru_cache(maxsize=32)(cut_utf8)  # a loop has few phases, and says them at every step
         try:
             self._stacks: IO[bytes] | None = (folder / f"stacks-{rank}").open("wb", buffering=0)
@@ -82,6 +93,7 @@ class Recorder:
             with self._lock:
                 if not self._ended.is_set():
                     now = time.monotonic()
+                    self._write_noted()
                     HEARTBEAT.pack_into(self._page, HEARTBEAT_AT, now)
                     if calls != self._num_calls:
                         HEARTBEAT.pack_into(self._page, ADVANCE_AT, now)
@@ -106,27 +118,54 @@ class Recorder:
         with self._lock:
             if self._is_over:
                 return
+            self._take_noted()
             if epoch is not None:
                 self._epoch = epoch
             if step is not None:
                 self._step = step
             if phase is not None:
                 self._phase = self._cut(phase)
-            self._beats += 1
-            self._sequence += 2
-            page = self._page
-            SEQUENCE.pack_into(page, SEQUENCE_AT, self._sequence - 1)
-            PROGRESS.pack_into(page, PROGRESS_AT, time.monotonic(), self._beats, self._epoch, self._step, self._phase)
-            SEQUENCE.pack_into(page, SEQUENCE_AT, self._sequence)
+            self._write(time.monotonic())
 
-    def wait(self) -> None:
-        """Write down since when the rank waits for data: one number, which needs no sequence."""
+    def write_noted(self) -> None:
+        """Write now what the next heartbeat would write."""
         with self._lock:
             if not self._is_over:
-                HEARTBEAT.pack_into(self._page, WAITS_AT, time.monotonic())
+                self._write_noted()
+
+    def _take_noted(self) -> float | None:
+        """Take over the step that was noted since, and return when; holds the lock.
+
+        The thread that trains does not ask for the lock to note a step: what it notes is read once, never reset.
+        """
+        noted = self.noted
+        if noted is None or noted is self._taken:
+            return None
+        self._taken = noted
+        self._epoch, self._step, self._phase = noted[1], noted[2], b"step"
+        return noted[0]
+
+    def _write(self, now: float) -> None:
+        """Write progress; holds the lock."""
+        self.written_s = now
+        self._beats += 1
+        self._sequence += 2
+        page = self._page
+        SEQUENCE.pack_into(page, SEQUENCE_AT, self._sequence - 1)
+        PROGRESS.pack_into(page, PROGRESS_AT, now, self._beats, self._epoch, self._step, self._phase)
+        SEQUENCE.pack_into(page, SEQUENCE_AT, self._sequence)
+
+    def _write_noted(self) -> None:
+        if (noted_s := self._take_noted()) is not None:
+            self._write(noted_s)
+        waits_s = self.waits_s
+        if waits_s != self._waited_s:  # one number, which needs no sequence
+            self._waited_s = waits_s
+            HEARTBEAT.pack_into(self._page, WAITS_AT, waits_s)
 
     def stop(self) -> None:
         """Stop beating and give the signal back; the files stay for whoever reads them."""
+        self.write_noted()
         with self._lock:
             self._is_over = True
             self._ended.set()
@@ -208,11 +247,27 @@ def beat(*, epoch: int | None = None, step: int | None = None, phase: str | None
         recorder.beat(epoch, step, phase)
 
 
+def beat_step(epoch: int, step: int) -> None:
+    """Say that this rank begins a step, phase "step", for less than `beat` costs.
+
+    Of steps that follow each other within 5 ms, the newest is written twice a second.
+    """
+    recorder = _recorder
+    if recorder is not None:
+        now = time.monotonic()
+        if now - recorder.written_s < _OFTEN_S:
+            recorder.noted = now, epoch, step
+        else:
+            recorder.beat(epoch, step, "step")
+
+
 def wait() -> None:
     """Say that this rank waits for data until its next `beat`: phase "data", for less than a beat costs."""
     recorder = _recorder
     if recorder is not None:
-        recorder.wait()
+        recorder.waits_s = now = time.monotonic()
+        if now - recorder.written_s >= _OFTEN_S:
+            recorder.write_noted()
 
 
 def _forget_after_fork() -> None:
