@@ -70,8 +70,12 @@ def way_of_a_batch() -> list[int]:
     return [int(number) for number in told.split()]
 
 
+# The doors for loaders and DataLoaders of others: only there they are asked what they have.
+DOORS = {ROOT / "src/rankwise/train" / name for name in ("foreign.py", "stream_data.py")}
+
+
 def probes() -> int:
-    """How often a source, an order or a loader is asked with `getattr` or `hasattr` what it can do."""
+    """How often a source, an order or a loader is asked with `getattr` or `hasattr` what it has, behind the doors."""
     folders = [
         DATA / "contract",
         DATA / "feed",
@@ -81,7 +85,7 @@ def probes() -> int:
         ROOT / "src/rankwise/train",
     ]
     found = 0
-    for path in (path for folder in folders for path in folder.rglob("*.py")):
+    for path in {path for folder in folders for path in folder.rglob("*.py")} - DOORS:
         for node in ast.walk(ast.parse(path.read_text())):
             if (
                 isinstance(node, ast.Call)
@@ -124,7 +128,7 @@ def measured() -> dict[str, float]:
 LIMITS = {
     "functions on the way of a batch": (385, 250),
     "files on the way of a batch": (52, 40),
-    "probes of a source, an order, a loader": (40, 0),
+    "probes of a source, an order, a loader": (9, 0),
     "files": (259, 200),
     "lines": (45_910, 28_000),
     "median lines of a file": (-196, -130),

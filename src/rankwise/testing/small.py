@@ -11,6 +11,7 @@ import numpy as np
 
 from rankwise.data.contract import (
     JSON,
+    BaseLoader,
     IntArray,
     NDArray,
     Order,
@@ -65,7 +66,7 @@ class ArrayBatch:
     ) -> None: ...
 
 
-class ArrayLoader:
+class ArrayLoader(BaseLoader):
     """`BatchLoader` over NumPy arrays in memory: no threads, no reuse of memory, nothing clever.
 
     Args:
@@ -88,9 +89,24 @@ class ArrayLoader:
         micro_batch: int | None = None,
     ) -> None:
         self.arrays = arrays
-        self.order = order
-        self._rank, self._world_size, self.micro_batch = rank, world_size, micro_batch
+        self._order = order
+        self._rank, self._world_size, self._micro_batch = rank, world_size, micro_batch
         self._state = OrderState(seed=seed, epoch=0, position=0, recipe=order.recipe)
+
+    @property
+    def order(self) -> Order:
+        """Which samples form which step."""
+        return self._order
+
+    @property
+    def num_epoch_steps(self) -> int:
+        """Steps of the whole epoch."""
+        return self.order.num_steps(self.order.start(self._state.epoch))
+
+    @property
+    def micro_batch(self) -> int | None:
+        """Most samples of one rank in one pass."""
+        return self._micro_batch
 
     def __iter__(self) -> Iterator[tuple[ArrayBatch, ...]]:
         state, epoch = self._state, self._state.epoch

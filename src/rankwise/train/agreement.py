@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import hashlib
 import random
+import sys
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rankwise.data.contract import Batch, OrderState, Step, shares
-from rankwise.data.feed import HostBuffer
+from rankwise.data.contract import BaseLoader, Batch
 from rankwise.data.samples.dataset_batch import DatasetBatch
 from rankwise.errors import DesyncError
 from rankwise.train.warmup import kept_random_state
@@ -72,26 +71,25 @@ def step_facts(batches: Sequence[Batch], world: World) -> dict[str, Any]:
     }
 
 
-def data_facts(name: str, loader: Any) -> dict[str, Any]:
+def data_facts(name: str, loader: BaseLoader) -> dict[str, Any]:
     """Return what a loader tells before it is iterated. Reads sample 0, twice, where it knows how.
 
     Args:
         name: of the loader, for the message.
-        loader: a `BatchLoader`; what it does not have is not told.
+        loader: what it does not know is not told.
     """
-    state = loader.state_dict() if hasattr(loader, "state_dict") else {}
+    state, left = loader.state_dict(), len(loader)
     with contextlib.suppress(TypeError):  # of a class without weak references
         _compared.add(loader)
-    order = getattr(loader, "order", None)
     return {
         f"{name}: recipe of the order": state.get("recipe"),
         f"{name}: seed of the order": state.get("seed"),
         f"{name}: epoch": state.get("epoch"),
         f"{name}: position": state.get("position"),
         f"{name}: speeds of the ranks": str(state.get("speeds")),
-        f"{name}: batch size": getattr(order, "batch_size", None),
-        f"{name}: steps left in the epoch": len(loader) if hasattr(loader, "__len__") else None,
-        f"{name}: content of sample 0": _content(loader, state),
+        f"{name}: batch size": None if loader.order is None else loader.order.batch_size or None,
+        f"{name}: steps left in the epoch": None if left == sys.maxsize else left,
+        f"{name}: content of sample 0": _content(loader),
     }
 
 
@@ -101,47 +99,27 @@ def _content_behind(batch: Any) -> str | None:
     if loader is None or loader in _compared:
         return None
     _compared.add(loader)
-    return _content(loader, loader.state_dict())
+    return _content(loader)
 
 
-def _content(loader: Any, state: Mapping[str, Any]) -> str | None:
+def _content(loader: BaseLoader) -> str | None:
     """Return a hash of sample 0; None where it cannot be read here, or differs from one reading to the next."""
     try:
         with kept_random_state():
-            first, second = (digest(_sample(loader, state)) for _ in range(2))
+            first, second = (_sample(loader) for _ in range(2))
     except Exception:  # noqa: BLE001  (damaged, or a loader of another kind: the steps will tell, or need not)
         return None
     return first if first == second else None
 
 
-def _sample(loader: Any, state: Mapping[str, Any]) -> Any:
-    if hasattr(loader, "dataset"):
-        random.seed(0)
-        np.random.seed(0)  # noqa: NPY002  (the generator that datasets use)
-        import torch
+def _sample(loader: BaseLoader) -> str | None:
+    random.seed(0)
+    np.random.seed(0)  # noqa: NPY002  (the generator that datasets use)
+    import torch
 
-        torch.manual_seed(0)
-        # a copy: files that a dataset opens when it is first read must not travel to its workers
-        return _copied(loader.dataset)[0]
-    source, zero = loader.source, np.zeros(1, dtype=np.int64)
-    resume = OrderState.from_json({name: value for name, value in state.items() if name != "speeds"})
-    step = Step(epoch=0, index=0, start=0, count=1, ids=zero, lanes=zero, resume=resume)
-    into = HostBuffer()
-    source.read(source.plan(shares(step, rank=0, world_size=1, num_micro=1)[0]), into)
-    return {name: list(into.arrays(name)) for name in sorted(source.fields)}
-
-
-def _copied(dataset: Any) -> Any:
-    """Return a shallow copy, of the datasets inside it too: their data are shared, their attributes are not."""
-    from torch.utils.data import Dataset
-
-    made = copy.copy(dataset)
-    for name, value in list(getattr(made, "__dict__", {}).items()):
-        if isinstance(value, Dataset):
-            setattr(made, name, _copied(value))
-        elif isinstance(value, list) and any(isinstance(item, Dataset) for item in value):
-            setattr(made, name, [_copied(item) if isinstance(item, Dataset) else item for item in value])
-    return made
+    torch.manual_seed(0)
+    sample = loader.first_sample()
+    return None if sample is None else digest(sample)
 
 
 def digest(value: Any) -> str:

@@ -9,9 +9,10 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from rankwise.data.contract import whole_speeds
+from rankwise.data.contract import BaseLoader, whole_speeds
 from rankwise.errors import ConfigError
 from rankwise.train.checks import lone_sample
+from rankwise.train.foreign import as_loader, kind_of
 from rankwise.train.sharding import is_sharded, watch_gradients
 from rankwise.train.wrapping import replicas_of, unwrapped
 from rankwise.world import World
@@ -91,14 +92,15 @@ class Balance:
         Raises:
             ConfigError: the loader cannot cut unequal shares.
         """
-        if not callable(getattr(loader, "set_speeds", None)):
+        loader = as_loader(loader)
+        if not loader.takes_speeds:
             raise ConfigError(
                 "balance= wants a loader over an Order, whose steps it may cut anew (SampleLoader, DatasetLoader, rows "
-                f"in an order), got a {type(loader).__name__}: leave it out"
+                f"in an order), got a {kind_of(loader)}: leave it out"
             )
-        if because := getattr(loader, "equal_because", ""):
+        if because := loader.equal_because:
             raise ConfigError(
-                f"balance= wants a loader whose shares may be unequal, and this {type(loader).__name__} cuts equal ones"
+                f"balance= wants a loader whose shares may be unequal, and this {kind_of(loader)} cuts equal ones"
                 f" only: {because}; leave it out"
             )
         if self._fixed is not None and loader.speeds != self._fixed:
@@ -112,7 +114,7 @@ class Balance:
         finally:
             self._watch.detach()
 
-    def _measured(self, loader: Any) -> Iterator[tuple[Any, ...]]:
+    def _measured(self, loader: BaseLoader) -> Iterator[tuple[Any, ...]]:
         number, cut_anew = 0, True
         while cut_anew:
             cut_anew = False
@@ -133,7 +135,7 @@ class Balance:
         if taken is not None and num_samples:
             self._seen.append((taken, num_samples))
 
-    def _agree(self, loader: Any) -> bool:
+    def _agree(self, loader: BaseLoader) -> bool:
         """Agree on the speeds, and cut by them if that moves the shares. Every rank calls it."""
         mine = [taken() / num_samples for taken, num_samples in self._seen]
         told = self._world.all_gather_object(statistics.median(mine) if mine else None)
@@ -153,7 +155,7 @@ class Balance:
             _LOG.info("shares go by the ranks' speed from here on: %s of each step", parts)
         return True
 
-    def _leaves_one(self, loader: Any, speeds: tuple[int, ...]) -> bool:
+    def _leaves_one(self, loader: BaseLoader, speeds: tuple[int, ...]) -> bool:
         """Whether batch statistics forbid a cut: the same on every rank. Said once, on the main rank."""
         from torch import nn
 

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from rankwise.data.contract import BatchLoader, num_micro_batches, share_sizes, whole_speeds
+from rankwise.data.contract import BaseLoader, num_micro_batches, share_sizes, whole_speeds
 from rankwise.errors import ConfigError
 from rankwise.train.sharding import check_sharded, is_sharded, prepared_as, shards_state
 from rankwise.train.wrapping import refuse_strategies, replicas_of, unwrapped
@@ -18,56 +18,16 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-__all__ = ["check_loader", "check_model", "check_optimizer", "check_scheduler", "check_val", "lone_sample"]
+__all__ = ["check_model", "check_optimizer", "check_scheduler", "lone_sample"]
 
 _LOG = logging.getLogger("rankwise.train")
-_WANTED = ("__iter__", "__len__", "set_epoch", "mark_done", "state_dict", "load_state_dict")
 _MOST_NAMES = 8
 # judged once: a Window is made at every step
 _checked: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
 _said: weakref.WeakKeyDictionary[torch.optim.Optimizer, set[str]] = weakref.WeakKeyDictionary()
 
 
-def check_loader(loader: object) -> None:
-    """Refuse training data that have no position to mark, save and load: a run could not go on where it was.
-
-    Raises:
-        ConfigError: it is no `BatchLoader`.
-    """
-    missing = [method for method in _WANTED if not callable(getattr(loader, method, None))]
-    if missing:
-        raise ConfigError(
-            f"train= wants a loader with a position (SampleLoader, DatasetLoader, OrderedLoader, a Pipeline of an "
-            f"index, or your own BatchLoader), got a {type(loader).__name__}, which has no {', '.join(missing)}: "
-            f"{_other_way(loader)}"
-        )
-
-
-def check_val(loader: object) -> None:
-    """Refuse validation data that `evaluate` cannot go through, before the first epoch and not after it.
-
-    Raises:
-        ConfigError: it has no epochs, or cannot be iterated.
-    """
-    missing = [method for method in ("__iter__", "set_epoch") if not callable(getattr(loader, method, None))]
-    if loader is not None and missing:
-        raise ConfigError(
-            f"val= wants a loader over held-out data, such as SampleLoader(held_out, order=Order(held_out, "
-            f"batch_size=..., kind='sequential')), got a {type(loader).__name__}, which has no {', '.join(missing)}: "
-            f"{_other_way(loader)}"
-        )
-
-
-def _other_way(loader: object) -> str:
-    if hasattr(loader, "__getitem__"):
-        return (
-            "give it to DatasetLoader(dataset, order=Order(len(dataset), batch_size=...), num_workers=...), "
-            "whose batch_size is that of all ranks together, or to a torch DataLoader"
-        )
-    return "for a map-style Dataset take DatasetLoader; put any other iterable of batches into a StreamLoader"
-
-
-def lone_sample(train: BatchLoader, world: World, limit_steps: int | None, balance: Any = None) -> str:
+def lone_sample(train: BaseLoader, world: World, limit_steps: int | None, balance: Any = None) -> str:
     """Return which step leaves some rank a single sample, as the order knows beforehand; "" if none does.
 
     Args:
@@ -79,18 +39,18 @@ def lone_sample(train: BatchLoader, world: World, limit_steps: int | None, balan
     Raises:
         ConfigError: there is not one speed for each rank.
     """
-    order: Any = getattr(train, "order", None)
-    batch_size = getattr(order, "batch_size", None)
-    if batch_size is None or not hasattr(order, "num_samples"):
+    order = train.order
+    if order is None or not order.batch_size:
         return ""
-    total, size = int(order.num_samples(int(str(train.state_dict()["epoch"])))), world.world_size
+    batch_size, size = order.batch_size, world.world_size
+    total = order.num_samples(int(str(train.state_dict()["epoch"])))
     is_given = balance is not None and not isinstance(balance, str)
-    speeds = whole_speeds(balance, world_size=size) if is_given else getattr(train, "speeds", None)
-    last = batch_size if getattr(order, "remainder", "split") == "pad" else total % batch_size
+    speeds = whole_speeds(balance, world_size=size) if is_given else train.speeds
+    last = batch_size if order.remainder == "pad" else total % batch_size
     steps = [] if limit_steps is not None and limit_steps < -(-total // batch_size) else [("the last step", last)]
     if speeds is not None and total >= batch_size:  # by equal shares a full step shows it at once
         steps.insert(0, ("a full step", batch_size))
-    micro_batch = getattr(train, "micro_batch", None)
+    micro_batch = train.micro_batch
     for which, count in steps:
         parts = num_micro_batches(count, world_size=size, micro_batch=micro_batch, speeds=speeds)
         sizes = share_sizes(count, world_size=size, speeds=speeds)

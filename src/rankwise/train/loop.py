@@ -9,10 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from rankwise import vitals
-from rankwise.data.contract import Batch, BatchLoader
+from rankwise.data.contract import BaseLoader, Batch
 from rankwise.errors import Interrupted, StepError
 from rankwise.tracking import Progress
-from rankwise.train.ahead import expect_last_epoch
 from rankwise.train.balance import Balance
 from rankwise.train.exact import ExactStep, StepReport
 from rankwise.train.health import Trouble, describe_trouble
@@ -93,7 +92,7 @@ class Loop:
     progress: Progress
     learning_rate: Callable[[], float]
     validate: Callable[[bool, Callable[[], None]], Mapping[str, float]]
-    before_validation: Callable[[], None]
+    before_validation: Callable[[], object]
     hooks: HookChain
     _balance: Balance | None = field(init=False, default=None)
     _pace: _Pace = field(init=False)
@@ -104,7 +103,7 @@ class Loop:
     def __post_init__(self) -> None:
         self._pace = _Pace(self.session.progressed)
 
-    def run(self, train: BatchLoader, *, first_epoch: int, epochs: int) -> Mapping[str, float]:
+    def run(self, train: BaseLoader, *, first_epoch: int, epochs: int) -> Mapping[str, float]:
         """Run the epochs from `first_epoch` on and return the last epoch's values."""
         values, wish = self.session.last_values, self.options.balance
         if wish is not None:
@@ -119,7 +118,7 @@ class Loop:
             train.set_epoch(epoch)
             is_last = epoch + 1 == epochs or self._ends_within(train)
             if is_last:
-                expect_last_epoch(train)
+                train.expect_last_epoch()
             self._epoch(train, epoch)
             # an epoch that was left in its middle is gone on with by a run of more steps
             ended = int(str(train.state_dict()["epoch"])) > epoch
@@ -158,7 +157,7 @@ class Loop:
             self._save(values, unvalidated=unvalidated)
         self.session.leave()
 
-    def _epoch(self, train: BatchLoader, epoch: int) -> None:
+    def _epoch(self, train: BaseLoader, epoch: int) -> None:
         # what a step calls at all, settled here: each call costs, and an attribute of an attribute does, too
         beat, wait, take, mark_done, keep = vitals.beat_step, vitals.wait, self.step, train.mark_done, self.ledger.keep
         pace, progressed, interruption = self._pace, self.session.progressed, self.session.interruption
@@ -268,12 +267,12 @@ class Loop:
         self._saved_step = step
         self.hooks.call_together("checkpoint_end", step)
 
-    def _steps_left(self, train: BatchLoader) -> int:
+    def _steps_left(self, train: BaseLoader) -> int:
         """Steps until the epoch ends, or the run."""
         limit = self.options.limit_steps
         return len(train) if limit is None else min(len(train), limit - self.session.progressed.num_steps)
 
-    def _ends_within(self, train: BatchLoader) -> bool:
+    def _ends_within(self, train: BaseLoader) -> bool:
         limit = self.options.limit_steps
         return limit is not None and self.session.progressed.num_steps + len(train) >= limit
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from rankwise.data.contract import BatchLoader
+from rankwise.data.contract import BaseLoader
 from rankwise.errors import RunDirError
 from rankwise.train.session import Session
 
@@ -34,7 +35,7 @@ class FitResult:
     stopped: str = ""
 
 
-def is_done(session: Session, train: BatchLoader, epochs: int, limit: int | None) -> bool:
+def is_done(session: Session, train: BaseLoader, epochs: int, limit: int | None) -> bool:
     """Whether the restored run is where `fit` wants it: after so many epochs, or steps at most.
 
     Raises:
@@ -49,6 +50,15 @@ def is_done(session: Session, train: BatchLoader, epochs: int, limit: int | None
             f"and {position} samples), and {wanted} are wanted; ask for at least as much, or take another run="
         )
     return epoch >= epochs or num_steps == limit or bool(session.progressed.stopped)
+
+
+def steps_left(train: BaseLoader, epochs: int) -> int | None:
+    """Return the optimizer steps that the run still takes, for the progress line; None if the loader does not tell."""
+    state, now, whole = train.state_dict(), len(train), train.num_epoch_steps
+    epoch = int(str(state["epoch"]))
+    if now == sys.maxsize or (whole is None and state["position"]):  # of unknown length, or of what is left of it
+        return None
+    return now + (now if whole is None else whole) * (epochs - epoch - 1) if epoch < epochs else 0
 
 
 def found_finished(session: Session, epochs: int) -> FitResult:

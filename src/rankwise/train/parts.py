@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rankwise.checkpoint import ModelState, OptimizerState, RandomState, Replicated
 from rankwise.checkpoint.parts import as_part
-from rankwise.data.contract import BatchLoader, Stateful
+from rankwise.data.contract import BaseLoader, Stateful
 from rankwise.errors import ConfigError
 from rankwise.metrics import Counters
 from rankwise.train.wrapping import unwrapped
@@ -198,7 +198,7 @@ def training_parts(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     scheduler: Any,
-    train: BatchLoader,
+    train: BaseLoader,
     more: Mapping[str, Stateful],
     *,
     scaler: Any = None,
@@ -210,7 +210,7 @@ def training_parts(
         "order": Replicated(train),
         "random": RandomState(),
     }
-    if hasattr(train, "rank_state"):
+    if train.rank_state is not None:
         parts["stream"] = train.rank_state
     if scheduler is not None:
         parts["scheduler"] = Replicated(scheduler)

@@ -16,7 +16,7 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from rankwise._version import __version__
-from rankwise.data.contract import JSON, BatchLoader
+from rankwise.data.contract import JSON, BaseLoader
 from rankwise.train.sharding import is_sharded, shards_state
 from rankwise.world import World
 
@@ -41,7 +41,7 @@ def run_record(
     optimizer: torch.optim.Optimizer,
     scheduler: Any,
     step_fn: Any,
-    train: BatchLoader,
+    train: BaseLoader,
     world: World,
     options: Mapping[str, JSON],
     user: Mapping[str, JSON],
@@ -52,7 +52,7 @@ def run_record(
     But for `MAY_CHANGE`.
     """
     state = train.state_dict()
-    order = getattr(train, "order", None)
+    order = train.order
     return {
         **({} if init_from is None else {"init_from": init_from}),  # runs of before have no such key
         "model": _model_record(model),
@@ -64,8 +64,8 @@ def run_record(
         "data": {
             "recipe": state.get("recipe"),
             "seed": state.get("seed"),
-            "batch_size": getattr(order, "batch_size", None),
-            "remainder": getattr(order, "remainder", None),
+            "batch_size": None if order is None else order.batch_size or None,
+            "remainder": None if order is None else order.remainder or None,
         },
         # runs of before know no precision
         "train": {k: v for k, v in options.items() if k != "may_change" and (k != "precision" or v is not None)},

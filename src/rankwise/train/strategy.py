@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from rankwise.data.contract import BatchLoader
+from rankwise.data.contract import BaseLoader
 from rankwise.errors import ConfigError
 from rankwise.guard import check_signature
 from rankwise.train.checks import check_model, check_optimizer, check_scheduler
@@ -67,7 +67,7 @@ class Evidence:
     memory_bytes: int | None = None
 
     @classmethod
-    def of_data(cls, step_fn: Any, loader: BatchLoader, optimizer: Any, world: World) -> Evidence:
+    def of_data(cls, step_fn: Any, loader: BaseLoader, optimizer: Any, world: World) -> Evidence:
         """Return what the first step's batches tell. Every rank calls it with its own loader."""
         # what a stream has given is gone: it is not looked at
         batches = None if isinstance(loader, StreamLoader) else next(iter(loader), None)

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from rankwise.data.contract import JSON, IntArray, OrderState, Share, Step
+from rankwise.data.contract import JSON, BaseLoader, IntArray, OrderState, Share, Step
 from rankwise.data.samples.dataset_batch import DatasetBatch, first_twice, move_tree
 from rankwise.errors import ConfigError, StepError
+from rankwise.train.foreign import as_loader, is_stream
 from rankwise.train.stream_data import Sharing, count_samples, digest_of, first_rows, sharing_of, without_rows
 from rankwise.train.warmup import kept_random_state
 from rankwise.train.wrapping import seed_training
@@ -54,28 +55,17 @@ class _StreamBatch(DatasetBatch):
         self.more = more
 
 
-def as_steps(data: Any, world: World) -> Any:
-    """Return training data as a `BatchLoader`: a DataLoader, or another iterable of batches, is put into a stream."""
-    return StreamLoader(data, world=world) if _is_stream(data) else data
+def as_steps(data: Any, world: World) -> BaseLoader:
+    """Return training data as a loader: a DataLoader, or another iterable of batches, is put into a stream."""
+    return StreamLoader(data, world=world) if is_stream(data) else as_loader(data)
 
 
-def as_held_out(data: Any, world: World, *, together: bool = False) -> Any:
+def as_held_out(data: Any, world: World, *, together: bool = False) -> BaseLoader:
     """Return held-out data as something that `evaluate` goes through: on each rank alone, or all `together`."""
-    data = StreamLoader(data, world=world, lockstep=False) if _is_stream(data) else data
-    if isinstance(data, StreamLoader):
-        data.together = together
-    return data
-
-
-def _is_stream(data: Any) -> bool:
-    """Whether it is an iterable that knows nothing of steps; what has a part of a `BatchLoader` is judged as one."""
-    from torch.utils.data import DataLoader, IterableDataset
-
-    # every IterableDataset inherits a __getitem__ that only raises; loaders of ours may pass for one
-    if isinstance(data, DataLoader) or (isinstance(data, IterableDataset) and not hasattr(data, "mark_done")):
-        return True
-    ours = any(hasattr(data, name) for name in ("mark_done", "set_epoch", "__getitem__"))
-    return hasattr(data, "__iter__") and not ours
+    loader = StreamLoader(data, world=world, lockstep=False) if is_stream(data) else as_loader(data)
+    if isinstance(loader, StreamLoader):
+        loader.together = together
+    return loader
 
 
 def counted_samples(batches: tuple[Any, ...]) -> int:
@@ -93,7 +83,7 @@ def after_step(batch: Any, counted: int) -> tuple[int, OrderState]:
     return num_samples, replace(state, epoch=state.epoch + 1, position=0)
 
 
-class StreamLoader:
+class StreamLoader(BaseLoader):
     """Implements `BatchLoader` around any iterable of batches: a torch `DataLoader`, a WebDataset, one of your own.
 
     Ranks may bring any numbers of batches, of any sizes. A step takes the next `num_micro` of each; a rank that has
@@ -150,7 +140,7 @@ class StreamLoader:
         self._snapshot: Any = None
         self._snapshots: dict[int, Any] = {}
         self.together = False
-        self.rank_state = _RankState(self)
+        self._rank_state = _RankState(self)
 
     def _agreed(self, data: Any) -> Sharing:
         """Compare what the ranks bring, and say once what cannot be promised."""
@@ -306,6 +296,11 @@ class StreamLoader:
 
     def _on_device(self, data: Any) -> Any:
         return data if self._device is None else move_tree(data, self._device, non_blocking=self._sharing.pinned)
+
+    @property
+    def rank_state(self) -> _RankState:
+        """Where the data of this rank stand: a part of a checkpoint beside the loader's own state."""
+        return self._rank_state
 
     def __len__(self) -> int:
         """Return how many steps are left in the epoch as the data tell; `sys.maxsize` where they do not."""

@@ -10,20 +10,20 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from rankwise.data.contract import JSON, BatchLoader
+from rankwise.data.contract import JSON, BaseLoader
 from rankwise.errors import ConfigError
 from rankwise.guard import Guard, GuardOptions, guard_wish, trainer_guard
 from rankwise.tracking import Progress
 from rankwise.train.agreement import agree, data_facts
-from rankwise.train.ahead import expect_last_epoch, start_prefetch, steps_left
-from rankwise.train.checks import check_loader, check_val, lone_sample
+from rankwise.train.checks import lone_sample
 from rankwise.train.exact import ExactStep, StepFn
+from rankwise.train.foreign import check_loader, check_val
 from rankwise.train.health import Health
 from rankwise.train.hooks import HookChain
 from rankwise.train.ledger import Ledger
 from rankwise.train.loop import Loop
 from rankwise.train.options import read_options
-from rankwise.train.outcome import FitResult, found_finished, is_done
+from rankwise.train.outcome import FitResult, found_finished, is_done, steps_left
 from rankwise.train.parts import RunningMeans, checked_parts, training_parts
 from rankwise.train.precision import autocasting, make_scaler
 from rankwise.train.record import run_record
@@ -166,7 +166,7 @@ class Trainer:
         """
         if epochs < 1:
             raise ConfigError(f"epochs is at least 1, got {epochs}")
-        train, val = as_steps(train, self.world), as_held_out(val, self.world)
+        train, val = as_steps(train, self.world), None if val is None else as_held_out(val, self.world)
         check_loader(train)
         check_val(val)
         if self._wrapping is not None:
@@ -180,7 +180,7 @@ class Trainer:
                     world=self.world,
                     record=self._record(train, epochs),
                     parts={**parts, **self.hooks.parts, "recent_means": recent, "epoch_means": whole},
-                    by_length=getattr(getattr(train, "order", None), "fingerprint", "") is None,
+                    by_length=train.order is not None and train.order.fingerprint is None,
                     reopen=self._fitted_epochs is not None and epochs > self._fitted_epochs,
                 )
             )
@@ -195,7 +195,7 @@ class Trainer:
             agree(self.world, self._facts(train, val, epochs))
             is_done(session, train, epochs, self.options.limit_steps)
             if int(str(train.state_dict()["epoch"])) < epochs:
-                start_prefetch(train)
+                train.start_prefetch()
             progress = stack.enter_context(self._progress(session, train, epochs))
             if session.resumed_text:
                 progress.say(session.resumed_text)
@@ -229,7 +229,7 @@ class Trainer:
             break
         return losses
 
-    def _wrap(self, train: BatchLoader | None = None) -> None:
+    def _wrap(self, train: BaseLoader | None = None) -> None:
         seen = None if train is None else Evidence.of_data(self._step_fn, train, self.optimizer, self.world)
         self.model, self.optimizer, self.scheduler = prepare_training(
             self.model, self.optimizer, self.scheduler, world=self.world, options=self._wrapping, evidence=seen
@@ -239,8 +239,8 @@ class Trainer:
     def _fit(
         self,
         session: Session,
-        train: BatchLoader,
-        val: BatchLoader | None,
+        train: BaseLoader,
+        val: BaseLoader | None,
         epochs: int,
         *,
         recent: RunningMeans,
@@ -259,7 +259,7 @@ class Trainer:
             progress=progress,
             learning_rate=lambda: float(self.optimizer.param_groups[0]["lr"]),
             validate=lambda is_last, between: self._validate(val, is_last=is_last, between=between),
-            before_validation=lambda: None if val is None else start_prefetch(val),
+            before_validation=lambda: None if val is None else val.start_prefetch(),
             hooks=self.hooks,
         )
         try:
@@ -301,14 +301,14 @@ class Trainer:
             scaler=self._scaler,
         )
 
-    def _facts(self, train: BatchLoader, val: BatchLoader | None, epochs: int) -> dict[str, Any]:
+    def _facts(self, train: BaseLoader, val: BaseLoader | None, epochs: int) -> dict[str, Any]:
         """Return what must be equal on all ranks before the first step; reads samples, and so on several ranks only."""
         if self.world.world_size == 1:
             return {}
         facts = {"epochs": epochs, "seed of the world": self.world.seed, **data_facts("train", train)}
         return {**facts, "validation": val is not None, **({} if val is None else data_facts("val", val))}
 
-    def _record(self, train: BatchLoader, epochs: int) -> dict[str, JSON]:
+    def _record(self, train: BaseLoader, epochs: int) -> dict[str, JSON]:
         return run_record(
             model=unwrapped(self.model),
             optimizer=self.optimizer,
@@ -321,7 +321,7 @@ class Trainer:
             init_from=None if self._choice.init_from is None else os.fspath(self._choice.init_from),
         )
 
-    def _progress(self, session: Session, train: BatchLoader, epochs: int) -> Progress:
+    def _progress(self, session: Session, train: BaseLoader, epochs: int) -> Progress:
         left, limit = steps_left(train, epochs), self.options.limit_steps
         total = None if left is None else session.progressed.num_steps + left
         return Progress(
@@ -331,10 +331,10 @@ class Trainer:
             file=None if self._show_progress else io.StringIO(),
         )
 
-    def _validate(self, val: BatchLoader | None, *, is_last: bool, between: Callable[[], None]) -> dict[str, float]:
+    def _validate(self, val: BaseLoader | None, *, is_last: bool, between: Callable[[], None]) -> dict[str, float]:
         if val is None:
             return {}
         if is_last:
-            expect_last_epoch(val)
+            val.expect_last_epoch()
         values = evaluate(self.model, val, self._val_fn, world=self.world, between=between)
         return {f"val_{name}": value for name, value in values.items()}

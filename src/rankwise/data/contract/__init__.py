@@ -4,7 +4,7 @@ Everything here is frozen, slotted and keyword-only, and needs numpy and the sta
 A name changes only together with a page in ``docs/decisions``.
 """
 
-from rankwise.data.contract.bases import BaseOrder, BaseSamples, BaseSource, not_drawn
+from rankwise.data.contract.bases import BaseLoader, BaseOrder, BaseSamples, BaseSource, not_drawn
 from rankwise.data.contract.cuts import (
     num_micro_batches,
     sample_keys,
@@ -42,6 +42,7 @@ from rankwise.data.contract.values import (
 
 __all__ = [
     "JSON",
+    "BaseLoader",
     "BaseOrder",
     "BaseSamples",
     "BaseSource",

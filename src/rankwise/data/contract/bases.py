@@ -1,15 +1,16 @@
-"""Defaults for orders and sources of one's own: what a simple one need not say."""
+"""Defaults for orders, sources and loaders of one's own: what a simple one need not say."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
-from rankwise.data.contract.protocols import Grid, Order, Samples, Source
-from rankwise.data.contract.values import Locality, OrderState
+from rankwise.data.contract.protocols import Batch, Grid, Order, Samples, Source, Stateful
+from rankwise.data.contract.values import JSON, Locality, OrderState
 from rankwise.errors import ConfigError
 
-__all__ = ["BaseOrder", "BaseSamples", "BaseSource", "not_drawn"]
+__all__ = ["BaseLoader", "BaseOrder", "BaseSamples", "BaseSource", "not_drawn"]
 
 
 class BaseOrder:
@@ -110,4 +111,89 @@ class BaseSource(BaseSamples):
     def fused_with(self, batch_transform: Any) -> Source | None:
         """Return None: transforms of batches are done after reading."""
         del batch_transform
+        return None
+
+
+class BaseLoader(ABC):
+    """A `BatchLoader` of which only the steps and the position are known: a subclass has the abstract methods.
+
+    No order knows its steps, nothing is read ahead, and no shares are cut by speed.
+    """
+
+    @abstractmethod
+    def __iter__(self) -> Iterator[tuple[Batch, ...]]:
+        """Iterate from the current state to the end of its epoch."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Return the number of steps that an iteration started now would take; `sys.maxsize` where nobody knows."""
+
+    @abstractmethod
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the start of an epoch; keeps the position when the state already lies inside that epoch."""
+
+    @abstractmethod
+    def mark_done(self, state: OrderState) -> None:
+        """Record that the step which ends at `state` has completed."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, JSON]:
+        """Return the last state marked done."""
+
+    @abstractmethod
+    def load_state_dict(self, state: Mapping[str, JSON]) -> None:
+        """Continue after `state`."""
+
+    @property
+    def order(self) -> Order | None:
+        """No order knows its steps."""
+        return None
+
+    @property
+    def num_epoch_steps(self) -> int | None:
+        """Nobody knows."""
+        return None
+
+    @property
+    def micro_batch(self) -> int | None:
+        """A share is one batch."""
+        return None
+
+    @property
+    def takes_speeds(self) -> bool:
+        """Shares are as they come."""
+        return False
+
+    @property
+    def equal_because(self) -> str:
+        """Nothing but `takes_speeds` forbids it."""
+        return ""
+
+    @property
+    def speeds(self) -> tuple[int, ...] | None:
+        """Shares are as they come."""
+        return None
+
+    def set_speeds(self, speeds: Sequence[float] | None) -> None:
+        """Refuse.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError(f"speeds={speeds} want a loader over an Order; {type(self).__name__} cannot cut its steps")
+
+    def start_prefetch(self) -> bool:
+        """Read nothing."""
+        return False
+
+    def expect_last_epoch(self) -> None:  # noqa: B027  (a default, not a gap)
+        """Nothing is read ahead at the end of an epoch."""
+
+    @property
+    def rank_state(self) -> Stateful | None:
+        """No rank has anything to keep."""
+        return None
+
+    def first_sample(self) -> Any:
+        """Nobody knows."""
         return None

@@ -295,8 +295,7 @@ class Batch(Protocol):
 class BatchLoader(Protocol):
     """Steps of this rank, one after the other. Iterating yields one item per step: the tuple of its micro-batches.
 
-    One that reads ahead may also have ``start_prefetch()``, called where it stands a while before it is iterated, and
-    ``expect_last_epoch()``, called before an iteration that none follows. Neither may change what the iteration brings.
+    `BaseLoader` has defaults of what follows `load_state_dict`.
     """
 
     def __iter__(self) -> Iterator[tuple[Batch, ...]]:
@@ -304,7 +303,7 @@ class BatchLoader(Protocol):
         ...
 
     def __len__(self) -> int:
-        """Return the number of steps that an iteration started now would take."""
+        """Return the number of steps that an iteration started now would take; `sys.maxsize` where nobody knows."""
         ...
 
     def set_epoch(self, epoch: int) -> None:
@@ -321,6 +320,57 @@ class BatchLoader(Protocol):
 
     def load_state_dict(self, state: Mapping[str, JSON]) -> None:
         """Continue after `state`, at any world size."""
+        ...
+
+    @property
+    def order(self) -> Order | None:
+        """The order of its steps, as resumed; None = no order knows them."""
+        ...
+
+    @property
+    def num_epoch_steps(self) -> int | None:
+        """Steps of the whole epoch, done or not; None = nobody knows."""
+        ...
+
+    @property
+    def micro_batch(self) -> int | None:
+        """Most samples of this rank in one batch; None = its whole share at once."""
+        ...
+
+    @property
+    def takes_speeds(self) -> bool:
+        """Whether its steps are those of an order that `set_speeds` may cut, but for what `equal_because` says."""
+        ...
+
+    @property
+    def equal_because(self) -> str:
+        """Why its shares stay equal although it takes speeds; "" where they need not."""
+        ...
+
+    @property
+    def speeds(self) -> tuple[int, ...] | None:
+        """By which the ranks' shares are cut, see `shares`; None where they are equal."""
+        ...
+
+    def set_speeds(self, speeds: Sequence[float] | None) -> None:
+        """Cut shares in proportion to the speeds of the ranks, from the next iteration on; None makes them equal."""
+        ...
+
+    def start_prefetch(self) -> bool:
+        """Begin to read what the next iteration brings, which it does not change; return whether anything is read."""
+        ...
+
+    def expect_last_epoch(self) -> None:
+        """Say that no iteration follows the next one soon, which it does not change."""
+        ...
+
+    @property
+    def rank_state(self) -> Stateful | None:
+        """What a checkpoint keeps of each rank beside `state_dict`; None = nothing."""
+        ...
+
+    def first_sample(self) -> Any:
+        """Return sample 0 as it lies in the data, to compare ranks by; None = unknown. May draw random numbers."""
         ...
 
 

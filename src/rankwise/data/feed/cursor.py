@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Self
 
-from rankwise.data.contract import JSON, Order, OrderState, Share, Step, num_micro_batches, shares, whole_speeds
+from rankwise.data.contract import (
+    JSON,
+    BaseLoader,
+    Order,
+    OrderState,
+    Share,
+    Step,
+    num_micro_batches,
+    shares,
+    whole_speeds,
+)
 from rankwise.data.feed.rank_place import check_ranks
 from rankwise.data.feed.repeats import is_sequential
 from rankwise.data.feed.workers.iterable import take_part
@@ -18,7 +28,7 @@ from rankwise.world.loader_worker import LoaderWorker
 __all__ = ["Cursor", "CursorLoader", "FullLength", "check_fits"]
 
 
-class FullLength:
+class FullLength(BaseLoader):
     """A loader whose length is that of the whole epoch. Made by `CursorLoader.with_full_length`.
 
     A loader that was resumed after 4 of 15 steps has length 11. Lightning counts the 4 itself and compares with 15, so
@@ -266,7 +276,7 @@ class Cursor:
         self.order, self.done = order, wanted
 
 
-class CursorLoader(ABC):
+class CursorLoader(BaseLoader):
     """The half of the contract's `BatchLoader` that is the cursor's; loaders add the iteration.
 
     Args:
@@ -290,6 +300,11 @@ class CursorLoader(ABC):
     def speeds(self) -> tuple[int, ...] | None:
         """By which the ranks' shares are cut; None where they are equal."""
         return self._cursor.speeds
+
+    @property
+    def takes_speeds(self) -> bool:
+        """Shares may be cut by speed, but for what `equal_because` says."""
+        return True
 
     @property
     def equal_because(self) -> str:

@@ -9,8 +9,9 @@ from contextlib import closing
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
-from rankwise.data.contract import Order, OrderState, Source
+from rankwise.data.contract import NDArray, Order, OrderState, Source
 from rankwise.data.feed.batch import FeedBatch
+from rankwise.data.feed.buffer import first_of
 from rankwise.data.feed.csr import num_cols_of
 from rankwise.data.feed.cursor import Cursor, CursorLoader, check_fits
 from rankwise.data.feed.memory import MemoryPool
@@ -21,13 +22,7 @@ from rankwise.data.feed.place_jax import is_jax_target, make_jax_placer
 from rankwise.data.feed.prefetch import Running
 from rankwise.data.feed.reader import OnBadSample, ReadBatch, SkipBudget, StepReader
 from rankwise.data.feed.repeats import Repeats
-from rankwise.data.feed.transform import (
-    BatchTransform,
-    SampleTransform,
-    Transform,
-    counted_samples,
-    fused_source,
-)
+from rankwise.data.feed.transform import BatchTransform, SampleTransform, Transform, counted_samples, fused_source
 from rankwise.data.feed.workers import (
     SentBatch,
     asked_by_dataloader,
@@ -273,6 +268,10 @@ class FeedLoader(CursorLoader):
         batch = self._batch(step.batches[0])
         batch.leave()
         return batch
+
+    def first_sample(self) -> dict[str, list[NDArray]]:
+        """Return the arrays of each field of sample 0, read now, without transforms."""
+        return first_of(self.source, self._cursor.done)
 
     def start_prefetch(self) -> bool:
         """Begin to read what the next iteration will ask for, in the background; returns at once.

@@ -14,7 +14,7 @@ from rankwise.data.feed.rank_place import find_place
 from rankwise.data.feed.repeats import Repeats
 from rankwise.data.feed.workers import InitWorker, check_importable, deaf_workers, start_server
 from rankwise.data.samples.dataset_batch import DatasetBatch, move_tree, no_rows
-from rankwise.data.samples.keyed import KeyedDataset
+from rankwise.data.samples.keyed import KeyedDataset, first_of
 from rankwise.errors import ConfigError, MissingExtraError
 
 if TYPE_CHECKING:
@@ -219,6 +219,10 @@ class DatasetLoader(CursorLoader):
             dataset: Any = self._loader.dataset
             return self._on_device(self._loader.collate_fn(dataset.__getitems__(request)), asked.pulled.popleft())
         raise ConfigError("no step is left to look at: the order is at its end")
+
+    def first_sample(self) -> Any:
+        """Return ``dataset[0]``, of a copy: files that a dataset opens when it is first read must not go to workers."""
+        return first_of(self.dataset)
 
     def start_prefetch(self) -> bool:
         """Start the workers, which then fetch the first batches of the next iteration; returns when they are started.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ import numpy as np
 
 from rankwise.errors import ConfigError
 
-__all__ = ["KeyedDataset", "sample_key"]
+__all__ = ["KeyedDataset", "first_of", "sample_key"]
 
 _KEY: ContextVar[int] = ContextVar("rankwise_sample_key")
 
@@ -98,3 +99,21 @@ def _generators_kept() -> Iterator[None]:
         random.setstate(states[0])
         np.random.set_state(states[1])  # noqa: NPY002
         torch.default_generator.set_state(states[2])
+
+
+def first_of(dataset: Any) -> Any:
+    """Return sample 0, of a copy: what a dataset opens when it is first read must not travel to its workers."""
+    return _copied(dataset)[0]
+
+
+def _copied(dataset: Any) -> Any:
+    """Return a shallow copy, of the datasets inside it too: their data are shared, their attributes are not."""
+    from torch.utils.data import Dataset
+
+    made = copy.copy(dataset)
+    for name, value in list(getattr(made, "__dict__", {}).items()):
+        if isinstance(value, Dataset):
+            setattr(made, name, _copied(value))
+        elif isinstance(value, list) and any(isinstance(item, Dataset) for item in value):
+            setattr(made, name, [_copied(item) if isinstance(item, Dataset) else item for item in value])
+    return made

@@ -1,0 +1,230 @@
+"""The one door for loaders of others: what has only a part of a `BatchLoader` becomes a whole one, or is refused.
+
+Only here a loader is asked what it has. Behind it every loader is a `BaseLoader`, which has all members.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rankwise.data.contract import JSON, BaseLoader, BaseOrder, Batch, Order, OrderState, Stateful, Step
+from rankwise.data.feed import first_of
+from rankwise.data.samples.keyed import first_of as first_of_dataset
+from rankwise.errors import ConfigError
+
+__all__ = ["ForeignLoader", "as_loader", "check_loader", "check_val", "is_stream", "kind_of"]
+
+_WANTED = ("__iter__", "__len__", "set_epoch", "mark_done", "state_dict", "load_state_dict")
+
+
+class ForeignLoader(BaseLoader):
+    """A loader that knows nothing of `BaseLoader`, as one: what it has is passed on, the rest are the defaults.
+
+    Args:
+        loader: what a user wrote, or has from elsewhere.
+
+    Attributes:
+        loader: as given.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        self.loader = loader
+
+    def __iter__(self) -> Iterator[tuple[Batch, ...]]:
+        return iter(self.loader)
+
+    def __len__(self) -> int:
+        return len(self.loader) if hasattr(self.loader, "__len__") else sys.maxsize
+
+    def set_epoch(self, epoch: int) -> None:
+        """Pass it on."""
+        self.loader.set_epoch(epoch)
+
+    def mark_done(self, state: OrderState) -> None:
+        """Pass it on."""
+        self.loader.mark_done(state)
+
+    def state_dict(self) -> dict[str, JSON]:
+        """Return the loader's state; held-out data need have none."""
+        state: dict[str, JSON] = self.loader.state_dict() if hasattr(self.loader, "state_dict") else {}
+        return state
+
+    def load_state_dict(self, state: Mapping[str, JSON]) -> None:
+        """Pass it on."""
+        self.loader.load_state_dict(state)
+
+    @property
+    def order(self) -> Order | None:
+        """The loader's order, if it shows one."""
+        order = getattr(self.loader, "order", None)
+        return order if order is None or isinstance(order, Order) else _PartialOrder(order)
+
+    @property
+    def num_epoch_steps(self) -> int | None:
+        """What its order says, if it has one that does."""
+        order: Any = getattr(self.loader, "order", None)
+        if not hasattr(order, "start"):
+            return None
+        return int(order.num_steps(order.start(int(str(self.state_dict()["epoch"])))))
+
+    @property
+    def micro_batch(self) -> int | None:
+        """What it says."""
+        most: int | None = getattr(self.loader, "micro_batch", None)
+        return most
+
+    @property
+    def takes_speeds(self) -> bool:
+        """Whether it has `set_speeds`."""
+        return callable(getattr(self.loader, "set_speeds", None))
+
+    @property
+    def equal_because(self) -> str:
+        """What it says."""
+        return str(getattr(self.loader, "equal_because", ""))
+
+    @property
+    def speeds(self) -> tuple[int, ...] | None:
+        """What it says."""
+        speeds: tuple[int, ...] | None = getattr(self.loader, "speeds", None)
+        return speeds
+
+    def set_speeds(self, speeds: Sequence[float] | None) -> None:
+        """Pass it on."""
+        self.loader.set_speeds(speeds)
+
+    def start_prefetch(self) -> bool:
+        """Pass it on, if it wants to know."""
+        tell = getattr(self.loader, "start_prefetch", None)
+        return tell is not None and bool(tell())
+
+    def expect_last_epoch(self) -> None:
+        """Pass it on, if it wants to know."""
+        tell = getattr(self.loader, "expect_last_epoch", None)
+        if tell is not None:
+            tell()
+
+    @property
+    def rank_state(self) -> Stateful | None:
+        """What it has of it."""
+        state: Stateful | None = getattr(self.loader, "rank_state", None)
+        return state
+
+    def first_sample(self) -> Any:
+        """Return sample 0 of the dataset, or the source, that it shows."""
+        if hasattr(self.loader, "first_sample"):
+            return self.loader.first_sample()
+        if hasattr(self.loader, "dataset"):
+            return first_of_dataset(self.loader.dataset)
+        if not hasattr(self.loader, "source"):
+            return None
+        state = {name: value for name, value in self.state_dict().items() if name != "speeds"}
+        return first_of(self.loader.source, OrderState.from_json(state))
+
+
+class _PartialOrder(BaseOrder):
+    """An order of which only some members are there; 0 and "" stand for what is not known."""
+
+    def __init__(self, order: Any) -> None:
+        self._order = order
+
+    @property
+    def recipe(self) -> str:
+        return str(getattr(self._order, "recipe", ""))
+
+    @property
+    def batch_size(self) -> int:
+        return int(getattr(self._order, "batch_size", None) or 0)
+
+    @property
+    def remainder(self) -> str:
+        return str(getattr(self._order, "remainder", ""))
+
+    @property
+    def fingerprint(self) -> str | None:
+        found: str | None = getattr(self._order, "fingerprint", "")
+        return found
+
+    def num_samples(self, epoch: int) -> int:
+        return int(self._order.num_samples(epoch)) if hasattr(self._order, "num_samples") else 0
+
+    def start(self, epoch: int = 0) -> OrderState:
+        state: OrderState = self._order.start(epoch)
+        return state
+
+    def num_steps(self, state: OrderState) -> int:
+        return int(self._order.num_steps(state))
+
+    def step(self, state: OrderState) -> Step:
+        step: Step = self._order.step(state)
+        return step
+
+
+def as_loader(loader: Any) -> BaseLoader:
+    """Return a loader all members of which are there. Nothing is refused here."""
+    return loader if isinstance(loader, BaseLoader) else ForeignLoader(loader)
+
+
+def is_stream(data: Any) -> bool:
+    """Whether it is an iterable that knows nothing of steps; what has a part of a `BatchLoader` is judged as one."""
+    from torch.utils.data import DataLoader, IterableDataset
+
+    if isinstance(data, BaseLoader):  # some of ours pass for an IterableDataset, too
+        return False
+    # every IterableDataset inherits a __getitem__ that only raises
+    if isinstance(data, DataLoader) or (isinstance(data, IterableDataset) and not hasattr(data, "mark_done")):
+        return True
+    ours = any(hasattr(data, name) for name in ("mark_done", "set_epoch", "__getitem__"))
+    return hasattr(data, "__iter__") and not ours
+
+
+def kind_of(loader: BaseLoader) -> str:
+    """Return the name of the class that the user knows, for messages."""
+    return type(loader.loader if isinstance(loader, ForeignLoader) else loader).__name__
+
+
+def check_loader(loader: BaseLoader) -> None:
+    """Refuse training data that have no position to mark, save and load: a run could not go on where it was.
+
+    Raises:
+        ConfigError: it is no `BatchLoader`.
+    """
+    missing = _missing(loader, _WANTED)
+    if missing:
+        raise ConfigError(
+            f"train= wants a loader with a position (SampleLoader, DatasetLoader, OrderedLoader, a Pipeline of an "
+            f"index, or your own BatchLoader), got a {kind_of(loader)}, which has no {', '.join(missing)}: "
+            f"{_other_way(loader)}"
+        )
+
+
+def check_val(loader: BaseLoader | None) -> None:
+    """Refuse validation data that `evaluate` cannot go through, before the first epoch and not after it.
+
+    Raises:
+        ConfigError: it has no epochs, or cannot be iterated.
+    """
+    missing = [] if loader is None else _missing(loader, ("__iter__", "set_epoch"))
+    if loader is not None and missing:
+        raise ConfigError(
+            f"val= wants a loader over held-out data, such as SampleLoader(held_out, order=Order(held_out, "
+            f"batch_size=..., kind='sequential')), got a {kind_of(loader)}, which has no {', '.join(missing)}: "
+            f"{_other_way(loader)}"
+        )
+
+
+def _missing(loader: BaseLoader, wanted: Sequence[str]) -> list[str]:
+    if not isinstance(loader, ForeignLoader):  # an abstract method makes sure of it
+        return []
+    return [name for name in wanted if not callable(getattr(loader.loader, name, None))]
+
+
+def _other_way(loader: BaseLoader) -> str:
+    if isinstance(loader, ForeignLoader) and hasattr(loader.loader, "__getitem__"):
+        return (
+            "give it to DatasetLoader(dataset, order=Order(len(dataset), batch_size=...), num_workers=...), "
+            "whose batch_size is that of all ranks together, or to a torch DataLoader"
+        )
+    return "for a map-style Dataset take DatasetLoader; put any other iterable of batches into a StreamLoader"
