@@ -1,19 +1,25 @@
 """Shares in proportion to speed: the same samples, order and exact mean, only who takes how many of them moves."""
 
+import dataclasses
+import itertools
 import shutil
 import time
 from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from rankwise.data.contract import num_micro_batches, shares, whole_speeds
 from rankwise.data.order import Order
 from rankwise.data.samples import ArraySource, DatasetLoader, SampleLoader
-from rankwise.errors import ConfigError, StepError
+from rankwise.errors import ConfigError, DesyncError, StepError
 from rankwise.testing import run_ranks
 from rankwise.train import Balance, ExactStep, Hooks, StreamLoader, Trainer, prepare, prepare_optimizer
+from rankwise.train.checks import lone_sample
 from rankwise.world import World
 
 NUM, BATCH = 150, 16
@@ -164,7 +170,7 @@ def test_shares_follow_a_slowed_rank_and_a_resume_cuts_the_same(tmp_path):
         assert all(torch.equal(a, b) for a, b in zip(parameters, same, strict=True))
 
 
-def refusals(world):
+def refusals(world, folder):
     said = []
     for case in (
         lambda: Balance(prepare(make_model(), world, strategy="fsdp"), world),
@@ -177,7 +183,24 @@ def refusals(world):
         with pytest.raises(ConfigError) as caught:
             case()
         said.append(str(caught.value))
-    return said, lone_cuts(world), lone_said(world)
+    return said, lone_cuts(world), lone_said(world), begun(world, folder)
+
+
+def begun(world, folder):
+    """What `fit` says of data that no order cuts, of all ranks or of the last one alone, and whether a run began."""
+    found = []
+    for alone in (False, True):
+        run = Path(folder) / f"run{alone}"
+        options = {"world": world, "run": run, "progress": False, "balance": "speed"}
+        trainer = Trainer(make_model(), lambda p: torch.optim.SGD(p, 0.1), per_sample, **options)
+        ordered = SampleLoader(SOURCE, order=Order(NUM, batch_size=8), world=world)
+        equal = SampleLoader(SOURCE, order=Order(NUM, batch_size=8), world=world)
+        equal._cursor.equal_because = "it is sharded"
+        stream = ({"x": X[i : i + 4], "y": X[i : i + 4].sum(1)} for i in range(0, 40, 4))
+        with pytest.raises((ConfigError, DesyncError)) as caught:
+            trainer.fit((equal if world.rank else ordered) if alone else stream)
+        found.append((type(caught.value), str(caught.value), run.exists()))
+    return found
 
 
 def lone_said(world):
@@ -203,18 +226,66 @@ def lone_cuts(world):
     return found
 
 
-def test_a_cut_that_leaves_a_lone_sample_is_not_taken():
+@pytest.fixture(scope="module")
+def refused(tmp_path_factory):
+    return run_ranks(refusals, 2, str(tmp_path_factory.mktemp("refused")))
+
+
+def test_a_cut_that_leaves_a_lone_sample_is_not_taken(refused):
     """Batch statistics of one sample are none: measured shares stay equal, given ones raise; pixels have some."""
-    for _, cuts, said in run_ranks(refusals, 2):
+    for _, cuts, said, _ in refused:
         assert cuts == [None, (2, 64)]
         assert (
             "a full step of an epoch has 8 of 150 samples, shared by 2 ranks by their speeds 3, 64: a rank has" in said
         )
 
 
-def test_what_cannot_be_balanced_is_refused_by_name():
+def test_a_trainer_refuses_data_that_are_not_cut_before_the_run_begins(refused):
+    """On all ranks, also where one rank alone has such data; no run directory is made."""
+    for rank, (*_, (streams, alone)) in enumerate(refused):
+        assert streams[0] is ConfigError
+        assert "balance= wants a loader over an Order" in streams[1]
+        assert "got a StreamLoader" in streams[1]
+        assert alone[0] is (ConfigError if rank else DesyncError)
+        assert "cuts equal ones only: it is sharded" in alone[1]
+        assert not streams[2]
+        assert not alone[2]
+
+
+@pytest.mark.parametrize("total", [40, 41, 42, 46])
+def test_a_lone_sample_is_foretold_as_the_order_cuts(total):
+    """By any speeds, micro-batches and remainder: what `lone_sample` says of a full and of the last step is so."""
+    told = set()
+    for size, speeds in ((2, None), (2, (3, 1)), (3, (1, 20, 9)), (3, (5, 5, 4))):
+        for micro, remainder in itertools.product((None, 1, 2, 3), ("split", "pad", "drop")):
+            world = dataclasses.replace(World.single(), world_size=size)
+            order = Order(total, batch_size=8, remainder=remainder)
+            loader = SimpleNamespace(order=order, micro_batch=micro, speeds=None, state_dict=order.start().to_json)
+            cut = None if speeds is None else whole_speeds(speeds, world_size=size)
+            steps, state = [], order.start()
+            while state.epoch == 0:
+                steps.append(order.step(state))
+                state = steps[-1].resume
+            found = []
+            for step in (steps[0], steps[-1]):
+                num = num_micro_batches(len(step.ids), world_size=size, micro_batch=micro, speeds=cut)
+                parts = [shares(step, rank=r, world_size=size, num_micro=num, speeds=cut) for r in range(size)]
+                found.append(1 in {len(part.ids) for mine in parts for part in mine})
+            said = lone_sample(loader, world, None, speeds)
+            is_other = len(steps[-1].ids) < 8 or remainder == "pad"
+            wanted = "a full step" if found[0] and cut else "the last step" if found[-1] and is_other else ""
+            told.add(wanted)
+            assert said.startswith(wanted), (size, speeds, micro, remainder, said, found)
+            assert bool(said) == bool(wanted), (size, speeds, micro, remainder, said, found)
+            if speeds is not None:  # no step but full ones is met
+                limited = lone_sample(loader, world, 2, speeds)
+                assert limited.startswith("a full step") == bool(limited) == found[0]
+    assert told >= {"a full step", "the last step", ""}
+
+
+def test_what_cannot_be_balanced_is_refused_by_name(refused):
     """Where ranks wait for each other inside a pass no speed can be told; data without an order are not cut anew."""
-    fsdp, norms, number, warmup, loader, stream = run_ranks(refusals, 2)[0][0]
+    fsdp, norms, number, warmup, loader, stream = refused[0][0]
     assert 'strategy="fsdp"' in fsdp
     assert "sync_batchnorm" in norms
     assert "each of the 2 ranks, got 3" in number

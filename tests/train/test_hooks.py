@@ -77,6 +77,33 @@ def ask_to_stop(trainer, _report):
         trainer.stop("rank 1 is tired")
 
 
+def stopped_quietly(world, *, at_log=False, **rhythm):
+    """Ask to stop in the fifth step, on one rank, where nothing is due; or after a log line. Return where it ends."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 2).double()
+
+    def asking(module, batch):
+        if trainer.session is not None and trainer.session.progressed.num_steps == 4 and world.is_main and not at_log:
+            trainer.stop("enough")
+        return step(module, batch)
+
+    hooks = Hooks(log=lambda trainer, *_: trainer.stop("enough")) if at_log else None
+    options = {"run": False, "progress": False, "world": world, "hooks": hooks, **rhythm}
+    trainer = Trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), asking, **options)
+    result = trainer.fit(make_loader(world, samples=8 * 30), epochs=2)
+    return result.num_steps, result.stopped, trainer.session.progressed.stopped
+
+
+QUIET = (
+    ({"log_every": 10}, 10),
+    ({"log_every": 1000, "save_every": 7}, 7),
+    ({"log_every": 6, "save_every": 7}, 6),
+    ({"log_every": 1000}, 30),  # the end of the epoch
+    ({"log_every": 9, "at_log": True}, 18),  # the line is written when the ranks have talked
+    ({"log_every": 9, "save_every": 12, "at_log": True}, 12),
+)
+
+
 def caught(world, event):
     heard = []
     failure = Hooks(failure=lambda _trainer, error: heard.append(type(error).__name__))
@@ -93,6 +120,7 @@ def on_ranks(world, path):
     result = fit(world, epochs=20, hooks=[stopping, Worse()])
     found["early"] = (result.num_steps, result.stopped, stopping.best)
     found["asked"] = (r := fit(world, epochs=3, hooks=Hooks(step_end=ask_to_stop), log_every=3)).num_steps, r.stopped
+    found["quiet"] = [stopped_quietly(world, **rhythm) for rhythm, _ in QUIET]
     found["failing"] = {
         event: caught(world, event)
         for event in ("step_end", "numbers", "rank_numbers", "log", "validation_end", "checkpoint_begin", "fit_end")
@@ -130,6 +158,14 @@ def test_one_rank_may_ask_to_stop(ranks):
     """All ranks stop together at the next log step."""
     (first, second), _ = ranks
     assert first["asked"] == second["asked"] == (6, "rank 1 is tired")
+
+
+def test_a_stop_on_a_quiet_step_waits_for_the_next_agreement(ranks):
+    """Steps after which nothing is due are not asked; a checkpoint that says "stopped" is the last one."""
+    wanted = [(num_steps, "enough", "enough") for _, num_steps in QUIET]
+    for first in ranks[0]:
+        assert first["quiet"] == wanted
+    assert [stopped_quietly(World.single(), **rhythm) for rhythm, _ in QUIET] == wanted
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-__all__ = ["Balance", "check_balance"]
+__all__ = ["Balance", "check_balance", "wished_balance"]
 
 _LOG = logging.getLogger("rankwise.train")
 _NUM_FIRST = 2  # steps of a pass that are not measured: caches and allocators warm up
@@ -91,18 +91,10 @@ class Balance:
 
         Raises:
             ConfigError: the loader cannot cut unequal shares.
+            DesyncError: that of another rank cannot.
         """
         loader = as_loader(loader)
-        if not loader.takes_speeds:
-            raise ConfigError(
-                "balance= wants a loader over an Order, whose steps it may cut anew (SampleLoader, DatasetLoader, rows "
-                f"in an order), got a {kind_of(loader)}: leave it out"
-            )
-        if because := loader.equal_because:
-            raise ConfigError(
-                f"balance= wants a loader whose shares may be unequal, and this {kind_of(loader)} cuts equal ones"
-                f" only: {because}; leave it out"
-            )
+        self.check(loader)
         if self._fixed is not None and loader.speeds != self._fixed:
             loader.set_speeds(self._fixed)
         if self._fixed is not None or self._world.world_size == 1:
@@ -113,6 +105,15 @@ class Balance:
             yield from self._measured(loader)
         finally:
             self._watch.detach()
+
+    def check(self, loader: Any) -> None:
+        """Refuse what `steps` cannot cut. Collective: on every rank where one rank's data are so.
+
+        Raises:
+            ConfigError: this rank's loader cannot cut unequal shares.
+            DesyncError: another rank's loader cannot.
+        """
+        self._world.raise_together(_uncut(as_loader(loader)))
 
     def _measured(self, loader: BaseLoader) -> Iterator[tuple[Any, ...]]:
         number, cut_anew = 0, True
@@ -231,6 +232,20 @@ def _between(begin: Any, end: Any) -> float:
     return float(begin.elapsed_time(end)) / 1000
 
 
+def wished_balance(wish: Any, model: nn.Module, loader: Any, world: World) -> Balance | None:
+    """Return what a trainer's ``balance=`` asks for, None if nothing. Collective where something is asked for.
+
+    Raises:
+        ConfigError: the model or the loader does not go with it.
+        DesyncError: that of another rank does not.
+    """
+    if wish is None:
+        return None
+    balance = Balance(model, world, speeds=wish)
+    balance.check(loader)
+    return balance
+
+
 def check_balance(wish: Any) -> None:
     """Refuse what is no wish.
 
@@ -255,3 +270,18 @@ def _refuse_waiting(model: nn.Module) -> None:
             'balance="speed" cannot tell a rank\'s speed with sync_batchnorm, whose ranks wait for each other in every '
             f"such layer: {how}"
         )
+
+
+def _uncut(loader: BaseLoader) -> ConfigError | None:
+    """Return why the shares of a loader cannot be cut anew, None if they can."""
+    if not loader.takes_speeds:
+        return ConfigError(
+            "balance= wants a loader over an Order, whose steps it may cut anew (SampleLoader, DatasetLoader, rows "
+            f"in an order), got a {kind_of(loader)}: leave it out"
+        )
+    if because := loader.equal_because:
+        return ConfigError(
+            f"balance= wants a loader whose shares may be unequal, and this {kind_of(loader)} cuts equal ones"
+            f" only: {because}; leave it out"
+        )
+    return None

@@ -82,6 +82,7 @@ class Loop:
             called on every rank.
         before_validation: called when an epoch has a few steps left.
         hooks: called along the way, on every rank.
+        balance: cuts the shares of each step by speed; None leaves them as the loader cuts.
     """
 
     world: World
@@ -94,7 +95,7 @@ class Loop:
     validate: Callable[[bool, Callable[[], None]], Mapping[str, float]]
     before_validation: Callable[[], object]
     hooks: HookChain
-    _balance: Balance | None = field(init=False, default=None)
+    balance: Balance | None = None
     _pace: _Pace = field(init=False)
     _loss: float = field(init=False, default=math.nan)
     _saved_step: int = field(init=False, default=-1)
@@ -105,9 +106,7 @@ class Loop:
 
     def run(self, train: BaseLoader, *, first_epoch: int, epochs: int) -> Mapping[str, float]:
         """Run the epochs from `first_epoch` on and return the last epoch's values."""
-        values, wish = self.session.last_values, self.options.balance
-        if wish is not None:
-            self._balance = Balance(self.step.model, self.world, speeds=wish)
+        values = self.session.last_values
         if self.session.unvalidated is not None:  # all its steps were done when the run was interrupted
             values = self._end_epoch(
                 self.session.unvalidated, values, is_last=first_epoch >= epochs or self._limit_reached()
@@ -164,7 +163,7 @@ class Loop:
         heard = {} if interruption is None else interruption.heard
         few_left, number = max(0, self._steps_left(train) - _FEW_STEPS), -1
         due = self._due(progressed.num_steps)
-        for batches in pace.timed(train if self._balance is None else self._balance.steps(train)):
+        for batches in pace.timed(train if self.balance is None else self.balance.steps(train)):
             beat(epoch, progressed.num_steps)
             number += 1
             if number == few_left:
@@ -190,7 +189,7 @@ class Loop:
         """Return the next number of steps after which `_is_last` has something to do, whatever the clock says."""
         options, interruption = self.options, self.session.interruption
         together = interruption is not None and self.world.world_size > 1  # all ranks ask equally often
-        if together or self.hooks.at_steps or self.hooks.stop or options.asynchronous:
+        if together or self.hooks.at_steps or options.asynchronous:
             return num_steps + 1
         rhythms = [options.log_every] if options.save_every is None else [options.log_every, options.save_every]
         return min(
@@ -216,7 +215,7 @@ class Loop:
             self._leave(self.session.last_values)
         if options.save_every is not None and num_steps % options.save_every == 0:
             self._save(self.session.last_values)
-        return False
+        return bool(self.hooks.stop)  # agreed on with the checkpoint, which says that the run is stopped there
 
     def _show(self, epoch: int) -> None:
         """Tell the progress line how far the run is: as often as an eye can follow."""

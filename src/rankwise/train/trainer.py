@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from rankwise.data.contract import JSON, BaseLoader
 from rankwise.errors import ConfigError
-from rankwise.guard import Guard, GuardOptions, guard_wish, trainer_guard
+from rankwise.guard import GuardOptions, guard_wish, trainer_guard
 from rankwise.tracking import Progress
 from rankwise.train.agreement import agree, data_facts
+from rankwise.train.balance import Balance, wished_balance
 from rankwise.train.checks import lone_sample
 from rankwise.train.exact import ExactStep, StepFn
 from rankwise.train.foreign import check_loader, check_val
@@ -155,7 +156,8 @@ class Trainer:
             epochs: epochs of the whole run, those before a restart included.
 
         Raises:
-            ConfigError: `train` or `val` cannot be iterated in steps, or the ranks would not share its samples out.
+            ConfigError: `train` or `val` cannot be iterated in steps, or the ranks would not share its samples out; or
+                `balance` is asked for, and the shares of `train`, or this model, do not go with it.
             RunDirError: the run directory belongs to another configuration, is in use, must (not) exist, is further
                 than `epochs`, or was finished by this very process (by this trainer, with more epochs, is fine).
             DesyncError: the ranks come with different data, orders, positions or seeds.
@@ -171,6 +173,7 @@ class Trainer:
         check_val(val)
         if self._wrapping is not None:
             self._wrap(train)
+        balance = wished_balance(self.options.balance, self.model, train, self.world)
         recent, whole = RunningMeans(), RunningMeans()
         parts = training_parts(self.model, self.optimizer, self.scheduler, train, self._parts, scaler=self._scaler)
         with ExitStack() as stack:
@@ -201,10 +204,13 @@ class Trainer:
                 progress.say(session.resumed_text)
             guard = stack.enter_context(trainer_guard(self._guard, self.model, self.world))
             stack.enter_context(session.listen())
-            return self._fit(session, train, val, epochs, recent=recent, whole=whole, progress=progress, guard=guard)
+            ledger = Ledger(recent, whole, Health(unwrapped(self.model)), guard)
+            return self._fit(session, train, val, epochs, ledger=ledger, progress=progress, balance=balance)
 
     def stop(self, reason: str) -> None:
-        """Ask, from a hook, that the run ends: all ranks do at the next log step or validation, and it is finished.
+        """Ask, from a hook, that the run ends: all ranks do at the next log step, checkpoint or end of an epoch.
+
+        The run is finished then: a restart finds it so.
 
         Args:
             reason: why, for `FitResult.stopped`. One rank that asks is enough.
@@ -243,17 +249,16 @@ class Trainer:
         val: BaseLoader | None,
         epochs: int,
         *,
-        recent: RunningMeans,
-        whole: RunningMeans,
+        ledger: Ledger,
         progress: Progress,
-        guard: Guard,
+        balance: Balance | None,
     ) -> FitResult:
         step = self._new_step()
         step.lone_sample = lone_sample(train, self.world, self.options.limit_steps, self.options.balance)
         loop = Loop(
             world=self.world,
             step=step,
-            ledger=Ledger(recent, whole, Health(unwrapped(self.model)), guard),
+            ledger=ledger,
             session=session,
             options=self.options,
             progress=progress,
@@ -261,6 +266,7 @@ class Trainer:
             validate=lambda is_last, between: self._validate(val, is_last=is_last, between=between),
             before_validation=lambda: None if val is None else val.start_prefetch(),
             hooks=self.hooks,
+            balance=balance,
         )
         try:
             self.hooks.call_together("fit_start")
