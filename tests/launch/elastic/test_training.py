@@ -1,5 +1,7 @@
 """A model that trains over the network, and goes on without a node that dies."""
 
+import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -32,6 +34,9 @@ def test_a_model_trains_on_without_a_dead_node(nodes):
     resumed = next(done for (done, size), (_, before) in zip(found[1:], found, strict=False) if size < before)
     assert 10 < resumed <= 30
     assert "gloo on eth0" in nodes.console("anna")
+    (loss,) = json.loads((nodes.folder / "run" / "failure.json").read_text())["failures"]
+    assert re.match(r"node bert \(10\.77\.0\.\d\) was lost", loss["cause"])
+    assert (loss["attempt"], loss["rank"]) == (0, 1)
     assert undisturbed.wait(240) == 0
     ours, theirs = (torch.load(folder / "end.pt") for folder in (together, alone))
     assert (ours - theirs).abs().max() < 1e-9

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
-from rankwise.launch.elastic.decisions import Action, Cause, End, Member, Say, Start, Stop, done_from
+from rankwise.launch.elastic.decisions import Action, Cause, End, Lost, Member, Say, Start, Stop, done_from
 from rankwise.launch.elastic.inquiry import PATIENCE_S, Blame, Inquiry, Standstill, view_from
 from rankwise.launch.elastic.interfaces import is_loopback
 from rankwise.launch.elastic.likeness import difference
@@ -306,13 +306,15 @@ class Coordinator:
             if isinstance(action, Start):
                 self._start(action)
             elif isinstance(action, Stop):
-                for key in action.keys:
-                    if key in self._guests:
-                        self._send(self._guests[key], {"kind": "stop", "in_peace": action.in_peace})
+                stopped = [self._guests[key] for key in action.keys if key in self._guests]
+                self._tell({"kind": "stop", "in_peace": action.in_peace}, stopped)
             elif isinstance(action, Say):
                 self._tell({"kind": "say", "text": action.text})
             elif isinstance(action, Cause):
                 self._tell_cause(action)
+            elif isinstance(action, Lost):
+                home = [guest for guest in self._guests.values() if guest.is_home]
+                self._tell({"kind": "lost", "line": action.line, "rank": action.rank}, home)
             elif isinstance(action, End):
                 names = ("exitcode", "again", "signal", "line", "rank")
                 self._tell({"kind": "end", **{name: getattr(action, name) for name in names}})
@@ -345,8 +347,9 @@ class Coordinator:
                     return ours
         return member.address
 
-    def _tell(self, message: Mapping[str, Any]) -> None:
-        for guest in list(self._guests.values()):
+    def _tell(self, message: Mapping[str, Any], guests: Sequence[_Guest] | None = None) -> None:
+        """Send a message to nodes, all of them if none are named."""
+        for guest in list(self._guests.values()) if guests is None else guests:
             if guest.is_member:
                 self._send(guest, message)
 

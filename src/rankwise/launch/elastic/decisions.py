@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Action", "Cause", "Done", "End", "Member", "Rules", "Say", "Start", "Stop", "done_from"]
+__all__ = ["Action", "Cause", "Done", "End", "Lost", "Member", "Rules", "Say", "Start", "Stop", "done_from"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,6 +113,14 @@ class Cause:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Lost:
+    """Nodes were lost, and the run goes on: it is kept in the run's directory; first rank of the first of them."""
+
+    line: str
+    rank: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Say:
     """Say something on all nodes."""
 
@@ -138,7 +146,7 @@ class End:
     rank: int = 0
 
 
-Action = Start | Stop | Cause | Say | End
+Action = Start | Stop | Cause | Lost | Say | End
 
 
 def done_from(message: Mapping[str, Any], now: float) -> Done:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from rankwise.launch.elastic.decisions import Action, Cause, Done, End, Member, Rules, Say, Start, Stop
+from rankwise.launch.elastic.decisions import Action, Cause, Done, End, Lost, Member, Rules, Say, Start, Stop
 
 __all__ = ["Membership"]
 
@@ -188,6 +188,7 @@ class Membership:
         elif self._signal is not None or not self._may_go_on(counts=self.rules.min_nodes == self.rules.max_nodes):
             self._end(End(exitcode=1, line=line, rank=first))
         else:
+            self._out.append(Lost(line=line, rank=first))
             if self.rules.min_nodes == self.rules.max_nodes:
                 self._say(f"restart {self.failures} of {self.rules.max_restarts} once another node has come")
             self._gather_again(now)

@@ -212,6 +212,8 @@ class _Node:
                 self._console.say(str(message["text"]))
             elif message["kind"] == "cause":
                 self._tell_cause(message)
+            elif message["kind"] == "lost":
+                self._keep_loss(str(message["line"]), int(message["rank"]))
             elif message["kind"] in _OF_STANDSTILLS:
                 self._hear_of_standstill(message)
             elif message["kind"] == "stop" and self._attempt is not None:
@@ -320,8 +322,7 @@ class _Node:
             rank, code = int(end["rank"]), int(end["exitcode"])
             failure = Failure(rank=rank, headline=line, detail="", status=None, exitcode=code)
             if self._coordinator is not None and line not in self.told:  # no rank failed: nodes were lost
-                found = {"time": time.time(), "attempt": self._round - 1, "cause": line, "exitcode": code}
-                keep(self._job.run_dir, found, self._console.say)
+                self._keep_loss(line, rank, code)
         return Outcome(
             failure=failure,
             interrupted=None if signal is None else int(signal),
@@ -329,6 +330,11 @@ class _Node:
             num_attempts=self._num_attempts,
             text=line,
         )
+
+    def _keep_loss(self, line: str, rank: int, code: int = 1) -> None:
+        """Keep that nodes were lost, and no rank has failed; the node with the rendezvous does."""
+        found = {"time": time.time(), "attempt": self._round - 1, "rank": rank, "cause": line, "exitcode": code}
+        keep(self._job.run_dir, found, self._console.say)
 
     def _after_loss(self, link: Link) -> Outcome | None:
         """The rendezvous is lost: return how the run ends for that, None if it may go on elsewhere."""
