@@ -1,6 +1,7 @@
 """Two and three hosts: what becomes of a run when ranks, nodes, links or the rendezvous die."""
 
 import json
+import re
 import os
 import signal
 import time
@@ -31,9 +32,11 @@ def test_worker_killed_then_node_killed_then_replaced(nodes):
     nodes.enough()
     assert [nodes.ends("anna"), nodes.ends("cleo")] == [0, 0], nodes.all_consoles()
     assert len(nodes.events("ended")) == 2
-    [failure] = json.loads((nodes.folder / "run" / "failure.json").read_text())["failures"]
+    failure, loss = json.loads((nodes.folder / "run" / "failure.json").read_text())["failures"]
     assert (failure["rank"], failure["signal"], failure["attempt"], failure["world_size"]) == (1, "SIGKILL", 0, 2)
     assert (failure["host"], failure["step"] is not None) == (name, True)
+    assert re.match(r"node bert \(10\.77\.0\.\d\) was lost", loss["cause"])
+    assert loss["attempt"] == 1
     assert sorted(p.name for p in (nodes.folder / "run" / "logs").iterdir()) == ["anna", "bert", "cleo"]
     assert not list((nodes.folder / "tmp").iterdir())
 
