@@ -1,8 +1,8 @@
 """Two and three hosts: what becomes of a run when ranks, nodes, links or the rendezvous die."""
 
 import json
-import re
 import os
+import re
 import signal
 import time
 
