@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import hashlib
 import random
 import sys
@@ -12,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rankwise.data.contract import BaseLoader, Batch
+from rankwise.data.contract import BaseLoader, BaseSource, Batch, OrderState, Step, shares
+from rankwise.data.feed import HostBuffer
 from rankwise.data.samples.dataset_batch import DatasetBatch
 from rankwise.errors import DesyncError
 from rankwise.train.warmup import kept_random_state
@@ -118,8 +120,32 @@ def _sample(loader: BaseLoader) -> str | None:
     import torch
 
     torch.manual_seed(0)
-    sample = loader.first_sample()
-    return None if sample is None else digest(sample)
+    samples = loader.samples
+    if samples is None:
+        return None
+    if not isinstance(samples, BaseSource):
+        # a copy: files that a dataset opens when it is first read must not travel to its workers
+        return digest(_copied(samples)[0])
+    state, zero = loader.state_dict(), np.zeros(1, dtype=np.int64)
+    resume = OrderState.from_json({name: value for name, value in state.items() if name != "speeds"})
+    step = Step(epoch=0, index=0, start=0, count=1, ids=zero, lanes=zero, resume=resume)
+    into = HostBuffer()
+    source: Any = samples
+    source.read(source.plan(shares(step, rank=0, world_size=1, num_micro=1)[0]), into)
+    return digest({name: list(into.arrays(name)) for name in sorted(source.fields)})
+
+
+def _copied(dataset: Any) -> Any:
+    """Return a shallow copy, of the datasets inside it too: their data are shared, their attributes are not."""
+    from torch.utils.data import Dataset
+
+    made = copy.copy(dataset)
+    for name, value in list(getattr(made, "__dict__", {}).items()):
+        if isinstance(value, Dataset):
+            setattr(made, name, _copied(value))
+        elif isinstance(value, list) and any(isinstance(item, Dataset) for item in value):
+            setattr(made, name, [_copied(item) if isinstance(item, Dataset) else item for item in value])
+    return made
 
 
 def digest(value: Any) -> str:

@@ -10,8 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rankwise.data.contract import JSON, BaseLoader, BaseOrder, Batch, Order, OrderState, Stateful, Step
-from rankwise.data.feed import first_of
-from rankwise.data.samples.keyed import first_of as first_of_dataset
 from rankwise.errors import ConfigError
 
 __all__ = ["ForeignLoader", "as_loader", "check_loader", "check_val", "is_stream", "kind_of"]
@@ -112,16 +110,11 @@ class ForeignLoader(BaseLoader):
         state: Stateful | None = getattr(self.loader, "rank_state", None)
         return state
 
-    def first_sample(self) -> Any:
-        """Return sample 0 of the dataset, or the source, that it shows."""
-        if hasattr(self.loader, "first_sample"):
-            return self.loader.first_sample()
-        if hasattr(self.loader, "dataset"):
-            return first_of_dataset(self.loader.dataset)
-        if not hasattr(self.loader, "source"):
-            return None
-        state = {name: value for name, value in self.state_dict().items() if name != "speeds"}
-        return first_of(self.loader.source, OrderState.from_json(state))
+    @property
+    def samples(self) -> Any:
+        """The dataset, or the source, that it shows."""
+        shown = getattr(self.loader, "dataset", None)
+        return getattr(self.loader, "source", None) if shown is None else shown
 
 
 class _PartialOrder(BaseOrder):

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Self
 
-from rankwise.data.contract.protocols import Batch, Grid, Order, Samples, Source, Stateful
-from rankwise.data.contract.values import JSON, Locality, OrderState
+from rankwise.data.contract.protocols import BatchLoader, Grid, Order, Samples, Source, Stateful
+from rankwise.data.contract.values import Locality, OrderState
 from rankwise.errors import ConfigError
 
 __all__ = ["BaseLoader", "BaseOrder", "BaseSamples", "BaseSource", "not_drawn"]
@@ -81,7 +80,7 @@ class BaseSamples:
 class BaseSource(BaseSamples):
     """A `Source` without choices; a subclass has `fingerprint`, `num_samples`, `fields`, `plan` and `read`.
 
-    Its samples are read step by step, after their epoch was asked for.
+    Its samples are read step by step, after their epoch was asked for. Leaving its context closes it.
     """
 
     @property
@@ -94,6 +93,12 @@ class BaseSource(BaseSamples):
 
     def close(self) -> None:
         """Nothing is open."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     def select(self, fields: Sequence[str]) -> Source:
         """Refuse.
@@ -114,86 +119,56 @@ class BaseSource(BaseSamples):
         return None
 
 
-class BaseLoader(ABC):
-    """A `BatchLoader` of which only the steps and the position are known: a subclass has the abstract methods.
-
-    No order knows its steps, nothing is read ahead, and no shares are cut by speed.
-    """
-
-    @abstractmethod
-    def __iter__(self) -> Iterator[tuple[Batch, ...]]:
-        """Iterate from the current state to the end of its epoch."""
-
-    @abstractmethod
-    def __len__(self) -> int:
-        """Return the number of steps that an iteration started now would take; `sys.maxsize` where nobody knows."""
-
-    @abstractmethod
-    def set_epoch(self, epoch: int) -> None:
-        """Go to the start of an epoch; keeps the position when the state already lies inside that epoch."""
-
-    @abstractmethod
-    def mark_done(self, state: OrderState) -> None:
-        """Record that the step which ends at `state` has completed."""
-
-    @abstractmethod
-    def state_dict(self) -> dict[str, JSON]:
-        """Return the last state marked done."""
-
-    @abstractmethod
-    def load_state_dict(self, state: Mapping[str, JSON]) -> None:
-        """Continue after `state`."""
+class BaseLoader(BatchLoader):
+    """All that the trainer asks of a loader, each where nothing is known; a subclass has what `BatchLoader` wants."""
 
     @property
     def order(self) -> Order | None:
-        """No order knows its steps."""
+        """The order of its steps, as resumed; None = no order knows them."""
+        return None
+
+    @property
+    def samples(self) -> Any:
+        """The `Source`, or the map-style dataset, in which its samples lie; None = unknown."""
         return None
 
     @property
     def num_epoch_steps(self) -> int | None:
-        """Nobody knows."""
+        """Steps of the whole epoch, done or not, while ``len`` counts those that are left; None = nobody knows."""
         return None
 
     @property
     def micro_batch(self) -> int | None:
-        """A share is one batch."""
+        """Most samples of this rank in one batch; None = its whole share at once."""
         return None
 
     @property
     def takes_speeds(self) -> bool:
-        """Shares are as they come."""
+        """Whether its steps are those of an order that `set_speeds` may cut, but for what `equal_because` says."""
         return False
 
     @property
     def equal_because(self) -> str:
-        """Nothing but `takes_speeds` forbids it."""
+        """Why a loader that takes speeds cuts equal shares only; "" where it need not."""
         return ""
 
     @property
     def speeds(self) -> tuple[int, ...] | None:
-        """Shares are as they come."""
+        """By which the ranks' shares are cut, see `shares`; None where they are equal."""
         return None
 
     def set_speeds(self, speeds: Sequence[float] | None) -> None:
-        """Refuse.
-
-        Raises:
-            ConfigError: always.
-        """
+        """Cut shares in proportion to the speeds of the ranks, from the next iteration on; None makes them equal."""
         raise ConfigError(f"speeds={speeds} want a loader over an Order; {type(self).__name__} cannot cut its steps")
 
     def start_prefetch(self) -> bool:
-        """Read nothing."""
+        """Begin to read what the next iteration brings, which it does not change; return whether anything is read."""
         return False
 
-    def expect_last_epoch(self) -> None:  # noqa: B027  (a default, not a gap)
-        """Nothing is read ahead at the end of an epoch."""
+    def expect_last_epoch(self) -> None:
+        """Say that no iteration follows the next one soon, which it does not change."""
 
     @property
     def rank_state(self) -> Stateful | None:
-        """No rank has anything to keep."""
-        return None
-
-    def first_sample(self) -> Any:
-        """Nobody knows."""
+        """What a checkpoint keeps of each rank beside `state_dict`; None = nothing."""
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self, runtime_checkable
@@ -295,83 +296,32 @@ class Batch(Protocol):
 class BatchLoader(Protocol):
     """Steps of this rank, one after the other. Iterating yields one item per step: the tuple of its micro-batches.
 
-    `BaseLoader` has defaults of what follows `load_state_dict`.
+    The least that the trainer takes; it asks `BaseLoader` for more, which has defaults.
     """
 
+    @abstractmethod
     def __iter__(self) -> Iterator[tuple[Batch, ...]]:
         """Iterate from the current state to the end of its epoch."""
-        ...
 
+    @abstractmethod
     def __len__(self) -> int:
         """Return the number of steps that an iteration started now would take; `sys.maxsize` where nobody knows."""
-        ...
 
+    @abstractmethod
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of an epoch; keeps the position when the state already lies inside that epoch."""
-        ...
 
+    @abstractmethod
     def mark_done(self, state: OrderState) -> None:
         """Record that the step which ends at `state` has completed; called after ``optimizer.step``."""
-        ...
 
+    @abstractmethod
     def state_dict(self) -> dict[str, JSON]:
         """Return the last state marked done. What was only pulled does not count."""
-        ...
 
+    @abstractmethod
     def load_state_dict(self, state: Mapping[str, JSON]) -> None:
         """Continue after `state`, at any world size."""
-        ...
-
-    @property
-    def order(self) -> Order | None:
-        """The order of its steps, as resumed; None = no order knows them."""
-        ...
-
-    @property
-    def num_epoch_steps(self) -> int | None:
-        """Steps of the whole epoch, done or not; None = nobody knows."""
-        ...
-
-    @property
-    def micro_batch(self) -> int | None:
-        """Most samples of this rank in one batch; None = its whole share at once."""
-        ...
-
-    @property
-    def takes_speeds(self) -> bool:
-        """Whether its steps are those of an order that `set_speeds` may cut, but for what `equal_because` says."""
-        ...
-
-    @property
-    def equal_because(self) -> str:
-        """Why its shares stay equal although it takes speeds; "" where they need not."""
-        ...
-
-    @property
-    def speeds(self) -> tuple[int, ...] | None:
-        """By which the ranks' shares are cut, see `shares`; None where they are equal."""
-        ...
-
-    def set_speeds(self, speeds: Sequence[float] | None) -> None:
-        """Cut shares in proportion to the speeds of the ranks, from the next iteration on; None makes them equal."""
-        ...
-
-    def start_prefetch(self) -> bool:
-        """Begin to read what the next iteration brings, which it does not change; return whether anything is read."""
-        ...
-
-    def expect_last_epoch(self) -> None:
-        """Say that no iteration follows the next one soon, which it does not change."""
-        ...
-
-    @property
-    def rank_state(self) -> Stateful | None:
-        """What a checkpoint keeps of each rank beside `state_dict`; None = nothing."""
-        ...
-
-    def first_sample(self) -> Any:
-        """Return sample 0 as it lies in the data, to compare ranks by; None = unknown. May draw random numbers."""
-        ...
 
 
 @runtime_checkable

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from types import TracebackType
 from typing import Any, Self
 
+from rankwise.data.contract import Order
 from rankwise.data.crops.config import Config
 from rankwise.errors import ConfigError
 
@@ -45,9 +45,7 @@ class Pipeline(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 
@@ -82,7 +80,7 @@ def _two_batch_sizes(samples_per_batch: int, order: Any) -> str:
 
     ranks = World.current().world_size
     whole = f"on {ranks} rank{'s' * (ranks > 1)} {samples_per_batch * ranks} per step"
-    asked = f"that is {getattr(order, 'batch_size', 'its own')} per step on any number of ranks"
+    asked = f"that is {order.batch_size if isinstance(order, Order) else 'its own'} per step on any number of ranks"
     return (
         f"samples_per_batch={samples_per_batch} counts the crops of one rank ({whole}), the batch size of order= those "
         f"of all ranks ({asked}): give one of them. With an order it is Pipeline(index, order=Order(index, "

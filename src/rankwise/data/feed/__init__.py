@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rankwise.data.feed.batch import FeedBatch, ShareView
-from rankwise.data.feed.buffer import HostBuffer, first_of
+from rankwise.data.feed.buffer import HostBuffer
 from rankwise.data.feed.cursor import Cursor, CursorLoader, FullLength, check_fits
 from rankwise.data.feed.loader import FeedLoader
 from rankwise.data.feed.options import FeedOptions, LoaderStats
@@ -26,6 +26,5 @@ __all__ = [
     "ShareView",
     "Transform",
     "check_fits",
-    "first_of",
     "other_way",
 ]

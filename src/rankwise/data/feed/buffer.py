@@ -8,12 +8,12 @@ from typing import Protocol
 
 import numpy as np
 
-from rankwise.data.contract import BatchBuffer, BoolArray, DType, FieldSpec, NDArray, OrderState, Source, Step, shares
+from rankwise.data.contract import BatchBuffer, BoolArray, DType, FieldSpec, NDArray
 from rankwise.data.feed.lease import Done, Lease
 from rankwise.data.feed.memory import MemoryPool
 from rankwise.errors import ConfigError
 
-__all__ = ["HostBuffer", "Lent", "LentPart", "SharedBuffer", "first_of"]
+__all__ = ["HostBuffer", "Lent", "LentPart", "SharedBuffer"]
 
 
 class Lent(Protocol):
@@ -313,17 +313,3 @@ def _moved_up(array: NDArray, kept: BoolArray) -> NDArray:
         if to != row:
             array[to] = array[row]
     return array[:count]
-
-
-def first_of(source: Source, state: OrderState) -> dict[str, list[NDArray]]:
-    """Return the arrays of each field of sample 0, read now.
-
-    Args:
-        source: where it lies.
-        state: of the order that it is read for.
-    """
-    zero = np.zeros(1, dtype=np.int64)
-    step = Step(epoch=0, index=0, start=0, count=1, ids=zero, lanes=zero, resume=state)
-    into = HostBuffer()
-    source.read(source.plan(shares(step, rank=0, world_size=1, num_micro=1)[0]), into)
-    return {name: list(into.arrays(name)) for name in sorted(source.fields)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Self
@@ -63,11 +62,7 @@ class FullLength(BaseLoader):
         self.loader.set_epoch(epoch)
 
     def mark_done(self, state: OrderState) -> None:
-        """Record that the step which ends at `state` has completed.
-
-        Raises:
-            ConfigError: the state belongs to another order.
-        """
+        """Record that the step which ends at `state` has completed."""
         self.loader.mark_done(state)
 
     def state_dict(self) -> dict[str, JSON]:
@@ -75,11 +70,7 @@ class FullLength(BaseLoader):
         return self.loader.state_dict()
 
     def load_state_dict(self, state: Mapping[str, JSON]) -> None:
-        """Continue after `state`, at any world size.
-
-        Raises:
-            ConfigError: the state belongs to other data, another kind of order or another seed.
-        """
+        """Continue after `state`, at any world size."""
         self.loader.load_state_dict(state)
 
 
@@ -327,10 +318,6 @@ class CursorLoader(BaseLoader):
         """
         self._cursor.set_speeds(speeds)
 
-    @abstractmethod
-    def __iter__(self) -> Iterator[Any]:
-        """Yield the micro-batches of each step, to the end of the epoch."""
-
     def __len__(self) -> int:
         return len(self._cursor)
 
@@ -352,11 +339,7 @@ class CursorLoader(BaseLoader):
         self._cursor.set_epoch(epoch)
 
     def mark_done(self, state: OrderState) -> None:
-        """Record that the step which ends at `state` (``batch.resume``) has completed.
-
-        Raises:
-            ConfigError: the state belongs to another order.
-        """
+        """Record that the step which ends at `state` (``batch.resume``) has completed; ConfigError: another order's."""
         self._cursor.mark_done(state)
 
     def state_dict(self) -> dict[str, JSON]:
@@ -364,11 +347,7 @@ class CursorLoader(BaseLoader):
         return self._cursor.state_dict()
 
     def load_state_dict(self, state: Mapping[str, JSON]) -> None:
-        """Continue after `state`, at any world size.
-
-        Raises:
-            ConfigError: the state belongs to other data, another kind of order or another seed.
-        """
+        """Continue after `state`, at any world size; ConfigError: of other data, another kind of order or seed."""
         self._cursor.load_state_dict(state)
 
 

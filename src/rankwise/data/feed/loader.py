@@ -9,9 +9,8 @@ from contextlib import closing
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
-from rankwise.data.contract import NDArray, Order, OrderState, Source
+from rankwise.data.contract import Order, OrderState, Source
 from rankwise.data.feed.batch import FeedBatch
-from rankwise.data.feed.buffer import first_of
 from rankwise.data.feed.csr import num_cols_of
 from rankwise.data.feed.cursor import Cursor, CursorLoader, check_fits
 from rankwise.data.feed.memory import MemoryPool
@@ -269,9 +268,10 @@ class FeedLoader(CursorLoader):
         batch.leave()
         return batch
 
-    def first_sample(self) -> dict[str, list[NDArray]]:
-        """Return the arrays of each field of sample 0, read now, without transforms."""
-        return first_of(self.source, self._cursor.done)
+    @property
+    def samples(self) -> Source:
+        """The source."""
+        return self.source
 
     def start_prefetch(self) -> bool:
         """Begin to read what the next iteration will ask for, in the background; returns at once.

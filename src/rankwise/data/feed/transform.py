@@ -96,7 +96,11 @@ def counted_samples(source: Source, order: Order) -> Source:
         ConfigError: this is no source, or the order was made of other samples.
     """
     if not isinstance(source, BaseSource):
-        own = "let it inherit from rankwise.data.contract.BaseSource" if hasattr(source, "plan") else other_way(source)
+        own = (
+            "let it inherit from rankwise.data.contract.BaseSource"
+            if "plan" in dir(type(source))
+            else other_way(source)
+        )
         raise ConfigError(
             f"a loader wants a source of samples, such as an ArraySource or a RowSource, got {type(source).__name__}: "
             f"{own}"

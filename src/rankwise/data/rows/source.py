@@ -5,8 +5,8 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from types import MappingProxyType, TracebackType
-from typing import TYPE_CHECKING, Any, Self, overload
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
@@ -353,14 +353,6 @@ class RowSource(BaseSource):
         """Give threads, files and scratch memory back. Reading again opens them anew."""
         self._shelf.clear()
         self.reader.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _with(self, **changes: Any) -> RowSource:
         made = object.__new__(type(self))

@@ -9,12 +9,12 @@ from pickle import PicklingError
 from typing import TYPE_CHECKING, Any
 
 from rankwise.data.contract import Order, Share, sample_keys
-from rankwise.data.feed import Cursor, CursorLoader, check_fits, other_way
+from rankwise.data.feed import Cursor, CursorLoader, check_fits
 from rankwise.data.feed.rank_place import find_place
 from rankwise.data.feed.repeats import Repeats
 from rankwise.data.feed.workers import InitWorker, check_importable, deaf_workers, start_server
 from rankwise.data.samples.dataset_batch import DatasetBatch, move_tree, no_rows
-from rankwise.data.samples.keyed import KeyedDataset, first_of
+from rankwise.data.samples.keyed import KeyedDataset, check_dataset, layers
 from rankwise.errors import ConfigError, MissingExtraError
 
 if TYPE_CHECKING:
@@ -87,13 +87,6 @@ class Fetching:
         self._loader.generator.set_state(self._random)
 
 
-# They have lengths and brackets, but not for one sample by its number.
-_BY_NAME = {
-    "h5py.Group", "pandas.DataFrame", "polars.DataFrame", "pyarrow.Table", "scipy.sparray", "scipy.spmatrix",
-    "torch.IterableDataset", "xarray.DataArray", "xarray.Dataset",
-}  # fmt: skip
-
-
 class DatasetLoader(CursorLoader):
     """Implements `BatchLoader` over a map-style dataset: ``dataset[i]`` and ``len(dataset)``.
 
@@ -150,28 +143,28 @@ class DatasetLoader(CursorLoader):
         multiprocessing_context: str | None = None,
         timeout: float = 0,
     ) -> None:
-        _check_dataset(dataset, num_workers=num_workers, prefetch_factor=prefetch_factor)
-        check_fits(order, num_samples=len(dataset), fingerprint=getattr(dataset, "fingerprint", None))
+        check_dataset(dataset, num_workers=num_workers, prefetch_factor=prefetch_factor)
+        keyed = KeyedDataset(dataset, reseed=reseed)
+        check_fits(order, num_samples=len(dataset), fingerprint=keyed.fingerprint)
         place = find_place(world, device)
         self.dataset = dataset
         self._device = place.device
-        self._pinned = _is_cuda(place.device) if pin_memory is None else pin_memory
+        self._pinned = str(place.device).startswith("cuda") if pin_memory is None else pin_memory
         super().__init__(Cursor(order, rank=place.rank, world_size=place.world_size, micro_batch=micro_batch))
         self._cursor.follows_world = world is None
         self._requests = Requests(self._cursor)
         self._repeats = Repeats(order, rank=place.rank)
         self._num_iterations = self._num_open = 0
         self._early: Fetching | None = None
-        reseed = not hasattr(dataset, "__getitems__") if reseed is None else reseed
         context = multiprocessing_context or ("forkserver" if num_workers else None)
         self._context = context
         if num_workers and context != "fork":
-            for layer in _layers(dataset):
+            for layer in layers(dataset):
                 check_importable("dataset", layer)
             for what, sent in (("collate_fn", collate_fn), ("worker_init_fn", worker_init_fn)):
                 check_importable(what, sent)
         self._loader = _torch_loader(
-            KeyedDataset(dataset, reseed=reseed),
+            keyed,
             self._requests,
             num_workers=num_workers,
             prefetch_factor=prefetch_factor,
@@ -220,9 +213,10 @@ class DatasetLoader(CursorLoader):
             return self._on_device(self._loader.collate_fn(dataset.__getitems__(request)), asked.pulled.popleft())
         raise ConfigError("no step is left to look at: the order is at its end")
 
-    def first_sample(self) -> Any:
-        """Return ``dataset[0]``, of a copy: files that a dataset opens when it is first read must not go to workers."""
-        return first_of(self.dataset)
+    @property
+    def samples(self) -> Any:
+        """The dataset."""
+        return self.dataset
 
     def start_prefetch(self) -> bool:
         """Start the workers, which then fetch the first batches of the next iteration; returns when they are started.
@@ -289,34 +283,3 @@ def _torch_loader(dataset: KeyedDataset, requests: Requests, **options: Any) -> 
     # A generator of its own: drawing the workers' base seed must not move the training's random state.
     generator = torch.Generator().manual_seed(0)
     return DataLoader(dataset, batch_sampler=requests, generator=generator, **options)  # type: ignore[arg-type]
-
-
-def _layers(dataset: Any) -> Iterator[Any]:
-    """A dataset, and what torch's own wrappers (Subset, ConcatDataset) hold: workers import all of their classes."""
-    yield dataset
-    if type(dataset).__module__.startswith("torch."):
-        for inner in (*getattr(dataset, "datasets", ()), *filter(None, [getattr(dataset, "dataset", None)])):
-            yield from _layers(inner)
-
-
-def _is_cuda(device: Any) -> bool:
-    return device is not None and str(device).startswith("cuda")
-
-
-def _check_dataset(dataset: Any, *, num_workers: int, prefetch_factor: int | None) -> None:
-    kinds = {f"{kind.__module__.split('.')[0]}.{kind.__name__}" for kind in type(dataset).__mro__}
-    no_numbers = isinstance(dataset, (str, bytes)) or bool(kinds & _BY_NAME)
-    if no_numbers or not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
-        raise ConfigError(
-            "a DatasetLoader takes map-style datasets (with __getitem__ and __len__), "
-            f"{type(dataset).__module__}.{type(dataset).__name__} is not one: {other_way(dataset)}"
-        )
-    if num_workers and "h5py.Dataset" in kinds:
-        raise ConfigError(
-            "an open HDF5 file cannot travel to workers: write a Dataset that opens it in each of them "
-            "(docs/samples.md has the recipe), and give that to the DatasetLoader, or take num_workers=0"
-        )
-    if num_workers < 0:
-        raise ConfigError(f"num_workers wants a number >= 0, got {num_workers}")
-    if prefetch_factor is not None and num_workers == 0:
-        raise ConfigError("prefetch_factor needs workers: give num_workers >= 1 too, or leave it out")

@@ -1,8 +1,7 @@
-"""Randomness inside a dataset that belongs to the sample, not to the worker or the rank that happens to fetch it."""
+"""Datasets of users: what they have is asked here only; their randomness belongs to the sample, not to the worker."""
 
 from __future__ import annotations
 
-import copy
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from rankwise.data.feed import other_way
 from rankwise.errors import ConfigError
 
-__all__ = ["KeyedDataset", "first_of", "sample_key"]
+__all__ = ["KeyedDataset", "check_dataset", "layers", "sample_key"]
 
 _KEY: ContextVar[int] = ContextVar("rankwise_sample_key")
 
@@ -43,12 +43,18 @@ class KeyedDataset:
     Args:
         dataset: the user's dataset.
         reseed: before each sample, seed the global generators of `random`, NumPy and torch (CPU) with its key, and
-            give them back as they were afterwards; fetches one by one. False leaves them alone.
+            give them back as they were afterwards; fetches one by one. False leaves them alone; None = True, except
+            for a dataset with ``__getitems__``, which fetches batches at once.
+
+    Attributes:
+        fingerprint: of the dataset, if it has one.
     """
 
-    def __init__(self, dataset: Any, *, reseed: bool) -> None:
+    def __init__(self, dataset: Any, *, reseed: bool | None) -> None:
         self.dataset = dataset
-        self.reseed = reseed
+        self.fingerprint: str | None = getattr(dataset, "fingerprint", None)
+        self._at_once = hasattr(dataset, "__getitems__")
+        self.reseed = not self._at_once if reseed is None else reseed
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -58,7 +64,7 @@ class KeyedDataset:
 
     def __getitems__(self, pairs: Sequence[tuple[int, int]]) -> Sequence[Any]:
         """Fetch samples; torch's DataLoader calls this with all that form a batch."""
-        if not self.reseed and hasattr(self.dataset, "__getitems__"):
+        if not self.reseed and self._at_once:
             fetched: Sequence[Any] = self.dataset.__getitems__([sample for sample, _ in pairs])
             return fetched
         if not self.reseed:
@@ -101,19 +107,36 @@ def _generators_kept() -> Iterator[None]:
         torch.default_generator.set_state(states[2])
 
 
-def first_of(dataset: Any) -> Any:
-    """Return sample 0, of a copy: what a dataset opens when it is first read must not travel to its workers."""
-    return _copied(dataset)[0]
+# They have lengths and brackets, but not for one sample by its number.
+_BY_NAME = {
+    "h5py.Group", "pandas.DataFrame", "polars.DataFrame", "pyarrow.Table", "scipy.sparray", "scipy.spmatrix",
+    "torch.IterableDataset", "xarray.DataArray", "xarray.Dataset",
+}  # fmt: skip
 
 
-def _copied(dataset: Any) -> Any:
-    """Return a shallow copy, of the datasets inside it too: their data are shared, their attributes are not."""
-    from torch.utils.data import Dataset
+def layers(dataset: Any) -> Iterator[Any]:
+    """A dataset, and what torch's own wrappers (Subset, ConcatDataset) hold: workers import all of their classes."""
+    yield dataset
+    if type(dataset).__module__.startswith("torch."):
+        for inner in (*getattr(dataset, "datasets", ()), *filter(None, [getattr(dataset, "dataset", None)])):
+            yield from layers(inner)
 
-    made = copy.copy(dataset)
-    for name, value in list(getattr(made, "__dict__", {}).items()):
-        if isinstance(value, Dataset):
-            setattr(made, name, _copied(value))
-        elif isinstance(value, list) and any(isinstance(item, Dataset) for item in value):
-            setattr(made, name, [_copied(item) if isinstance(item, Dataset) else item for item in value])
-    return made
+
+def check_dataset(dataset: Any, *, num_workers: int, prefetch_factor: int | None) -> None:
+    """Refuse what is no map-style dataset, or cannot travel to workers; ConfigError."""
+    kinds = {f"{kind.__module__.split('.')[0]}.{kind.__name__}" for kind in type(dataset).__mro__}
+    no_numbers = isinstance(dataset, (str, bytes)) or bool(kinds & _BY_NAME)
+    if no_numbers or not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
+        raise ConfigError(
+            "a DatasetLoader takes map-style datasets (with __getitem__ and __len__), "
+            f"{type(dataset).__module__}.{type(dataset).__name__} is not one: {other_way(dataset)}"
+        )
+    if num_workers and "h5py.Dataset" in kinds:
+        raise ConfigError(
+            "an open HDF5 file cannot travel to workers: write a Dataset that opens it in each of them "
+            "(docs/samples.md has the recipe), and give that to the DatasetLoader, or take num_workers=0"
+        )
+    if num_workers < 0:
+        raise ConfigError(f"num_workers wants a number >= 0, got {num_workers}")
+    if prefetch_factor is not None and num_workers == 0:
+        raise ConfigError("prefetch_factor needs workers: give num_workers >= 1 too, or leave it out")

@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -285,14 +285,6 @@ class ArraySource(BaseSource):
     def close(self) -> None:
         """Give threads and files back. Reading again opens them anew."""
         self.reader.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _boxes(self, ids: IntArray) -> dict[str, BoxPlan]:
         requests = {name: column.request(ids) for name, column in self._stored.items()}

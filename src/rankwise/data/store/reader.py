@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Sequence
 from numbers import Integral
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, get_args
 
 import numpy as np
@@ -270,9 +269,7 @@ class BoxReader:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _kept(self, plan: BoxPlan) -> BoolArray:

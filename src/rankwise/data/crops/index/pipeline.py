@@ -7,7 +7,6 @@ import logging
 import math
 import warnings
 from functools import partial
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack, cast
 
 import numpy as np
@@ -162,9 +161,7 @@ class IndexPipeline(FeedLoader):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 

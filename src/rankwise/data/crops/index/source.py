@@ -6,8 +6,7 @@ import math
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType, TracebackType
-from typing import Self
+from types import MappingProxyType
 
 import numpy as np
 
@@ -180,14 +179,6 @@ class CropSource(BaseSource):
     def close(self) -> None:
         """Give threads and files back. Reading again opens them anew."""
         self.reader.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _reader(self, epoch: int) -> CropReader:
         """The reader of an epoch's fields; stages of a curriculum with equal shapes share one."""

@@ -9,13 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rankwise.data.rows.collection.additions import add_rows, plan_of, settle
-from rankwise.data.rows.collection.agreement import (
-    check_fit,
-    check_kept,
-    check_once,
-    say_variables,
-    warn_of_repeats,
-)
+from rankwise.data.rows.collection.agreement import check_fit, check_kept, check_once, say_variables, warn_of_repeats
 from rankwise.data.rows.collection.crew import Crew, take_seat
 from rankwise.data.rows.collection.inputs import Input, open_input, spread_collections
 from rankwise.data.rows.collection.journal import listed_names, locked, read_manifest, said_where_it_stands, work_folder
