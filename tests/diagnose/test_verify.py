@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rankwise.diagnose import Verdict, verify_script
-from rankwise.diagnose.comparing import Run, compare_runs
+from rankwise.diagnose.comparing import Run, compare_runs, tensors_apart
 from rankwise.errors import ConfigError
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -145,3 +145,14 @@ def test_the_examples_pass(tmp_path, run_python):
         "--ranks", "1,2", examples / "own_loop/train.py", *store, "--epochs", 1, "--run-dir", "{dir}"
     )
     assert code == 0, out + err
+
+
+def test_bits_are_equal_digests_alone():
+    """Also where neither the norm nor one of the values that are kept shows the difference."""
+    kept = (2.0, [1.0, -1.0])
+    assert tensors_apart({"w": ("one", *kept)}, {"w": ("one", *kept)})[1] == 0
+    name, apart = tensors_apart({"w": ("one", *kept)}, {"w": ("other", *kept)})
+    assert name == "w"
+    assert 0 < apart < 1e-16
+    assert 0 < tensors_apart({"w": ("one", 0.0, [0.0])}, {"w": ("other", 0.0, [-0.0])})[1] < 1e-16  # a zero's sign
+    assert tensors_apart({"w": ("one", 0.0, [0.0])}, {"w": ("other", 1.0, [1.0])})[1] == float("inf")

@@ -15,6 +15,7 @@ __all__ = ["Finding", "Run", "Verdict", "compare_runs", "look_inside", "samples_
 _ROUNDING = {"float64": 1e-10, "float32": 1e-5}
 _COARSE = 2e-2
 _MOST_IDS = 6
+_OTHER_BITS = 1e-17  # of tensors whose bits differ where neither the norm nor a value that is kept shows it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,7 +262,10 @@ def _loss_apart(old: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any
 
 
 def tensors_apart(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[str, float]:
-    """Return the tensor that differs most, and its relative difference: of norms, and of values."""
+    """Return the tensor that differs most, and its relative difference: of norms, and of values.
+
+    It is 0 where all bits are equal, and only there.
+    """
     worst = ("", 0.0)
     if old.keys() != new.keys():
         odd = sorted(old.keys() ^ new.keys())
@@ -274,7 +278,8 @@ def tensors_apart(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[str, 
         # held against the tensor, but not below a thousandth of all: some gradients are nothing but rounding
         floor = max(norm, whole / 1000)
         part = math.sqrt(sum((a - b) ** 2 for a, b in zip(values, others, strict=True)))
-        apart = max(abs(norm - other_norm), part) / floor if floor else math.inf
+        shown = max(abs(norm - other_norm), part)
+        apart = (shown / floor if floor else math.inf) if shown else _OTHER_BITS
         worst = max(worst, (name, apart), key=lambda pair: math.inf if math.isnan(pair[1]) else pair[1])
     return worst
 
