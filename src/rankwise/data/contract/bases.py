@@ -54,6 +54,19 @@ def not_drawn(asked: Iterable[str], samples: object) -> str:
     )
 
 
+class _Closed:
+    """What a ``with`` block closes."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
 class BaseSamples:
     """`Samples` that say nothing about their storage; a subclass has `fingerprint`, `num_samples` and `fields`."""
 
@@ -77,7 +90,7 @@ class BaseSamples:
         raise ConfigError(not_drawn(options, self))
 
 
-class BaseSource(BaseSamples):
+class BaseSource(_Closed, BaseSamples):
     """A `Source` without choices; a subclass has `fingerprint`, `num_samples`, `fields`, `plan` and `read`.
 
     Its samples are read step by step, after their epoch was asked for. Leaving its context closes it.
@@ -90,15 +103,6 @@ class BaseSource(BaseSamples):
 
     def hint(self, plan: Any) -> None:
         """Tell nobody that `plan` will be read soon."""
-
-    def close(self) -> None:
-        """Nothing is open."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     def select(self, fields: Sequence[str]) -> Source:
         """Refuse.
@@ -119,7 +123,7 @@ class BaseSource(BaseSamples):
         return None
 
 
-class BaseLoader(BatchLoader):
+class BaseLoader(_Closed, BatchLoader):
     """All that the trainer asks of a loader, each where nothing is known; a subclass has what `BatchLoader` wants."""
 
     @property

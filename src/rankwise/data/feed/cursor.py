@@ -73,6 +73,10 @@ class FullLength(BaseLoader):
         """Continue after `state`, at any world size."""
         self.loader.load_state_dict(state)
 
+    def close(self) -> None:
+        """Close the loader."""
+        self.loader.close()
+
 
 class Cursor:
     """The state of a loader on one rank, and the shares of the steps that follow it.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from rankwise.data.contract import Order
 from rankwise.data.feed.loader import FeedLoader
@@ -71,9 +71,3 @@ class RankLoader(FeedLoader):
         self._stop_between()
         self.say_skipped()
         self.source.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()

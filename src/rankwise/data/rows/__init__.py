@@ -29,17 +29,16 @@ if TYPE_CHECKING:
     from rankwise.data.rows.transforms import Log1pCounts, log1p_cpm, log1p_normalized
     from rankwise.data.rows.writing import write_sharded
 else:
+    _TRANSFORMS = dict.fromkeys(("Log1pCounts", "log1p_cpm", "log1p_normalized"), "rankwise.data.rows.transforms")
     __getattr__, __dir__ = door(
         __name__,
         {
             "DatasetCollection": "rankwise.data.rows.collection",
             "Loader": "rankwise.data.rows.loader",
-            "Log1pCounts": "rankwise.data.rows.transforms",
             "OrderedLoader": "rankwise.data.rows.ordered",
             "RowSource": "rankwise.data.rows.source",
-            "log1p_cpm": "rankwise.data.rows.transforms",
-            "log1p_normalized": "rankwise.data.rows.transforms",
             "write_sharded": "rankwise.data.rows.writing",
+            **_TRANSFORMS,
         },
     )
 

@@ -235,6 +235,12 @@ class DatasetLoader(CursorLoader):
             return False
         return True
 
+    def close(self) -> None:
+        """End the workers, those that stay too; another iteration would start new ones. Calling it twice is fine."""
+        if self._early is not None:
+            self._early.drop()
+        self._early = self._loader._iterator = None  # noqa: SLF001  (torch keeps workers that stay there)
+
     def _begin(self) -> Fetching:
         """What was begun early if it is what is asked for now, else a new one."""
         early, self._early = self._early, None

@@ -7,7 +7,7 @@ import logging
 import math
 import warnings
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self, Unpack, cast
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 import numpy as np
 
@@ -157,12 +157,6 @@ class IndexPipeline(FeedLoader):
         self.stop(partial(ShutdownError, "the pipeline was closed: make a new one, and load the state of this one"))
         self.say_skipped()
         self._crops.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
 
 def _signature() -> inspect.Signature:
