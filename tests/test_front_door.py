@@ -52,6 +52,13 @@ def test_every_name_opens():
         _ = rankwise.Loader
 
 
+def test_modules_of_rows_need_no_import_of_their_own():
+    """`rows.samplers.RandomSampler` is found in a process that has imported `rows` alone."""
+    code = "from rankwise.data import rows; print(rows.samplers.RandomSampler.__name__, rows.types)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.startswith("RandomSampler <module")
+
+
 @pytest.mark.parametrize(
     ("code", "max_modules"),
     [

@@ -40,6 +40,7 @@ else:
             "write_sharded": "rankwise.data.rows.writing",
             **_TRANSFORMS,
         },
+        submodules=("abc", "samplers", "types"),
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import concurrent.futures.thread  # noqa: F401
+import logging  # noqa: F401
 import os
 import threading
 import weakref
@@ -36,5 +38,7 @@ def _renew() -> None:
         thing.renew()
 
 
+# A fork takes locks in reverse order of registration. Those that loading takes must come after ours, else a fork holds
+# them and waits for the thread that wants them: hence the imports of `logging` and `concurrent.futures.thread`.
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=forks_wait.acquire, after_in_parent=forks_wait.release, after_in_child=_renew)
