@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from rankwise._ending import let_gloo_finish
+from rankwise._shutdown import let_gloo_finish
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at threads through /proc")
 _SET_NAME = 15  # prctl's PR_SET_NAME, of the calling thread

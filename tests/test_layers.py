@@ -13,7 +13,7 @@ LEVELS = {
     "_lazy": 0,
     "_files": 0,
     "_cores": 0,
-    "_ending": 0,
+    "_shutdown": 0,
     "errors": 0,
     "world": 1,
     "vitals": 1,

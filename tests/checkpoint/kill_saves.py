@@ -1,4 +1,4 @@
-"""Run by test_publishing: kills a child at every system call that matters in a save, and looks at what is left.
+"""Run by test_commit: kills a child at every system call that matters in a save, and looks at what is left.
 
 Forks, so that torch is imported once for all the kills. Prints one JSON line per kill.
 """

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from rankwise.checkpoint import Checkpointer, ModelState, OptimizerState, RandomState, Replicated
-from rankwise.checkpoint.publishing import Disk
-from rankwise.checkpoint.saving import Asking, Saving
+from rankwise.checkpoint.commit import Disk
+from rankwise.checkpoint.save import Asking, Saving
 from rankwise.errors import CheckpointError
 from rankwise.testing import run_ranks
 from rankwise.world import World

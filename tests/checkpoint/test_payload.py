@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from rankwise.checkpoint.commit import Disk
 from rankwise.checkpoint.payload import encode, read_payload, write_payload
-from rankwise.checkpoint.publishing import Disk
 from rankwise.errors import CheckpointError
 
 TREE = {

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rankwise.diagnose import Verdict, verify_script
-from rankwise.diagnose.comparing import Run, compare_runs, tensors_apart
+from rankwise.diagnose.comparison import Run, compare_runs, tensors_apart
 from rankwise.errors import ConfigError
 
 SCRIPTS = Path(__file__).parent / "scripts"

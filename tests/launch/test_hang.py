@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rankwise.launch.sighting import choose, sighting_of
+from rankwise.launch.observation import choose, sighting_of
 from rankwise.vitals import Vital
 from rankwise.vitals.stacks import place as _place
 from rankwise.vitals.stacks import waits as _waits

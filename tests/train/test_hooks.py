@@ -12,7 +12,7 @@ from rankwise.data.order import Order
 from rankwise.errors import ConfigError, DesyncError
 from rankwise.testing import ArrayLoader, run_ranks
 from rankwise.tracking import read_metrics
-from rankwise.tracking.claiming import FINISHED_HERE
+from rankwise.tracking.ownership import FINISHED_HERE
 from rankwise.train import EarlyStopping, GradientStats, Hooks, LearningRates, SystemMetrics, Throughput, Trainer
 from rankwise.world import World
 

@@ -14,7 +14,7 @@ from rankwise.data.order import Order
 from rankwise.data.samples import DatasetLoader
 from rankwise.errors import CheckpointError, ConfigError, RunDirError
 from rankwise.testing import ArrayLoader, run_ranks
-from rankwise.tracking.claiming import FINISHED_HERE
+from rankwise.tracking.ownership import FINISHED_HERE
 from rankwise.train import Hooks, Trainer, unwrapped
 from rankwise.world import World
 

@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from rankwise.world import making, strangers
+from rankwise.world import factory, strangers
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "10.1.2.3", "::1"])
@@ -18,7 +18,7 @@ def test_private_addresses_are_quiet(host, caplog):
 def test_a_public_address_is_told_once(monkeypatch, caplog):
     """An address, and a name behind which there is one: what listens, where, and what to set instead."""
     public = "93.184.215.14"
-    monkeypatch.setattr(making, "_said", set())
+    monkeypatch.setattr(factory, "_said", set())
     monkeypatch.setattr(strangers, "listening_address", lambda host: host if host == public else "")
     monkeypatch.setattr(strangers, "_outgoing", lambda: public)
     with caplog.at_level(logging.WARNING):

@@ -5,7 +5,7 @@ from rankwise.checkpoint.interruption import Interruption
 from rankwise.checkpoint.jax_tree import JaxTree
 from rankwise.checkpoint.manifest import CheckpointInfo
 from rankwise.checkpoint.parts import RandomState, Replicated
-from rankwise.checkpoint.restoring import RestoreReport
+from rankwise.checkpoint.restore import RestoreReport
 from rankwise.checkpoint.states import ModelState, OptimizerState
 
 __all__ = [

@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+from rankwise.checkpoint.commit import Fence, folder_name
 from rankwise.checkpoint.manifest import read_manifest
 from rankwise.checkpoint.object_path import ObjectPath, asking
-from rankwise.checkpoint.publishing import Fence, folder_name
 from rankwise.errors import CheckpointError, ConfigError, MissingExtraError
 
 __all__ = ["Bucket", "is_url"]

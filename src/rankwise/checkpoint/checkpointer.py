@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 from rankwise.checkpoint.bucket import Bucket, is_url
+from rankwise.checkpoint.commit import Disk, Fence, Storage, folder_name
 from rankwise.checkpoint.interruption import Interruption
-from rankwise.checkpoint.keeping import Keeping
 from rankwise.checkpoint.manifest import (
     CheckpointInfo,
     folders,
@@ -24,9 +24,9 @@ from rankwise.checkpoint.manifest import (
 )
 from rankwise.checkpoint.object_path import ObjectPath
 from rankwise.checkpoint.parts import as_part
-from rankwise.checkpoint.publishing import Disk, Fence, Storage, folder_name
-from rankwise.checkpoint.restoring import RestoreReport, decide, load_part, read_part
-from rankwise.checkpoint.saving import Asking, SaveJob, Saving, checked_step, save_job
+from rankwise.checkpoint.restore import RestoreReport, decide, load_part, read_part
+from rankwise.checkpoint.retention import Keeping
+from rankwise.checkpoint.save import Asking, SaveJob, Saving, checked_step, save_job
 from rankwise.checkpoint.snapshot import HostBuffers
 from rankwise.checkpoint.together import take_together
 from rankwise.data.contract import JSON

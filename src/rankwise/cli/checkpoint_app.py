@@ -32,7 +32,7 @@ def show_command(
     path: _Place, as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False
 ) -> None:
     """Say what checkpoints hold, newest first. Reads their manifests alone."""
-    from rankwise.checkpoint.exporting import describe, text_of
+    from rankwise.checkpoint.export import describe, text_of
 
     facts = describe(path)
     print(json.dumps(facts, indent=1) if as_json else "\n".join(map(text_of, facts)))
@@ -41,7 +41,7 @@ def show_command(
 @checkpoint_commands.command("verify", no_args_is_help=True)
 def verify_command(path: _Place) -> None:
     """Read checkpoints completely and compare their checksums; exit code 1 if one is damaged."""
-    from rankwise.checkpoint.exporting import check_all
+    from rankwise.checkpoint.export import check_all
 
     checked = check_all(path)
     for folder, reason in checked.items():
@@ -61,7 +61,7 @@ def export_command(
     force: Annotated[bool, typer.Option("--force", help="Replace OUT if it is there.")] = False,
 ) -> None:
     """Write the whole state of a part, however many ranks have saved it, for torch.load, safetensors or NumPy."""
-    from rankwise.checkpoint.exporting import FORMATS, export_part, find_one
+    from rankwise.checkpoint.export import FORMATS, export_part, find_one
 
     ending = out.suffix.lstrip(".")
     chosen = to or (ending if ending in FORMATS else "pt")

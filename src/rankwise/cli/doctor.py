@@ -57,7 +57,7 @@ def doctor_command(  # noqa: PLR0917  (typer's way: a parameter per option)
     if nccl_log is not None:
         checks = _read_logs([nccl_log, *(words or [])])
     elif script is not None:
-        from rankwise.diagnose.staging import examine_script
+        from rankwise.diagnose.stages import examine_script
 
         checks = examine_script(script, words or [], steps=steps, deadline_s=timeout, sections=sections)
     elif words:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from rankwise.cli.saying import plain_warnings
+from rankwise.cli.output import plain_warnings
 from rankwise.errors import RankwiseError
 
 __all__ = ["main"]

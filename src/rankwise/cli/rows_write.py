@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from rankwise.cli.saying import plain_failure, plain_warnings
+from rankwise.cli.output import plain_failure, plain_warnings
 from rankwise.errors import ConfigError, RankFailure, RankwiseError
 
 __all__ = ["EXAMPLES", "write_command"]

@@ -55,7 +55,7 @@ def logs_command(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has ended.")] = False,
 ) -> None:
     """Print what a job has written: what its console shows, or one rank's output."""
-    from rankwise.launch.slurm.following import follow_logs
+    from rankwise.launch.slurm.follower import follow_logs
     from rankwise.launch.slurm.handle import SlurmHandle
     from rankwise.launch.slurm.start import state_folder
 

@@ -72,7 +72,7 @@ def _max_requeues(words: dict[str, Any], *, default: bool) -> int:
 
 
 def _submit(job: Job, words: dict[str, Any], *, nproc: str, dry_run: bool) -> int:
-    from rankwise.launch.slurm.following import follow
+    from rankwise.launch.slurm.follower import follow
     from rankwise.launch.slurm.request import Request
     from rankwise.launch.slurm.submission import batch_script, submit
     from rankwise.launch.slurm.time_limit import parse_time

@@ -33,7 +33,7 @@ def watch_command(
 ) -> None:
     """Look at a running job once: every rank's stacks and last collectives, and who holds the others up."""
     from rankwise.diagnose.watch.evidence import report
-    from rankwise.diagnose.watch.running import look_at, running_jobs
+    from rankwise.diagnose.watch.jobs import look_at, running_jobs
 
     if list_jobs:
         for found in running_jobs():

@@ -1,7 +1,7 @@
 """Around a run: is a script the same training at any number of ranks?"""
 
-from rankwise.diagnose.comparing import Finding, Verdict
-from rankwise.diagnose.recording import note
+from rankwise.diagnose.comparison import Finding, Verdict
 from rankwise.diagnose.verify import verify_script
+from rankwise.diagnose.verify_recorder import note
 
 __all__ = ["Finding", "Verdict", "note", "verify_script"]

@@ -1,5 +1,5 @@
 """``python -m rankwise.diagnose script.py``: a script, recorded for `rankwise verify`."""
 
-from rankwise.diagnose.recording import main
+from rankwise.diagnose.verify_recorder import main
 
 main()

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rankwise.diagnose.comparing import Finding, Run, Verdict, compare_runs, look_inside, samples_apart, tensors_apart
-from rankwise.diagnose.observing import run_observed
-from rankwise.diagnose.recording import FOLDER, KILL, STEPS, STOP
+from rankwise.diagnose.comparison import Finding, Run, Verdict, compare_runs, look_inside, samples_apart, tensors_apart
+from rankwise.diagnose.script_run import run_observed
+from rankwise.diagnose.verify_recorder import FOLDER, KILL, STEPS, STOP
 from rankwise.errors import ConfigError
 
 __all__ = ["verify_script"]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rankwise.errors import GuardError
-from rankwise.guard.checking import Look, Subject
+from rankwise.guard.check import Look, Subject
 from rankwise.guard.findings import listed, odd_ranks
 from rankwise.guard.tensors import plain_name, tensors_of
 

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from rankwise.guard.checking import Look, Subject
+from rankwise.guard.check import Look, Subject
 from rankwise.guard.findings import listed
 from rankwise.guard.tensors import local, plain_name, tensors_of
 

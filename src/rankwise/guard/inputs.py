@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from rankwise.guard.checking import Look, Subject
+from rankwise.guard.check import Look, Subject
 from rankwise.guard.findings import listed, odd_ranks
 from rankwise.guard.tensors import row_hashes, tensors_of
 

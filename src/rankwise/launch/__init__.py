@@ -10,11 +10,11 @@ if TYPE_CHECKING:
     from rankwise.launch.backend import supervise
     from rankwise.launch.calls import run
     from rankwise.launch.debugger import breakpoint  # noqa: A004
+    from rankwise.launch.decorator import Wrapper, wrapper
     from rankwise.launch.job import Job
     from rankwise.launch.outcome import Outcome
     from rankwise.launch.platforms import Device, Platform
     from rankwise.launch.target import Target
-    from rankwise.launch.wrapping import Wrapper, wrapper
 else:
     __getattr__, __dir__ = door(
         __name__,
@@ -24,10 +24,10 @@ else:
             "Outcome": "rankwise.launch.outcome",
             "Platform": "rankwise.launch.platforms",
             "Target": "rankwise.launch.target",
-            "Wrapper": "rankwise.launch.wrapping",
+            "Wrapper": "rankwise.launch.decorator",
             "breakpoint": "rankwise.launch.debugger",
             "run": "rankwise.launch.calls",
             "supervise": "rankwise.launch.backend",
-            "wrapper": "rankwise.launch.wrapping",
+            "wrapper": "rankwise.launch.decorator",
         },
     )

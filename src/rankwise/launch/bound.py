@@ -35,7 +35,7 @@ def run_call(path: Path, rank: int) -> None:
     """
     import pickle  # here and below: the supervisor, too, loads this module, and waits for nothing
 
-    from rankwise.launch.packing import Reference
+    from rankwise.launch.pickled_call import Reference
 
     packed = pickle.loads(path.read_bytes())  # noqa: S301  (written by the caller, in a folder of this user)
     sys.path[:] = packed["sys_path"]

@@ -9,7 +9,7 @@ from rankwise.errors import ConfigError, LaunchError
 from rankwise.launch.bound import is_loading_main
 from rankwise.launch.cores import count_ranks
 from rankwise.launch.local.client import call_ranks
-from rankwise.launch.packing import first_import, pack_call
+from rankwise.launch.pickled_call import first_import, pack_call
 from rankwise.launch.show import parse_show
 
 __all__ = ["launch_packed", "run"]

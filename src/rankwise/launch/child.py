@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import cast, get_args
 
 from rankwise import vitals
-from rankwise._ending import let_gloo_finish
+from rankwise._shutdown import let_gloo_finish
 from rankwise.errors import Interrupted
-from rankwise.launch.invoking import invoke
+from rankwise.launch.invocation import invoke
 from rankwise.launch.local.pact import die_with_parent, keep_guard
 from rankwise.launch.report import FINISHED, make_report
 from rankwise.launch.target import Kind, Target

@@ -15,10 +15,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from rankwise.errors import ConfigError, DesyncError, FencedError, RunDirError
-from rankwise.tracking.claiming import FINISHED_HERE, WAYS, Claim, claim
 from rankwise.tracking.config import as_json, masked
 from rankwise.tracking.files import read_json, write_json
 from rankwise.tracking.lock import FileLock
+from rankwise.tracking.ownership import FINISHED_HERE, WAYS, Claim, claim
 from rankwise.tracking.verdict import on_main, world_or_current
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from rankwise.train.unwrapped_models import (
 )
 from rankwise.train.validation import evaluate
 from rankwise.train.window import Window
-from rankwise.train.wrapping import unwrapped
+from rankwise.train.wrapped_models import unwrapped
 
 __all__ = [
     "EMA",

@@ -14,7 +14,7 @@ from rankwise.errors import ConfigError
 from rankwise.train.checks import lone_sample
 from rankwise.train.foreign import as_loader, kind_of
 from rankwise.train.sharding import is_sharded, watch_gradients
-from rankwise.train.wrapping import replicas_of, unwrapped
+from rankwise.train.wrapped_models import replicas_of, unwrapped
 from rankwise.world import World
 from rankwise.world.adopt import joined_world
 

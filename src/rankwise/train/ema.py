@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rankwise.errors import CheckpointError, ConfigError
 from rankwise.train.sharding import is_sharded
-from rankwise.train.wrapping import unwrapped
+from rankwise.train.wrapped_models import unwrapped
 
 if TYPE_CHECKING:
     import torch

@@ -22,7 +22,7 @@ from rankwise.train.sharding import watch_gradients
 from rankwise.train.streams import after_step, counted_samples
 from rankwise.train.warmup import FirstPass, explained, held_pass, held_sample, unused_text, warm_up
 from rankwise.train.window import Window, note_synchronised
-from rankwise.train.wrapping import finds_unused
+from rankwise.train.wrapped_models import finds_unused
 from rankwise.world import World
 from rankwise.world.adopt import joined_world
 

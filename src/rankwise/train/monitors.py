@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rankwise.errors import ConfigError
 from rankwise.train.exact import StepReport
-from rankwise.train.wrapping import unwrapped
+from rankwise.train.wrapped_models import unwrapped
 
 if TYPE_CHECKING:
     from rankwise.train.trainer import Trainer

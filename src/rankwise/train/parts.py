@@ -11,7 +11,7 @@ from rankwise.checkpoint.parts import as_part
 from rankwise.data.contract import BaseLoader, Stateful
 from rankwise.errors import ConfigError
 from rankwise.metrics import Counters
-from rankwise.train.wrapping import unwrapped
+from rankwise.train.wrapped_models import unwrapped
 from rankwise.world import World
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from rankwise.tracking import RunDir, Tracker, default_run_dir
 from rankwise.train.options import RELEASED, TrainOptions
 from rankwise.train.parts import Progressed
 from rankwise.train.record import MAY_CHANGE, environment_record
-from rankwise.train.wrapping import seed_training
+from rankwise.train.wrapped_models import seed_training
 from rankwise.world import World
 
 if TYPE_CHECKING:

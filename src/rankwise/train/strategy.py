@@ -24,7 +24,7 @@ from rankwise.train.sharding import (
 )
 from rankwise.train.streams import StreamLoader
 from rankwise.train.warmup import held_sample, kept_buffers, kept_random_state
-from rankwise.train.wrapping import (
+from rankwise.train.wrapped_models import (
     CommHook,
     Strategy,
     group_of,

@@ -21,7 +21,7 @@ from rankwise.errors import ConfigError, StepError
 from rankwise.train.foreign import as_loader, is_stream
 from rankwise.train.stream_data import Sharing, count_samples, digest_of, first_rows, sharing_of, without_rows
 from rankwise.train.warmup import kept_random_state
-from rankwise.train.wrapping import seed_training
+from rankwise.train.wrapped_models import seed_training
 from rankwise.world import World
 from rankwise.world.adopt import joined_world
 

@@ -32,7 +32,7 @@ from rankwise.train.session import Resume, RunChoice, Session
 from rankwise.train.strategy import Evidence, prepare_training, wrap_options
 from rankwise.train.streams import as_held_out, as_steps
 from rankwise.train.validation import evaluate
-from rankwise.train.wrapping import Strategy, unwrapped
+from rankwise.train.wrapped_models import Strategy, unwrapped
 from rankwise.world import World
 from rankwise.world.adopt import joined_world
 

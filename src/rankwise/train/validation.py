@@ -13,7 +13,7 @@ from rankwise.train.precision import Precision, autocasting
 from rankwise.train.sharding import is_sharded
 from rankwise.train.streams import StreamLoader, as_held_out
 from rankwise.train.warmup import held_sample
-from rankwise.train.wrapping import unwrapped
+from rankwise.train.wrapped_models import unwrapped
 from rankwise.world import World
 from rankwise.world.adopt import joined_world
 

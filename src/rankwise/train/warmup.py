@@ -13,7 +13,7 @@ from rankwise.data.contract import Batch
 from rankwise.errors import StepError
 from rankwise.train.output import read_output
 from rankwise.train.sharding import watched_units
-from rankwise.train.wrapping import finds_unused, replicas_of, unwrapped
+from rankwise.train.wrapped_models import finds_unused, replicas_of, unwrapped
 from rankwise.world import World
 
 if TYPE_CHECKING:

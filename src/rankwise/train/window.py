@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from rankwise.errors import ConfigError, StepError
 from rankwise.train.checks import check_model
 from rankwise.train.sharding import is_sharded, local_part, unsynchronised
-from rankwise.train.wrapping import replicas_of
+from rankwise.train.wrapped_models import replicas_of
 from rankwise.world import World
 from rankwise.world.reductions import start_sum
 

@@ -17,8 +17,8 @@ from rankwise.world import adopt, group
 from rankwise.world.arrival import SECRET_VARIABLE, Card, Company, judge, meet, survey
 from rankwise.world.channel import keep_for_ever
 from rankwise.world.devices import choose_device, default_backend, ranks_per_gpu, visible_devices
+from rankwise.world.factory import host_id, make_world, say_once
 from rankwise.world.keys import seed_generators
-from rankwise.world.making import host_id, make_world, say_once
 from rankwise.world.place import Place, find_place, given_place
 from rankwise.world.ray_worker import ray_device
 from rankwise.world.threads import choose_threads, cpu_mask, usable_cores

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, NoReturn
 
-from rankwise._ending import let_gloo_finish
+from rankwise._shutdown import let_gloo_finish
 from rankwise.errors import WorldError
 
 __all__ = ["Channel", "close_all", "frame_device", "keep_for_ever"]

@@ -6,7 +6,7 @@ import contextlib
 import ipaddress
 import socket
 
-from rankwise.world.making import say_once
+from rankwise.world.factory import say_once
 from rankwise.world.small_store import listening_address
 
 __all__ = ["public_address", "warn_of_public"]

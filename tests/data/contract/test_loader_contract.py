@@ -14,7 +14,7 @@ from rankwise.data.samples import ArraySource, DatasetLoader, SampleLoader
 from rankwise.errors import RankwiseError
 from rankwise.testing.new_threads import threads_since
 from rankwise.testing.row_stores import make_stores
-from rankwise.testing.sharing import RankPlace
+from rankwise.testing.shares import RankPlace
 
 NUM = 50
 IMAGES = np.random.default_rng(0).random((NUM, 3, 4), dtype="f4")

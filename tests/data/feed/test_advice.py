@@ -9,7 +9,7 @@ import zarr
 
 from rankwise.data.order import Order
 from rankwise.data.samples import ArraySource, SampleLoader
-from rankwise.testing.sharing import RankPlace
+from rankwise.testing.shares import RankPlace
 
 
 def loader(path, cache, *, rank=0, world_size=1, **options):

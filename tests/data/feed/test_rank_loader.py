@@ -9,7 +9,7 @@ from rankwise.data.samples import ArraySource, DatasetLoader
 from rankwise.errors import ConfigError
 from rankwise.testing import run_ranks
 from rankwise.testing.free_plans import FreeSource
-from rankwise.testing.sharing import RankPlace
+from rankwise.testing.shares import RankPlace
 from rankwise.world import World, adopt
 
 

@@ -13,7 +13,7 @@ from rankwise.data.order import Order
 from rankwise.data.rows import Loader
 from rankwise.data.samples import ArraySource, SampleLoader
 from rankwise.testing.row_stores import make_stores
-from rankwise.testing.sharing import RankPlace
+from rankwise.testing.shares import RankPlace
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 

@@ -15,7 +15,7 @@ from rankwise.data.rows.matrices import RowPointers
 from rankwise.data.rows.samplers import RandomSampler
 from rankwise.data.rows.writing import MatrixFormat, create_sparse
 from rankwise.data.store import BoxReader, read_meta
-from rankwise.testing.sharing import RankPlace
+from rankwise.testing.shares import RankPlace
 from rankwise.testing.small_rows import random_csr, write_anndata
 
 LONG, NUM_LONG, NUM_COLS = 2**30, 3, 40  # rows that nobody reads, before those that are

@@ -7,7 +7,7 @@ from rankwise.data.feed import HostBuffer
 from rankwise.data.rows import Log1pCounts, RowSource
 from rankwise.errors import ConfigError
 from rankwise.testing.row_stores import make_stores
-from rankwise.testing.sharing import share_of
+from rankwise.testing.shares import share_of
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ from rankwise.data.rows.samplers import (
 )
 from rankwise.errors import ConfigError
 from rankwise.testing.row_bricks import BRICK_LAYOUTS, make_bricks
-from rankwise.testing.sharing import RankPlace
+from rankwise.testing.shares import RankPlace
 
 KINDS = {"sparse": BRICK_LAYOUTS[:4], "dense": BRICK_LAYOUTS[4:]}
 SIZES = [(4, 4, 4), (1, 8, 8), (8, 2, 16), (5, 3, 1), (3, 8, 6)]

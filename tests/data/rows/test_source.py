@@ -20,7 +20,7 @@ from rankwise.data.order import Order
 from rankwise.data.rows import DatasetCollection, RowSource
 from rankwise.errors import ConfigError, DataError
 from rankwise.testing.row_stores import NUM_COLS, make_stores
-from rankwise.testing.sharing import share_of
+from rankwise.testing.shares import share_of
 from rankwise.testing.small_rows import random_csr, write_anndata, write_csr
 
 ALL = ("X", "layers/counts", "layers/full", "obsm/pca")

@@ -9,7 +9,7 @@ from rankwise.data.order import Order
 from rankwise.data.rows import Log1pCounts, OrderedLoader, RowSource, log1p_cpm
 from rankwise.errors import ConfigError
 from rankwise.testing.row_stores import make_stores
-from rankwise.testing.sharing import RankPlace
+from rankwise.testing.shares import RankPlace
 from rankwise.testing.small_rows import random_csr
 
 

@@ -14,7 +14,7 @@ from torch.utils.data import Subset, TensorDataset
 from rankwise.data.order import Order
 from rankwise.data.samples import ArraySource, DatasetLoader, sample_key
 from rankwise.errors import ConfigError
-from rankwise.testing.sharing import RankPlace
+from rankwise.testing.shares import RankPlace
 from rankwise.world import World
 
 

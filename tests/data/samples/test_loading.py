@@ -16,7 +16,7 @@ from rankwise.data.samples import ArraySource, SampleLoader
 from rankwise.errors import ConfigError, SampleError
 from rankwise.testing import run_ranks
 from rankwise.testing.new_threads import threads_since
-from rankwise.testing.sharing import RankPlace
+from rankwise.testing.shares import RankPlace
 from rankwise.world import World
 
 

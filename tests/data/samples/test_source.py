@@ -15,7 +15,7 @@ from rankwise.data.feed import HostBuffer
 from rankwise.data.samples import ArraySource
 from rankwise.data.store import ChunkCache, read_meta
 from rankwise.errors import ConfigError, DataError, SampleError
-from rankwise.testing.sharing import share_of
+from rankwise.testing.shares import share_of
 
 COMPRESSORS = {"zstd": [ZstdCodec(level=1)], "blosc": [BloscCodec(cname="lz4")], "gzip": [GzipCodec()], "raw": None}
 

@@ -11,7 +11,7 @@ from zarr.codecs import BytesCodec, GzipCodec, ShardingCodec, TransposeCodec, Zs
 
 from rankwise.data.feed import HostBuffer
 from rankwise.data.samples import ArraySource
-from rankwise.testing.sharing import share_of
+from rankwise.testing.shares import share_of
 
 
 def read(source, ids):

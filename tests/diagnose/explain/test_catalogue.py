@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rankwise.diagnose.explain import MESSAGES, catalogue_table
-from rankwise.diagnose.explain.reading import _Matcher, _without_prefix
+from rankwise.diagnose.explain.logs import _Matcher, _without_prefix
 from rankwise.diagnose.lint import RULES
 
 ROOT = Path(__file__).parents[3]

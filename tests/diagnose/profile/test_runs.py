@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from rankwise.diagnose.profile import Script, profile_script, profile_traces, running, sweep_setting
+from rankwise.diagnose.profile import Script, profile_script, profile_traces, runs, sweep_setting
 from rankwise.diagnose.profile.recorder import OWN_LOADERS, Task
-from rankwise.diagnose.profile.running import run_recorded
+from rankwise.diagnose.profile.runs import run_recorded
 from rankwise.errors import ConfigError, LaunchError
 
 JOB = str(Path(__file__).with_name("job.py"))
@@ -64,14 +64,14 @@ def test_a_large_gradient_is_communication(tmp_path):
 
 def test_a_sweep_runs_the_script_with_each_value(tmp_path, monkeypatch):
     """Two ranks for each value of a setting: DDP has it, steps of all runs are timed without the profiler, told."""
-    monkeypatch.setattr(running, "LEAST_RUNS", 1)  # more runs of each are only more of the same
+    monkeypatch.setattr(runs, "LEAST_RUNS", 1)  # more runs of each are only more of the same
     seen = []
 
     def note(script, num_ranks, task):
         seen.append((task, run_recorded(script, num_ranks, task)))
         return seen[-1][1]
 
-    monkeypatch.setattr(running, "run_recorded", note)
+    monkeypatch.setattr(runs, "run_recorded", note)
     script = Script(path=JOB, num_threads=1)
     found = sweep_setting(
         script, "bucket_mb", [3.0, 1.0], num_ranks=2, steps=5, skip=2, repeats=1, folder=tmp_path / "runs"

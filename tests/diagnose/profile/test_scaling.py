@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rankwise.diagnose.profile import Script, measure_scaling
 from rankwise.diagnose.profile.parts import PARTS
-from rankwise.diagnose.profile.running import sweep_setting
+from rankwise.diagnose.profile.runs import sweep_setting
 from rankwise.diagnose.profile.scaling import Scaling, TimedRun, judge_scaling
 from rankwise.diagnose.profile.table import scaling_text
 from rankwise.errors import ConfigError

@@ -1,7 +1,7 @@
 """After a run that somebody else started: what the messages in its logs mean, and which of them came first."""
 
 from rankwise.diagnose.explain.catalogue import MESSAGES, catalogue_table
+from rankwise.diagnose.explain.logs import Finding, explain_logs, render
 from rankwise.diagnose.explain.message import Message
-from rankwise.diagnose.explain.reading import Finding, explain_logs, render
 
 __all__ = ["MESSAGES", "Finding", "Message", "catalogue_table", "explain_logs", "render"]

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from rankwise.diagnose.explain import collectives, launching, memory, models, saving
+from rankwise.diagnose.explain import checkpoints, collectives, launchers, memory, models
 from rankwise.diagnose.explain.message import Message
 
 __all__ = ["MESSAGES", "catalogue_table"]
 
 MESSAGES: tuple[Message, ...] = (
-    *launching.MESSAGES,
+    *launchers.MESSAGES,
     *collectives.MESSAGES,
     *models.MESSAGES,
     *memory.MESSAGES,
-    *saving.MESSAGES,
+    *checkpoints.MESSAGES,
 )
 
 

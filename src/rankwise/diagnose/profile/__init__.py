@@ -1,8 +1,8 @@
 """Where the time of a step goes, rank by rank, and what more ranks make of it."""
 
+from rankwise.diagnose.profile.analysis import profile_traces
 from rankwise.diagnose.profile.profile import Finding, Profile
-from rankwise.diagnose.profile.reading import profile_traces
-from rankwise.diagnose.profile.running import Script, profile_script, sweep_setting
+from rankwise.diagnose.profile.runs import Script, profile_script, sweep_setting
 from rankwise.diagnose.profile.scaling import Scaling, measure_scaling
 
 __all__ = [

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rankwise.diagnose.hooking import around, leave_together, on_steps, run_script
+from rankwise.diagnose.torch_hooks import around, leave_together, on_steps, run_script
 
 __all__ = ["OWN_LOADERS", "VARIABLE", "Recorder", "Task", "main"]
 

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rankwise._files import write_whole
+from rankwise.diagnose.profile.analysis import profile_traces
 from rankwise.diagnose.profile.noise import LEAST_RUNS, differ, spread
 from rankwise.diagnose.profile.parts import PARTS
-from rankwise.diagnose.profile.reading import profile_traces
 from rankwise.diagnose.profile.recorder import Task
-from rankwise.diagnose.profile.running import Script, run_recorded
+from rankwise.diagnose.profile.runs import Script, run_recorded
 from rankwise.errors import ConfigError, LaunchError
 
 __all__ = ["Scaling", "Size", "TimedRun", "judge_scaling", "measure_scaling"]

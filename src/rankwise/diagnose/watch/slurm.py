@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rankwise.diagnose.watch.evidence import Evidence, collect
-from rankwise.diagnose.watch.running import RunningJob, entries_of, running_jobs
+from rankwise.diagnose.watch.jobs import RunningJob, entries_of, running_jobs
 from rankwise.errors import ConfigError, LaunchError, RankwiseError
 from rankwise.launch.slurm.queue import job_fields
 from rankwise.launch.slurm.start import state_folder, write_whole

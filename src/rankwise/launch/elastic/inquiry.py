@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rankwise.launch.sighting import Sighting, choose, describe_sightings, sighting_from
+from rankwise.launch.observation import Sighting, choose, describe_sightings, sighting_from
 from rankwise.vitals.stacks import tidy
 
 __all__ = ["PATIENCE_S", "Blame", "Inquiry", "Nobody", "Standstill", "View", "view_from"]

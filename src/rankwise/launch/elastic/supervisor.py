@@ -15,10 +15,10 @@ from rankwise.launch.elastic.decisions import Rules
 from rankwise.launch.elastic.interfaces import interface_of, is_loopback
 from rankwise.launch.elastic.likeness import describe_node
 from rankwise.launch.elastic.link import Link
-from rankwise.launch.elastic.meeting import Meeting, StoppedWhileWaiting
 from rankwise.launch.elastic.membership import Membership
 from rankwise.launch.elastic.nodes import Nodes
 from rankwise.launch.elastic.peer import Peer
+from rankwise.launch.elastic.rendezvous import Meeting, StoppedWhileWaiting
 from rankwise.launch.elastic.seal import derived_secret, read_token
 from rankwise.launch.failures import keep, keep_standstill
 from rankwise.launch.job import Job
@@ -26,8 +26,8 @@ from rankwise.launch.local.attempt import Attempt
 from rankwise.launch.local.console import Console
 from rankwise.launch.local.environment import Part
 from rankwise.launch.local.loop import Loop
+from rankwise.launch.local.messages import describe_end, next_logs, tell, tell_hidden, with_time_left
 from rankwise.launch.local.ports import HeldPort
-from rankwise.launch.local.telling import describe_end, next_logs, tell, tell_hidden, with_time_left
 from rankwise.launch.outcome import Outcome
 from rankwise.launch.stage import ALONE, Stage
 from rankwise.launch.verdict import Failure, RankEnd

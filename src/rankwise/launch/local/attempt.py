@@ -17,14 +17,14 @@ from rankwise.launch.local.binding import Seat, seated, seats_of
 from rankwise.launch.local.console import Console
 from rankwise.launch.local.environment import Part, rank_environment
 from rankwise.launch.local.loop import Loop
+from rankwise.launch.local.pipes import Wires, make_mergers, wire
 from rankwise.launch.local.ports import HeldPort
 from rankwise.launch.local.process import RankProcess, start_rank
 from rankwise.launch.local.pump import Pump
 from rankwise.launch.local.sessions import end_sessions
-from rankwise.launch.local.wiring import Wires, make_mergers, wire
 
 if TYPE_CHECKING:
-    from rankwise.launch.local.forking import ForkServer
+    from rankwise.launch.local.fork_client import ForkServer
     from rankwise.launch.local.judge import Fellows, Judge
     from rankwise.launch.verdict import Failure, RankEnd
 
@@ -163,7 +163,7 @@ class Attempt:
 
     def _fork_server(self, seats: Sequence[Seat], environments: Sequence[Mapping[str, str]]) -> ForkServer | None:
         """Return what forks the ranks, None for ranks that are started one by one; a signal may end us meanwhile."""
-        from rankwise.launch.local.forking import ENDING, open_server
+        from rankwise.launch.local.fork_client import ENDING, open_server
 
         server = open_server(self._job, seats, environments, self._loop, meanwhile=self._call_judge)
         if server is None and ENDING.intersection(self._loop.signals):

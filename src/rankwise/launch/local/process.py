@@ -16,7 +16,7 @@ from rankwise.launch.local.sessions import end_session
 from rankwise.launch.target import Target
 
 if TYPE_CHECKING:
-    from rankwise.launch.local.forking import Forked, ForkServer
+    from rankwise.launch.local.fork_client import Forked, ForkServer
     from rankwise.launch.report import Report
 
 __all__ = ["RankProcess", "start_rank"]

@@ -11,7 +11,7 @@ from typing import Any
 
 from rankwise.errors import ConfigError
 from rankwise.launch.job import Job
-from rankwise.launch.packing import pack_call
+from rankwise.launch.pickled_call import pack_call
 from rankwise.launch.platforms import DEFAULT_LOGS, Platform, make_folder
 from rankwise.launch.show import parse_show
 from rankwise.launch.slurm.handle import SlurmHandle

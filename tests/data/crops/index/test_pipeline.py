@@ -15,7 +15,7 @@ from rankwise.data.order import Order
 from rankwise.errors import ConfigError
 from rankwise.testing import run_ranks
 from rankwise.testing.new_threads import threads_since
-from rankwise.testing.sharing import RankPlace
+from rankwise.testing.shares import RankPlace
 from rankwise.train import Balance
 from rankwise.world import World
 

@@ -14,7 +14,7 @@ from rankwise.data.rows import DatasetCollection, Loader, RowSource, log1p_cpm
 from rankwise.data.rows.datasets import find_datasets
 from rankwise.data.rows.matrices import held as held_matrices
 from rankwise.errors import ConfigError, DataError
-from rankwise.testing.sharing import RankPlace
+from rankwise.testing.shares import RankPlace
 from rankwise.testing.small_rows import small_anndata, write_anndata
 
 ALL = ("X", "layers/counts", "obsm/pca")

@@ -12,7 +12,7 @@ from rankwise.data.order import Order
 from rankwise.data.rows import Loader, RowSource, log1p_cpm
 from rankwise.testing import run_ranks
 from rankwise.testing.row_stores import NUM_COLS, make_stores
-from rankwise.testing.sharing import RankPlace
+from rankwise.testing.shares import RankPlace
 from rankwise.train import ExactStep
 from rankwise.world import World
 

@@ -18,7 +18,7 @@ from rankwise.errors import SampleError
 from rankwise.testing import run_ranks
 from rankwise.testing.new_threads import threads_since
 from rankwise.testing.row_stores import NUM_COLS, make_stores
-from rankwise.testing.sharing import RankPlace
+from rankwise.testing.shares import RankPlace
 from rankwise.train import ExactStep, prepare
 from rankwise.world import World
 

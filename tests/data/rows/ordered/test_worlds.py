@@ -9,7 +9,7 @@ from rankwise.data.order import Order
 from rankwise.data.rows import DatasetCollection, Loader, RowSource, log1p_cpm
 from rankwise.testing import run_ranks
 from rankwise.testing.row_stores import make_stores
-from rankwise.testing.sharing import RankPlace
+from rankwise.testing.shares import RankPlace
 from rankwise.world import World
 
 BATCH = 16

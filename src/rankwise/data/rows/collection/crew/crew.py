@@ -291,7 +291,7 @@ def _read(path: Path) -> Any:
 
 def _host() -> str:
     """Containers of one machine may share all names, but processes are counted in a namespace."""
-    from rankwise.world.making import host_id
+    from rankwise.world.factory import host_id
 
     space = Path("/proc/self/ns/pid")
     return f"{host_id()}/{space.readlink() if space.is_symlink() else ''}"

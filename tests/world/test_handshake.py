@@ -55,7 +55,7 @@ def test_every_rank_raises_and_names_the_rank_that_differs(name):
         assert ranks == (2,)
         assert "not as the others: rank 2\n" in message
         assert "ranks 0, 1: " in message
-        assert "test_exchanging.py:" in message
+        assert "test_handshake.py:" in message
         assert usable
 
 
@@ -78,7 +78,7 @@ def speechless(world):
 
 def test_an_error_without_text_takes_the_others_along():
     """An exception whose `__str__` fails is told to the other ranks by its class; nobody is left waiting."""
-    told = "rank 1 failed in raise_together() at world/test_exchanging.py:"
+    told = "rank 1 failed in raise_together() at world/test_handshake.py:"
     zero, one, two = run_ranks(speechless, 3)
     assert one == ("its own", 3)
     assert zero == two
@@ -88,8 +88,8 @@ def test_an_error_without_text_takes_the_others_along():
 
 def unreadable(world):
     """An offer that can be made, and then cannot be read."""
-    from rankwise.world.exchanging import exchange
     from rankwise.world.frame import Call
+    from rankwise.world.handshake import exchange
 
     class Offer:
         structure, payload_bytes = "", 8
@@ -150,7 +150,7 @@ def test_a_call_that_is_left_out_is_noticed_at_the_next_equal_one(calls):
         assert kind == DesyncError.__name__
         assert "the same call in different places" in message
         assert ranks == ((2,) if calls != "broadcast" else ())
-        assert message.count("test_exchanging.py:") == 2
+        assert message.count("test_handshake.py:") == 2
 
 
 def branches(world):
@@ -184,7 +184,7 @@ def test_the_users_line_and_the_public_name_are_shown(tmp_path):
     """A save on rank 0 alone: the message names this file and `Checkpointer.save`, and no line of the library."""
     for kind, message, _, usable in run_ranks(on_one_rank_only, 3, str(tmp_path)):
         assert kind == DesyncError.__name__
-        assert "test_exchanging.py:" in message
+        assert "test_handshake.py:" in message
         assert "(in Checkpointer.save)" in message
         assert "checkpoint/" not in message
         assert usable

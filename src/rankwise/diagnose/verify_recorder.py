@@ -18,7 +18,7 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
-from rankwise.diagnose.hooking import around, leave_together, on_steps, run_script
+from rankwise.diagnose.torch_hooks import around, leave_together, on_steps, run_script
 
 __all__ = ["FOLDER", "KILL", "STEPS", "STOP", "Recorder", "main", "note"]
 

@@ -5,9 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from rankwise.diagnose.comparing import Finding, Verdict
+from rankwise.diagnose.comparison import Finding, Verdict
 from rankwise.diagnose.doctor import Check
-from rankwise.diagnose.staging import judge_runs
+from rankwise.diagnose.stages import judge_runs
 
 SCRIPT = Path(__file__).parent / "scripts" / "plain.py"
 ENDLESS = """

@@ -12,7 +12,7 @@ import pytest
 
 from rankwise.errors import ConfigError
 from rankwise.launch.job import Job
-from rankwise.launch.local import forking
+from rankwise.launch.local import fork_client
 from rankwise.launch.local.binding import Seat
 from rankwise.launch.preload import leading_imports, source_of
 from rankwise.launch.target import Target
@@ -222,16 +222,16 @@ def test_when_ranks_are_forked(tmp_path, monkeypatch):
     ranks = [{"RANK": "0", "LOCAL_RANK": "0"}, {"RANK": "1", "LOCAL_RANK": "1"}]
 
     def names(seats=(free, free), **more):
-        return forking.names_to_load(job, seats, [{**rank, **more} for rank in ranks])
+        return fork_client.names_to_load(job, seats, [{**rank, **more} for rank in ranks])
 
-    monkeypatch.setattr(forking, "_has_gpu", lambda: False)
+    monkeypatch.setattr(fork_client, "_has_gpu", lambda: False)
     assert names() == names(RANKWISE_START="auto") == ("torch",)
     assert names(RANKWISE_START="fresh") == names((bound, bound)) == ()
     for tool in ("LD_PRELOAD", "COVERAGE_PROCESS_START"):
         assert names(**{tool: "something"}) == ()
-    assert forking.names_to_load(job, (free,), ranks[:1]) == ()
-    assert forking.names_to_load(job, (free, free), [ranks[0], {**ranks[1], "OMP_NUM_THREADS": "2"}]) == ()
-    monkeypatch.setattr(forking, "_has_gpu", lambda: True)
+    assert fork_client.names_to_load(job, (free,), ranks[:1]) == ()
+    assert fork_client.names_to_load(job, (free, free), [ranks[0], {**ranks[1], "OMP_NUM_THREADS": "2"}]) == ()
+    monkeypatch.setattr(fork_client, "_has_gpu", lambda: True)
     assert names() == ()
     with pytest.raises(ConfigError, match="RANKWISE_START must be auto or fresh, got 'fork'"):
         names(RANKWISE_START="fork")
@@ -241,7 +241,7 @@ def test_nothing_is_left_of_a_server_that_cannot_load(tmp_path):
     """Its reason is told, and this process is no subreaper any more."""
     (tmp_path / "script.py").touch()
     target = Target(kind="script", name=str(tmp_path / "script.py"))
-    server = forking.ForkServer(target, ("no_such_module",), os.environ)
+    server = fork_client.ForkServer(target, ("no_such_module",), os.environ)
     try:
         server.listen()
         assert "No module named 'no_such_module'" in server.reason
@@ -251,4 +251,4 @@ def test_nothing_is_left_of_a_server_that_cannot_load(tmp_path):
     ctypes.CDLL(None).prctl(37, ctypes.byref(answer), 0, 0, 0)
     assert answer.value == 0
     with pytest.raises(ChildProcessError):
-        forking.Forked(server._popen.pid).poll()
+        fork_client.Forked(server._popen.pid).poll()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rankwise.launch.calls import launch_packed
-from rankwise.launch.packing import pack_call
+from rankwise.launch.pickled_call import pack_call
 from rankwise.launch.platforms import DEFAULT_LOGS, Device, Platform, make_folder
 
 __all__ = ["Wrapper", "wrapper"]

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rankwise.diagnose.observing import run_observed
+from rankwise.diagnose.profile.analysis import profile_traces
 from rankwise.diagnose.profile.noise import LEAST_RUNS, differ, spread
 from rankwise.diagnose.profile.profile import Profile
-from rankwise.diagnose.profile.reading import profile_traces
 from rankwise.diagnose.profile.recorder import VARIABLE, Task
+from rankwise.diagnose.script_run import run_observed
 from rankwise.errors import ConfigError, LaunchError
 
 __all__ = ["SWEPT", "Script", "profile_script", "run_recorded", "sweep_setting"]

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from rankwise.errors import ConfigError
-from rankwise.launch import packing
-from rankwise.launch.packing import Reference, pack_call
+from rankwise.launch import pickled_call
+from rankwise.launch.pickled_call import Reference, pack_call
 
 
 def test_by_name():
@@ -29,7 +29,7 @@ def test_the_undecorated_function_is_found(monkeypatch):
     decorated = functools.wraps(original)(functools.partial(original))
     twice = functools.wraps(decorated)(functools.partial(decorated))
     monkeypatch.setattr(json, "dumps", twice)
-    reference = packing._reference(original)
+    reference = pickled_call._reference(original)
     assert reference.depth == 2
     assert reference.resolve() is original
 

@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from rankwise.diagnose.comparing import Finding, Verdict
+from rankwise.diagnose.comparison import Finding, Verdict
 from rankwise.diagnose.doctor.check import Check, failed, not_run, passed, warned
 from rankwise.diagnose.doctor.doctor import check_here, choose_sections
 from rankwise.diagnose.lint import find_settings, lint_paths

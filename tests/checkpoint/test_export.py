@@ -17,7 +17,7 @@ import torch
 from typer.testing import CliRunner
 
 from rankwise.checkpoint import Checkpointer, ModelState, OptimizerState, RandomState, Replicated
-from rankwise.checkpoint.exporting import find_one, whole_state
+from rankwise.checkpoint.export import find_one, whole_state
 from rankwise.cli.app import app
 from rankwise.errors import CheckpointError, ConfigError, RankwiseError
 from rankwise.testing import run_ranks

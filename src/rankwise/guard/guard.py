@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from rankwise.errors import ConfigError, GuardError, RankwiseError
-from rankwise.guard.checking import Check, Look, Subject
+from rankwise.guard.check import Check, Look, Subject
 from rankwise.guard.devices import Devices
 from rankwise.guard.findings import Finding
 from rankwise.guard.finite import Finite
