@@ -145,7 +145,6 @@ def test_an_upward_import_is_caught(tmp_path):
 # Classes whose methods lie in files of their own: these name the class in their signatures.
 SPREAD_OVER_FILES = {
     "rankwise.data.crops.config",
-    "rankwise.data.crops.pipeline",
     "rankwise.data.feed.cursor",
     "rankwise.data.store.meta.ngff.values",
     "rankwise.train.trainer",

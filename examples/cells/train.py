@@ -14,14 +14,14 @@ from model import CellMap, ValStep, hide_genes, train_step
 from picture import write_picture
 
 import rankwise
-from rankwise.data.rows import Loader, RowSource
+from rankwise.data.rows import OrderedLoader, RowSource
 
 
 def count_types(rows: RowSource) -> torch.Tensor:
     """Return how many cells there are of each kind, int64[types]."""
     order = rankwise.Order(rows, batch_size=256, kind="sequential")
     counts = torch.zeros(len(rows.categories["cell_type"]), dtype=torch.int64)
-    with Loader(rows, order=order, fields=("cell_type",), device="cpu", world=rankwise.World.single()) as loader:
+    with OrderedLoader(rows, order=order, fields=("cell_type",), device="cpu", world=rankwise.World.single()) as loader:
         for (batch,) in loader:
             counts += torch.bincount(batch["cell_type"], minlength=len(counts))
     return counts
@@ -43,8 +43,8 @@ def main() -> None:
         parts = rows.split(by="row", fractions={"train": 0.75, "val": 0.25})
         # Each kind is as likely in training; what is held out stays as it is, every cell once.
         order = rankwise.Order(parts["train"], batch_size=args.batch_size, seed=world.seed, balance="cell_type")
-        train = Loader(parts["train"], order=order, micro_batch=args.micro_batch, batch_transform=hide_genes)
-        val = Loader(parts["val"], order=rankwise.Order(parts["val"], batch_size=64, kind="sequential"))
+        train = OrderedLoader(parts["train"], order=order, micro_batch=args.micro_batch, batch_transform=hide_genes)
+        val = OrderedLoader(parts["val"], order=rankwise.Order(parts["val"], batch_size=64, kind="sequential"))
         types = rows.categories["cell_type"]
         common = int(count_types(parts["train"]).argmax())
         val_step = ValStep(count_types(parts["val"]), common)

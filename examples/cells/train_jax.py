@@ -22,7 +22,7 @@ from model_jax import Training, hide_genes, judge, start, train_step
 
 import rankwise
 from rankwise.checkpoint import Checkpointer, JaxTree, Replicated
-from rankwise.data.rows import Loader, RowSource
+from rankwise.data.rows import OrderedLoader, RowSource
 from rankwise.tracking import RunDir
 
 
@@ -45,7 +45,7 @@ class Run:
         train = self.parts["train"]
         # Each kind is as likely in training; what is held out stays as it is, every cell once.
         order = rankwise.Order(train, batch_size=args.batch_size, seed=world.seed, balance="cell_type")
-        self.train = Loader(train, order=order, to="jax", sharding=self.sharded, batch_transform=hide_genes)
+        self.train = OrderedLoader(train, order=order, to="jax", sharding=self.sharded, batch_transform=hide_genes)
         self.kinds = self.rows.categories["cell_type"]
         dtype = "float64" if args.float64 else "float32"
         self.training = self.on_all(start(world.generator("start"), len(self.rows.var_names), len(self.kinds), dtype))
@@ -61,7 +61,7 @@ class Run:
         """Return points, losses, kinds, and which cells are recognised, for all cells of a part, on every rank."""
         rows, found = self.parts[name], []
         order = rankwise.Order(rows, batch_size=64, kind="sequential")
-        for (batch,) in Loader(rows, order=order, to="jax", sharding=self.sharded):
+        for (batch,) in OrderedLoader(rows, order=order, to="jax", sharding=self.sharded):
             judged = self.judge(self.training.weights, batch["X"], batch["X"], batch["cell_type"])
             types, real = self.to_all((batch["cell_type"], batch.weights))
             found.append([np.asarray(value)[np.asarray(real) > 0] for value in (*judged, types)])

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 import rankwise
-from rankwise.data.crops import CropIndex, Pipeline
+from rankwise.data.crops import CropIndex, IndexPipeline
 
 ZOOM = 8
 
@@ -21,7 +21,7 @@ def write_picture(folder: Path, tiles: CropIndex, model: torch.nn.Module) -> Pat
     From left to right: the image, the label, what the network says.
     """
     order = rankwise.Order(tiles, batch_size=len(tiles), kind="sequential")
-    with Pipeline(tiles, order=order, world=rankwise.World.single()) as pipeline:
+    with IndexPipeline(tiles, order=order, world=rankwise.World.single()) as pipeline:
         # A batch's memory is filled again when the iteration moves on: a copy stays.
         (batch,) = [batch.detach() for batches in pipeline for batch in batches]
     images, labels = batch["image"], batch["head"]

@@ -16,7 +16,7 @@ from model import SmallUNet, train_step, val_step
 from picture import write_picture
 
 import rankwise
-from rankwise.data.crops import CropIndex, Pipeline, Scaling, Stitcher, Take
+from rankwise.data.crops import CropIndex, IndexPipeline, Scaling, Stitcher, Take
 
 SHAPE = (16, 32, 32)  # z, y, x
 
@@ -60,8 +60,9 @@ def main() -> None:
         index = make_index(f"{args.store}/train", num_random=args.crops, foreground=("head", 0.33))
         tiles = make_index(f"{args.store}/val", edges="pad")
         order = rankwise.Order(index, batch_size=args.batch_size, seed=world.seed)
-        train = Pipeline(index, order=order, micro_batch=args.micro_batch, fields=("image", "head"), transform=flipped)
-        val = Pipeline(tiles, order=rankwise.Order(tiles, batch_size=8, kind="sequential"))
+        fields = ("image", "head")
+        train = IndexPipeline(index, order=order, micro_batch=args.micro_batch, fields=fields, transform=flipped)
+        val = IndexPipeline(tiles, order=rankwise.Order(tiles, batch_size=8, kind="sequential"))
 
         model = SmallUNet()
         if args.float64:

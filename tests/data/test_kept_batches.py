@@ -85,7 +85,7 @@ def drawn_sparse(stores, **options):
 
 def indexed(volume, **options):
     index = crops.CropIndex([volume], shape=SHAPE)
-    return crops.Pipeline(index, order=Order(index, batch_size=7), **options)
+    return crops.IndexPipeline(index, order=Order(index, batch_size=7), **options)
 
 
 class Pushed:

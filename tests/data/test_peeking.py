@@ -53,7 +53,7 @@ def ordered(stores):
 
 def indexed(volume):
     index = crops.CropIndex([volume], shape=(4, 8, 8))
-    return crops.Pipeline(index, order=Order(index, batch_size=7), device="cpu")
+    return crops.IndexPipeline(index, order=Order(index, batch_size=7), device="cpu")
 
 
 ORDERED = {

@@ -10,7 +10,7 @@ from torch import nn
 from training import train
 
 import rankwise
-from rankwise.data.crops import CropIndex, Pipeline
+from rankwise.data.crops import CropIndex, IndexPipeline
 
 SHAPE = (4, 8, 8)
 
@@ -47,7 +47,7 @@ def main():
     with rankwise.bind(threads=1, timeout=240) as world:
         index = CropIndex(args.volumes, shape=SHAPE, num_random=126)
         order = rankwise.Order(index, batch_size=20)
-        with Pipeline(index, order=order, micro_batch=6, transform=augmented) as pipeline:
+        with IndexPipeline(index, order=order, micro_batch=6, transform=augmented) as pipeline:
             train(world, pipeline, make_model(args.plain), step, note=note, epochs=2, save_every=3)
 
 

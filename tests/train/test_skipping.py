@@ -9,7 +9,7 @@ import zarr
 from torch import nn
 
 from rankwise import Trainer
-from rankwise.data.crops import CropIndex, Pipeline, Take
+from rankwise.data.crops import CropIndex, IndexPipeline, Take
 from rankwise.data.order import Order
 from rankwise.errors import StepError
 from rankwise.testing import run_ranks
@@ -52,7 +52,7 @@ def gradients(world, volume, form, micro_batch):
     step = ExactStep(model, torch.optim.SGD(model.parameters(), lr=0.0), form, world=world)
     found = []
     options = {"micro_batch": micro_batch, "world": world, "on_bad_sample": 3}
-    with Pipeline(index, order=Order(index, batch_size=10), **options) as pipeline:
+    with IndexPipeline(index, order=Order(index, batch_size=10), **options) as pipeline:
         for batches in pipeline:
             report = step(batches)
             flat = torch.cat([p.grad.flatten() for p in model.parameters()]).numpy()
@@ -102,7 +102,7 @@ def _refused(world, volume):
     index = CropIndex(volume, shape=(4, 4, 4), fields={"image": Take(dtype="float32")})
     model = prepare(make_model(), world)
     step = ExactStep(model, torch.optim.SGD(model.parameters(), lr=0.0), losses, world=world, counted=True)
-    with Pipeline(index, order=Order(index, batch_size=4), world=world, on_bad_sample=3) as pipeline:
+    with IndexPipeline(index, order=Order(index, batch_size=4), world=world, on_bad_sample=3) as pipeline:
         try:
             for batches in pipeline:
                 step(batches)
@@ -118,7 +118,7 @@ def test_the_trainer_says_the_total(volume, caplog):
     trainer = Trainer(model, torch.optim.SGD(model.parameters(), lr=0.01), losses, run=False, progress=False)
     with (
         caplog.at_level(logging.WARNING, "rankwise"),
-        Pipeline(index, order=Order(index, batch_size=10), on_bad_sample=6) as pipeline,
+        IndexPipeline(index, order=Order(index, batch_size=10), on_bad_sample=6) as pipeline,
     ):
         trainer.fit(pipeline, epochs=2)
     num_tiles = len(index)

@@ -8,8 +8,8 @@ import pytest
 import zarr
 
 from rankwise import Order
-from rankwise.data.crops import CropIndex, Pipeline
-from rankwise.data.rows import Loader, OrderedLoader, RowSource
+from rankwise.data.crops import CropIndex, IndexPipeline, Pipeline
+from rankwise.data.rows import OrderedLoader, RowSource
 from rankwise.data.samples import ArraySource, DatasetLoader, SampleLoader
 from rankwise.errors import RankwiseError
 from rankwise.testing.new_threads import threads_since
@@ -64,17 +64,17 @@ def dense_rows(places, **options):
 
 
 def rows_by_name(places, **options):
-    return Loader(places["rows"], order=Order(places["rows"], batch_size=17), dense=True, device=None, **options)
+    return OrderedLoader(places["rows"], order=Order(places["rows"], batch_size=17), dense=True, device=None, **options)
 
 
 def tiles(places, **options):
     index = CropIndex([places["volume"]], shape=(8, 8, 8))
-    return Pipeline(index, order=Order(index, batch_size=9), device=None, **options)
+    return IndexPipeline(index, order=Order(index, batch_size=9), device=None, **options)
 
 
 def random_crops(places, **options):
     index = CropIndex([places["volume"]], shape=(8, 8, 8), num_random=40)
-    return Pipeline(index, order=Order(index, batch_size=9), device=None, **options)
+    return IndexPipeline(index, order=Order(index, batch_size=9), device=None, **options)
 
 
 LOADERS = {

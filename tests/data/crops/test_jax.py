@@ -75,7 +75,7 @@ def index(make):
 def test_ordered_batches_are_shared(index, device):
     """Every field of every micro-batch of an ordered pipeline lies where JAX can use it: no copy, whatever its size."""
     order, num_batches = Order(index, batch_size=10), 0
-    with damacy.Pipeline(index, order=order, micro_batch=3, device=device) as p:
+    with damacy.IndexPipeline(index, order=order, micro_batch=3, device=device) as p:
         for batches in p:
             for batch in batches:
                 for name in ("image", "image_mask"):
@@ -96,7 +96,7 @@ def test_a_step_may_still_run_when_the_batch_is_released(index):
 
     big = jax.numpy.full((700, 700), 0.01)
     results, copies = [], []
-    with damacy.Pipeline(index, order=Order(index, batch_size=2), device=None, depth=1) as p:
+    with damacy.IndexPipeline(index, order=Order(index, batch_size=2), device=None, depth=1) as p:
         for (batch,) in p:
             copies.append(batch["image"].copy())
             results.append(step(jax.dlpack.from_dlpack(batch["image"]), big))

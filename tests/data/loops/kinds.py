@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from rankwise import Order
-from rankwise.data.crops import CropIndex, Pipeline
-from rankwise.data.rows import Loader, RowSource
+from rankwise.data.crops import CropIndex, IndexPipeline
+from rankwise.data.rows import OrderedLoader, RowSource
 
 
 @dataclass(frozen=True)
@@ -29,13 +29,13 @@ class Kind:
 def open_crops(place):
     """Tiles of a volume."""
     index = CropIndex(place, shape=(4, 8, 8))
-    return Pipeline(index, order=Order(index, batch_size=7), micro_batch=3)
+    return IndexPipeline(index, order=Order(index, batch_size=7), micro_batch=3)
 
 
 def open_rows(places):
     """Dense rows of two stores."""
     source = RowSource(places.split(","), obs=("n",), dense=True, dtype="f8", threads=1)
-    return Loader(source, order=Order(source, batch_size=14), micro_batch=5)
+    return OrderedLoader(source, order=Order(source, batch_size=14), micro_batch=5)
 
 
 KINDS = {

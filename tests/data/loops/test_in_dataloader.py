@@ -8,9 +8,9 @@ import pytest
 import zarr
 from torch.utils.data import DataLoader
 
-from rankwise.data.crops import CropIndex, Pipeline
+from rankwise.data.crops import CropIndex, IndexPipeline
 from rankwise.data.order import Order
-from rankwise.data.rows import Loader
+from rankwise.data.rows import OrderedLoader
 from rankwise.data.samples import ArraySource, SampleLoader
 from rankwise.testing.row_stores import make_stores
 from rankwise.testing.shares import RankPlace
@@ -27,14 +27,14 @@ def loaders(tmp_path_factory):
 
     def crops():
         index = CropIndex(str(folder / "volume.zarr"), shape=(4, 8, 8))
-        return Pipeline(index, order=Order(index, batch_size=7), micro_batch=3, world=RankPlace())
+        return IndexPipeline(index, order=Order(index, batch_size=7), micro_batch=3, world=RankPlace())
 
     def samples():
         source = ArraySource({"image": values})
         return SampleLoader(source, order=Order(source, batch_size=3), world=RankPlace())
 
     def rows():
-        return Loader(places, order=Order(places, batch_size=9), dense=True, obs=["n"], world=RankPlace())
+        return OrderedLoader(places, order=Order(places, batch_size=9), dense=True, obs=["n"], world=RankPlace())
 
     return {"crops": crops, "samples": samples, "rows": rows}
 
@@ -72,10 +72,10 @@ import sys, warnings
 warnings.simplefilter("ignore")
 from torch.utils.data import DataLoader
 from rankwise.data.order import Order
-from rankwise.data.rows import Loader
+from rankwise.data.rows import OrderedLoader
 
 places = sys.argv[1:]
-loader = Loader(places, order=Order(places, batch_size=9), dense=True)
+loader = OrderedLoader(places, order=Order(places, batch_size=9), dense=True)
 batches = DataLoader(loader, batch_size=None, num_workers=2, multiprocessing_context="fork", persistent_workers=True)
 steps, others = iter(batches), iter(loader)
 next(others)

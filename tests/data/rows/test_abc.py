@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from rankwise import Order
-from rankwise.data.rows import Loader, RowSource
+from rankwise.data.rows import Loader, OrderedLoader, RowSource
 from rankwise.data.rows.abc import Sampler
 from rankwise.data.rows.samplers import DistributedSampler, RandomSampler
 from rankwise.testing.small_rows import small_anndata, write_anndata
@@ -122,5 +122,5 @@ def test_samplers_and_loaders_say_what_they_are(tmp_path):
     sampler = RandomSampler(8, 4, 16, mask=slice(5, 20))
     assert repr(sampler) == "RandomSampler(rows 5:20, batch_size=16, shuffle=True)"
     source = RowSource(write_anndata(small_anndata(20), tmp_path / "a.zarr"))
-    text = repr(Loader(source, order=Order(source, batch_size=8)))
+    text = repr(OrderedLoader(source, order=Order(source, batch_size=8)))
     assert text == f"OrderedLoader(3 steps to the end of the epoch; {source!r})"

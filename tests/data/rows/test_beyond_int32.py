@@ -10,7 +10,7 @@ import scipy.sparse as sp
 import zarr
 
 from rankwise.data.order import Order
-from rankwise.data.rows import Loader, RowSource
+from rankwise.data.rows import Loader, OrderedLoader, RowSource
 from rankwise.data.rows.matrices import RowPointers
 from rankwise.data.rows.samplers import RandomSampler
 from rankwise.data.rows.writing import MatrixFormat, create_sparse
@@ -67,7 +67,7 @@ def test_batches_of_an_order(place, options):
     wanted = ROWS.toarray()[:, options.get("genes", slice(None))]
     part = RowSource(place, obs=("n",), cache=0, **options).subset(NUMBERS)
     seen = []
-    with Loader(part, order=Order(part, batch_size=7), world=RankPlace(), device=None) as loader:
+    with OrderedLoader(part, order=Order(part, batch_size=7), world=RankPlace(), device=None) as loader:
         for (batch,) in loader:
             np.testing.assert_array_equal(dense(batch["X"]), wanted[batch["n"] - NUM_LONG])
             seen += batch["n"].tolist()

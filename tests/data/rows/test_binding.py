@@ -1,4 +1,4 @@
-"""Loader(collection, order=Order(collection, ...)): any spelling of a collection, and orders that do not fit."""
+"""OrderedLoader(collection, order=Order(collection, ...)): any spelling of a collection, and orders that do not fit."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rankwise.data.order import Order
-from rankwise.data.rows import DatasetCollection, Loader, RowSource
+from rankwise.data.rows import DatasetCollection, OrderedLoader, RowSource
 from rankwise.errors import ConfigError
 from rankwise.testing.row_stores import make_stores
 from rankwise.testing.small_rows import small_anndata, write_anndata
@@ -50,7 +50,7 @@ def test_a_collection_by_any_name(held, collection, spelled):
     named = spelled(collection)
     order = Order(named, batch_size=20, balance="kind", num_samples=90)
     options = {"matrices": ("X", "layers/full", "obsm/pca"), "obs": ["n", "kind"], "genes": ["gene7", 0]}
-    loader = Loader(spelled(collection), order=order, device=None, **options)
+    loader = OrderedLoader(spelled(collection), order=order, device=None, **options)
     numbers = held.obs["n"].to_numpy()
     seen = seen_by(loader)
     assert len(seen) == 90
@@ -59,7 +59,8 @@ def test_a_collection_by_any_name(held, collection, spelled):
         assert x == held.dense("X")[at][[7, 0]].tolist()
         assert full == held.dense("layers/full")[at][[7, 0]].tolist()
         assert pca == held.dense("obsm/pca")[at].tolist()
-    assert [row[0] for row in seen] == [row[0] for row in seen_by(Loader(named, order=order, device=None, dense=True))]
+    again = OrderedLoader(named, order=order, device=None, dense=True)
+    assert [row[0] for row in seen] == [row[0] for row in seen_by(again)]
 
 
 def test_an_order_fits_every_choice_of_matrices(collection):
@@ -69,12 +70,12 @@ def test_an_order_fits_every_choice_of_matrices(collection):
     assert whole.fingerprint == layer.fingerprint
     seen = {}
     for name, order in (("X", layer), ("layers/counts", whole), ("obsm/pca", whole)):
-        loader = Loader(collection, order=order, matrices=(name,), device=None, dense=True)
+        loader = OrderedLoader(collection, order=order, matrices=(name,), device=None, dense=True)
         seen[name] = sorted(row for row, *_ in seen_by(loader))
     assert all(rows == list(range(93)) for rows in seen.values())
     drawn, seen = Order(collection, batch_size=16, balance="kind", together=3), []
     for name in ("X", "obsm/pca"):  # chunks of different lengths: those of the order say what comes together
-        loader = Loader(collection, order=drawn, matrices=(name,), device=None, dense=True)
+        loader = OrderedLoader(collection, order=drawn, matrices=(name,), device=None, dense=True)
         seen.append([row for row, _ in seen_by(loader)])
     assert seen[0] == seen[1]
 
@@ -85,19 +86,19 @@ def test_parts_go_straight_in(held, collection):
     table = collection.obs(["donor", "n"])
     donors = {}
     for name, part in parts.items():
-        loader = Loader(part, order=Order(part, batch_size=16), device=None, obs=["n"], matrices=())
+        loader = OrderedLoader(part, order=Order(part, batch_size=16), device=None, obs=["n"], matrices=())
         rows = [row for row, _ in seen_by(loader)]
         assert len(rows) == len(set(rows)) == len(part)
         donors[name] = set(table["donor"].to_numpy()[rows])
     assert not donors["train"] & donors["val"]
     mask = (table["n"] % 2 == 0).to_numpy()
     even = collection.subset(mask)
-    drawn = Loader(even, order=Order(even, batch_size=16, balance="kind"), obs=["n"], device=None)
+    drawn = OrderedLoader(even, order=Order(even, batch_size=16, balance="kind"), obs=["n"], device=None)
     assert {row[-1] % 2 for row in seen_by(drawn)} == {0}
     assert collection.subset([3, 1]).row_numbers(np.arange(2)).tolist() == [1, 3]
     both = [parts["val"], even]
     assert len(RowSource(both)) == len(parts["val"]) + len(even)
-    loader = Loader(both, order=Order(both, batch_size=20, mix=[1, 1], num_samples=40), obs=["n"], device=None)
+    loader = OrderedLoader(both, order=Order(both, batch_size=20, mix=[1, 1], num_samples=40), obs=["n"], device=None)
     sides = [row < 93 for row, *_ in seen_by(loader)]  # rows of the second part lie over those of the first
     assert abs(sum(sides[:20]) - 10) <= 2
     assert sum(sides) == 20
@@ -132,9 +133,9 @@ def test_orders_that_do_not_fit(held, collection):
         (source.drawn(balance="kind"), Order(93, batch_size=8, fingerprint="x"), "made of other rows"),
     ):
         with pytest.raises(ConfigError, match=said):
-            Loader(rows, order=order, device=None)
+            OrderedLoader(rows, order=order, device=None)
     drawn = source.drawn(balance="kind")
-    assert len(seen_by(Loader(source, order=Order(drawn, batch_size=8), device=None, dense=True))) == 93
+    assert len(seen_by(OrderedLoader(source, order=Order(drawn, batch_size=8), device=None, dense=True))) == 93
 
 
 @pytest.mark.parametrize(
@@ -175,11 +176,11 @@ def test_options_that_are_nobodys(collection):
     """A source keeps its cache and threads; unknown fields are refused."""
     source = RowSource(collection)
     with pytest.raises(ConfigError, match="opened with its own threads"):
-        Loader(source, order=Order(source, batch_size=8), threads=2, device=None)
+        OrderedLoader(source, order=Order(source, batch_size=8), threads=2, device=None)
     with pytest.raises(ConfigError, match="a RowSource reads matrices, obs, dense, genes, dtype, rows; got genesis"):
         source.reading(genesis=1)
     with pytest.raises(ConfigError, match=r"part = collection.subset\(rows\)"):
-        Loader(collection, order=Order(collection, batch_size=8), rows=[1], device=None)
+        OrderedLoader(collection, order=Order(collection, batch_size=8), rows=[1], device=None)
 
 
 def test_balancing_by_measurements_is_said(tmp_path):

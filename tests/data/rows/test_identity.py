@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from rankwise.data.order import Order
-from rankwise.data.rows import Loader, RowSource
+from rankwise.data.rows import Loader, OrderedLoader, RowSource
 from rankwise.data.rows.abc import Sampler
 from rankwise.data.rows.loader.stored import load_group
 from rankwise.data.rows.samplers import (
@@ -205,7 +205,7 @@ def test_through_orders(bricks, *, chosen, how, batch_size, world_size, data):
     for size in (1, world_size):
         steps = {}
         for rank in range(size):
-            loader = Loader(source, order=order, world=RankPlace(rank, size), device=device, micro_batch=4)
+            loader = OrderedLoader(source, order=order, world=RankPlace(rank, size), device=device, micro_batch=4)
             loader.set_epoch(epoch)
             for number, batches in enumerate(loader):
                 for batch in batches:

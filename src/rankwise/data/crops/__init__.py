@@ -22,11 +22,12 @@ from rankwise.data.crops.exceptions import (
     TryAgain,
 )
 from rankwise.data.crops.index import CropImage, CropIndex, CropPlace, Foreground, Mask, Stage, Take
-from rankwise.data.crops.pipeline import Pipeline
+from rankwise.data.crops.index.pipeline import IndexPipeline
 from rankwise.data.crops.reading import Scaling
 from rankwise.data.crops.sample import Crop, Dtype, Sample
 from rankwise.data.crops.stats import Metric, Stats
 from rankwise.data.crops.stitching import StitchedVolume, Stitcher
+from rankwise.data.crops.stream.pipeline import Pipeline
 from rankwise.data.crops.tuning import LatencyModel, NumaStrategy, max_concurrency, set_log_level, set_log_quiet
 
 __all__ = [
@@ -44,6 +45,7 @@ __all__ = [
     "DtypeMismatch",
     "Field",
     "Foreground",
+    "IndexPipeline",
     "InvalidArgument",
     "InvalidSample",
     "LatencyModel",

@@ -43,7 +43,7 @@ class BatchSampler:
         if order.draw is not None:
             raise ConfigError(
                 "the ids of an order that draws are numbers of draws, and no samples: a loader of the rows draws them "
-                "(rankwise.data.rows.Loader(collection, order=order))"
+                "(rankwise.data.rows.OrderedLoader(collection, order=order))"
             )
         num_micro_batches(order.batch_size, world_size=world_size, micro_batch=micro_batch)
         self.order = order

@@ -212,8 +212,8 @@ def _places_in(rows: NDArray, edges: IntArray) -> IntArray:
 
 
 _MEND = (
-    "make both of the same: Order(collection, batch_size=...) and Loader(collection, order=...), or a part of a split "
-    "in both places"
+    "make both of the same: Order(collection, batch_size=...) and OrderedLoader(collection, order=...), or a part "
+    "of a split in both places"
 )
 
 

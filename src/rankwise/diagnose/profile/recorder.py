@@ -28,7 +28,7 @@ _LEAVE_S = 60  # how long a rank waits for the others before it ends the script
 OWN_LOADERS = (
     ("rankwise.data.feed.loader", "FeedLoader", "_next"),
     ("rankwise.data.samples.dataset", "DatasetLoader", "_step"),
-    ("rankwise.data.crops.stream.pipeline", "StreamPipeline", "pop"),
+    ("rankwise.data.crops.stream.pipeline", "Pipeline", "pop"),
     ("rankwise.data.rows.loader.prefetch", "RequestReader", "take"),
     ("rankwise.data.rows.loader.loader", "Loader", "_batch"),
 )
@@ -36,9 +36,9 @@ OWN_LOADERS = (
 _NAMES = {
     "RequestReader": "rows.Loader",
     "Loader": "rows.Loader",
-    "OrderedLoader": "rows.Loader",
-    "StreamPipeline": "crops.Pipeline",
-    "IndexPipeline": "crops.Pipeline",
+    "OrderedLoader": "rows.OrderedLoader",
+    "Pipeline": "crops.Pipeline",
+    "IndexPipeline": "crops.IndexPipeline",
     "SampleLoader": "SampleLoader",
     "DatasetLoader": "DatasetLoader",
 }

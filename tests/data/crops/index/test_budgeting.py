@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import rankwise.data.crops as damacy
-from rankwise.data.crops import CropIndex, Foreground, Pipeline, Stage, Take
+from rankwise.data.crops import CropIndex, Foreground, IndexPipeline, Stage, Take
 from rankwise.data.crops.budget import Caps
 from rankwise.data.crops.index.source import settle_index
 from rankwise.data.order import Order
@@ -83,8 +83,8 @@ def test_the_pipeline_keeps_to_it(index):
     needed = 3 * 4 * CROP
     options = {"order": order, "device": None, "cache": 0}
     with pytest.raises(damacy.BudgetExceeded, match=f"max_host_memory_bytes={needed} or more"):
-        Pipeline(index, **options, max_host_memory_bytes=needed - 1)
-    with Pipeline(index, **options, max_host_memory_bytes=needed) as pipeline:
+        IndexPipeline(index, **options, max_host_memory_bytes=needed - 1)
+    with IndexPipeline(index, **options, max_host_memory_bytes=needed) as pipeline:
         assert pipeline.budget.host_bytes == needed
         assert sum(len(batch.ids) for step in pipeline for batch in step) == len(index)
 
@@ -92,12 +92,12 @@ def test_the_pipeline_keeps_to_it(index):
         return {"image": np.zeros((9, 9, 9), fields["image"].dtype)}
 
     with (
-        Pipeline(index, **options, max_host_memory_bytes=needed + 4 * CROP, transform=enlarged) as pipeline,
+        IndexPipeline(index, **options, max_host_memory_bytes=needed + 4 * CROP, transform=enlarged) as pipeline,
         pytest.raises(ConfigError, match="a batch buffer may take"),
     ):
         next(iter(pipeline))
     with pytest.raises(damacy.InvalidArgument, match="max_gpu_memory_bytes is a whole number of at least 1"):
-        Pipeline(index, **options, max_gpu_memory_bytes=0)
+        IndexPipeline(index, **options, max_gpu_memory_bytes=0)
 
 
 def test_the_readers_thread_goes_to_its_cores(index, monkeypatch):
@@ -110,17 +110,17 @@ def test_the_readers_thread_goes_to_its_cores(index, monkeypatch):
     monkeypatch.setattr(tuning, "read_topology", lambda: {0: frozenset({0, 1}), 1: frozenset({2, 3})})
     monkeypatch.setattr(tuning, "cpu_mask", lambda: {0, 1, 2, 3})
     options = {"order": Order(index, batch_size=4), "device": None}
-    with Pipeline(index, **options, numa_strategy=damacy.NumaStrategy.PIN_TO, numa_node=1) as pipeline:
+    with IndexPipeline(index, **options, numa_strategy=damacy.NumaStrategy.PIN_TO, numa_node=1) as pipeline:
         next(iter(pipeline))
     assert bound == [("rankwise-reader", frozenset({2, 3}))]
     with pytest.raises(damacy.InvalidArgument, match="numa_node is the node for"):
-        Pipeline(index, **options, numa_node=1)
+        IndexPipeline(index, **options, numa_node=1)
 
 
 def test_a_device_of_ones_own_choice_is_checked(index):
     """As for pushed samples: a device that is not there is refused when the pipeline is made."""
     with pytest.raises(damacy.InvalidArgument, match="check CUDA_VISIBLE_DEVICES"):
-        Pipeline(index, order=Order(index, batch_size=4), device="cuda:77")
+        IndexPipeline(index, order=Order(index, batch_size=4), device="cuda:77")
 
 
 def test_numpy_arrays_need_no_torch(index, monkeypatch):
@@ -132,6 +132,6 @@ def test_numpy_arrays_need_no_torch(index, monkeypatch):
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("MASTER_ADDR", "localhost")
     monkeypatch.setenv("MASTER_PORT", "1")
-    with Pipeline(index, order=Order(index, batch_size=4), device=None) as pipeline:
+    with IndexPipeline(index, order=Order(index, batch_size=4), device=None) as pipeline:
         (batch,) = next(iter(pipeline))
         assert (batch.share.rank, batch.share.world_size, len(batch.ids)) == (1, 2, 2)

@@ -13,7 +13,7 @@ from rankwise.testing.new_threads import threads_since
 
 def pipeline(volumes, **options):
     index = damacy.CropIndex(volumes.images, shape=(8, 8, 8))
-    return damacy.Pipeline(index, order=Order(index, batch_size=8), device=None, **options)
+    return damacy.IndexPipeline(index, order=Order(index, batch_size=8), device=None, **options)
 
 
 @pytest.mark.parametrize("depth", [0, 2])
@@ -77,7 +77,7 @@ def test_several_pipelines_at_once(volumes):
     """Pipelines of one index, of other orders and shapes, in turn in one loop: each has its own crops and position."""
     indexes = [damacy.CropIndex(volumes.images, shape=shape) for shape in ((8, 8, 8), (8, 8, 8), (4, 16, 8))]
     orders = [Order(index, batch_size=9, seed=seed) for seed, index in enumerate(indexes)]
-    loaders = [damacy.Pipeline(i, order=o, device=None) for i, o in zip(indexes, orders, strict=True)]
+    loaders = [damacy.IndexPipeline(i, order=o, device=None) for i, o in zip(indexes, orders, strict=True)]
     seen = [[] for _ in loaders]
     for steps in zip_longest(*loaders):
         for number, (p, batches) in enumerate(zip(loaders, steps, strict=True)):

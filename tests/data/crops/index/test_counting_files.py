@@ -6,7 +6,7 @@ import logging
 import pytest
 import zarr
 
-from rankwise.data.crops import CropIndex, Pipeline, Take
+from rankwise.data.crops import CropIndex, IndexPipeline, Take
 from rankwise.data.crops.index.pipeline import most_files
 from rankwise.data.order import Order
 
@@ -39,6 +39,6 @@ def test_more_files_than_stay_open_are_said_at_construction(volumes, caplog, mon
     monkeypatch.setattr(handles, "MOST_FILES", 16)
     index = CropIndex(volumes.images, shape=(8, 8, 8))
     with caplog.at_level(logging.WARNING, "rankwise"):
-        Pipeline(index, order=Order(index, batch_size=16), device=None).close()
+        IndexPipeline(index, order=Order(index, batch_size=16), device=None).close()
     (text,) = [record.getMessage() for record in caplog.records]
     assert "files, its reader keeps 16 open" in text

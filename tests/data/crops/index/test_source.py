@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import zarr
 
-from rankwise.data.crops import CropIndex, Pipeline
+from rankwise.data.crops import CropIndex, IndexPipeline
 from rankwise.data.order import Order
 
 
@@ -21,7 +21,7 @@ def empty(tmp_path):
 def test_a_batch_of_nothing_but_fill_is_said_once(empty):
     """Whole batches where nothing was written are seldom wanted: one warning, with the image; the fill is counted."""
     index = CropIndex(empty, shape=(4, 4))
-    with Pipeline(index, order=Order(index, batch_size=2), device=None) as pipeline:
+    with IndexPipeline(index, order=Order(index, batch_size=2), device=None) as pipeline:
         with pytest.warns(UserWarning, match=r"all 2 crops of a batch lie where nothing .*'empty.zarr'") as caught:
             seen = [np.isnan(batch["image"]).all() for step in pipeline for batch in step]
         assert seen == [True] * 4
@@ -33,7 +33,7 @@ def test_some_values_are_enough(empty):
     """A batch that holds a chunk that was written warns of nothing."""
     zarr.open_array(empty, mode="r+")[:8] = 1.0
     index = CropIndex(empty, shape=(16, 4))
-    with warnings.catch_warnings(), Pipeline(index, order=Order(index, batch_size=2), device=None) as pipeline:
+    with warnings.catch_warnings(), IndexPipeline(index, order=Order(index, batch_size=2), device=None) as pipeline:
         warnings.simplefilter("error")
         assert sum(len(batch.ids) for step in pipeline for batch in step) == 2
 
@@ -57,6 +57,6 @@ def test_statistics_tell_the_slow_way(tmp_path, codec, slow):
     compressors = {"zstd": ZstdCodec(), "gzip": GzipCodec()}[codec]
     zarr.create_array(path, data=np.ones((16, 8), "u1"), chunks=(4, 4), compressors=compressors)
     index = CropIndex(path, shape=(4, 4))
-    with Pipeline(index, order=Order(index, batch_size=2), device=None) as pipeline:
+    with IndexPipeline(index, order=Order(index, batch_size=2), device=None) as pipeline:
         assert len(list(pipeline)) == 4
         assert (pipeline.stats.chunks_decoded, pipeline.stats.slow_chunks) == (8, slow)

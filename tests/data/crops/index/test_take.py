@@ -7,7 +7,17 @@ import pytest
 import zarr
 
 from rankwise import Order
-from rankwise.data.crops import Config, Crop, CropIndex, Field, InvalidArgument, Pipeline, Sample, Scaling
+from rankwise.data.crops import (
+    Config,
+    Crop,
+    CropIndex,
+    Field,
+    IndexPipeline,
+    InvalidArgument,
+    Pipeline,
+    Sample,
+    Scaling,
+)
 from rankwise.data.crops.index import Take, plain_level
 from rankwise.data.store import read_meta
 from rankwise.errors import ConfigError
@@ -54,7 +64,7 @@ def test_an_index_has_the_dtypes_of_a_configuration(tmp_path):
     index = CropIndex({"image": tmp_path / "a", "label": tmp_path / "b"}, shape=(4, 4, 4))
     config = Config(samples_per_batch=1, sample_shape=(4, 4, 4), fields={"label": Field(sample_shape=(4, 4, 4))})
     crop = Crop(tmp_path / "b", np.s_[0:4, 0:4, 0:4])
-    with Pipeline(index, order=Order(index, batch_size=1), device=None) as ordered, Pipeline(config) as pushed:
+    with IndexPipeline(index, order=Order(index, batch_size=1), device=None) as ordered, Pipeline(config) as pushed:
         pushed.push([Sample(tmp_path / "a", np.s_[0:4, 0:4, 0:4], also={"label": crop})])
         ((theirs,),) = [[batch.detach() for batch in step] for step in ordered]
         own = pushed.pop()
@@ -88,7 +98,7 @@ def test_scalings_are_found_by_relative_paths(tmp_path, monkeypatch):
     seen = {}
     for uri in ("g.zarr/a", "./g.zarr", tmp_path / "g.zarr" / "a"):
         index = CropIndex("g.zarr/a", shape=(4, 4, 4), fields={"image": Take(normalise={uri: Scaling(0.5, 1.0)})})
-        with Pipeline(index, order=Order(index, batch_size=1), device=None) as pipeline:
+        with IndexPipeline(index, order=Order(index, batch_size=1), device=None) as pipeline:
             ((batch,),) = [[batch.detach() for batch in step] for step in pipeline]
         np.testing.assert_array_equal(batch["image"][0], values * np.float32(0.5) + 1)
         seen[str(uri)] = index.fingerprint

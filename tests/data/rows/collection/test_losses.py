@@ -11,7 +11,7 @@ import pytest
 import zarr
 
 from rankwise.data.order import Order
-from rankwise.data.rows import DatasetCollection, Loader, RowSource
+from rankwise.data.rows import DatasetCollection, Loader, OrderedLoader, RowSource
 from rankwise.data.rows.collection.journal import work_folder
 from rankwise.data.rows.writing import rows_of_size
 from rankwise.errors import ConfigError, DataError
@@ -198,12 +198,12 @@ def test_another_matrix_does_not_stand_for_x(tmp_path):
     place = write_anndata(made, tmp_path / "csc.zarr")
     order = Order(place, batch_size=5)
     with pytest.raises(DataError, match=r"X is stored column by column .*matrices=\['layers/counts'\]"):
-        Loader(place, order=order, device=None)
+        OrderedLoader(place, order=order, device=None)
     assert "layers/counts" in RowSource(place, matrices=["layers/counts"]).fields
-    assert len(Loader(place, order=order, matrices=["layers/counts"], device=None)) == 4
+    assert len(OrderedLoader(place, order=order, matrices=["layers/counts"], device=None)) == 4
     made.X = None
     none = write_anndata(made, tmp_path / "none.zarr")
-    for (batch,) in Loader(none, order=Order(none, batch_size=20), device=None):
+    for (batch,) in OrderedLoader(none, order=Order(none, batch_size=20), device=None):
         assert list(batch.fields) == ["layers/counts"]
 
 
@@ -216,7 +216,7 @@ def test_values_in_memory_that_do_not_fit_are_an_error(tmp_path):
         order = Order(source, batch_size=20)
         for options in ({}, {"dense": True}):
             with pytest.raises(DataError, match=r"do not fit (the dtype|uint8)"):
-                list(Loader(source, order=order, dtype="u1", device=None, **options))
-            for (batch,) in Loader(source, order=order, dtype="i4", device=None, **options):
+                list(OrderedLoader(source, order=order, dtype="u1", device=None, **options))
+            for (batch,) in OrderedLoader(source, order=order, dtype="i4", device=None, **options):
                 rows = batch["X"].toarray() if not options else batch["X"]
                 np.testing.assert_array_equal(rows, made.X[batch.ids].toarray())

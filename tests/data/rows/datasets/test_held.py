@@ -10,7 +10,7 @@ import pytest
 import scipy.sparse as sp
 
 from rankwise.data.order import Order
-from rankwise.data.rows import DatasetCollection, Loader, RowSource, log1p_cpm
+from rankwise.data.rows import DatasetCollection, Loader, OrderedLoader, RowSource, log1p_cpm
 from rankwise.data.rows.datasets import find_datasets
 from rankwise.data.rows.matrices import held as held_matrices
 from rankwise.errors import ConfigError, DataError
@@ -57,7 +57,7 @@ def test_each_row_once_and_right(adata, small, options):
     """Sparse, dense, chosen genes, columns of obs: a batch holds the rows that its ids say, each once an epoch."""
     names = (*ALL, "layers/columns", "layers/full")
     order = Order(small, batch_size=16)
-    loader = Loader(small, order=order, matrices=names, obs=["kind", "n", "maybe"], device=None, **options)
+    loader = OrderedLoader(small, order=order, matrices=names, obs=["kind", "n", "maybe"], device=None, **options)
     found = rows_of(loader)
     columns = [7, 2] if "genes" in options else slice(None)
     assert len(found) == 60 * (len(names) + 3)
@@ -80,7 +80,7 @@ def test_the_same_rows_at_any_world_size(small):
 
     def loaders(world_size):
         return [
-            Loader(source, order=order, world=RankPlace(rank=rank, world_size=world_size), device=None)
+            OrderedLoader(source, order=order, world=RankPlace(rank=rank, world_size=world_size), device=None)
             for rank in range(world_size)
         ]
 
@@ -104,7 +104,7 @@ def test_rows_know_whose_they_are(adata, tmp_path):
     assert RowSource(tmp_path / "a.h5ad").fingerprint == one
     assert RowSource(adata[::-1]).fingerprint != one
     with pytest.raises(ConfigError, match="the order was made of other rows"):
-        Loader(adata[::-1].copy(), order=Order(adata, batch_size=16))
+        OrderedLoader(adata[::-1].copy(), order=Order(adata, batch_size=16))
 
 
 def test_parts_draws_and_tables(adata, small):
@@ -118,11 +118,11 @@ def test_parts_draws_and_tables(adata, small):
     assert len(train) + len(val) == 60
     assert source.obs().columns.tolist() == adata.obs.columns.tolist()
     np.testing.assert_array_equal(source[-3]["X"].toarray()[0], adata.X[-3].toarray()[0])
-    loader = Loader(small, order=Order(small, batch_size=16, balance="kind", num_samples=64), device=None)
+    loader = OrderedLoader(small, order=Order(small, batch_size=16, balance="kind", num_samples=64), device=None)
     assert sum(len(batch.ids) for (batch,) in loader) == 64
     other = small_anndata(20, 5, seed=3)[:, ["gene4", "gene0", "gene2"]].copy()
     both = [small, other]
-    found = rows_of(Loader(both, order=Order(both, batch_size=16), genes=["gene2", "gene4"], device=None))
+    found = rows_of(OrderedLoader(both, order=Order(both, batch_size=16), genes=["gene2", "gene4"], device=None))
     wanted = np.concatenate([adata.X[:, [2, 4]].toarray(), other.X[:, [2, 0]].toarray()])
     assert [found["X", row] for row in range(80)] == wanted.tolist()
 
@@ -130,7 +130,7 @@ def test_parts_draws_and_tables(adata, small):
 def test_of_use_everywhere(small):
     """Torch and its workers, a transform where rows are made, a copy in another process."""
     order = Order(small, batch_size=16)
-    dense = Loader(small, order=order, dense=True, batch_transform=log1p_cpm, device="cpu")
+    dense = OrderedLoader(small, order=order, dense=True, batch_transform=log1p_cpm, device="cpu")
     assert all(batch["X"].dtype.is_floating_point for (batch,) in dense)
     source = RowSource(small)
     again = pickle.loads(pickle.dumps(source))
@@ -189,5 +189,5 @@ def test_what_rows_are_not_read_from(adata, tmp_path):
 def test_from_memory_to_a_collection(adata, tmp_path):
     """What was tried in memory goes on with a collection: the same calls, other rows."""
     collection = DatasetCollection(tmp_path / "cells.zarr").add_adatas([adata], rng=0)
-    found = rows_of(Loader(collection, order=Order(collection, batch_size=16), obs=["n"], device=None))
+    found = rows_of(OrderedLoader(collection, order=Order(collection, batch_size=16), obs=["n"], device=None))
     assert sorted(found["n", row] for row in range(60)) == list(range(60))

@@ -10,7 +10,7 @@ import scipy.sparse as sp
 import zarr
 
 from rankwise.data.order import Order
-from rankwise.data.rows import Loader, RowSource
+from rankwise.data.rows import OrderedLoader, RowSource
 from rankwise.data.rows.fields.variables import modality_of
 from rankwise.errors import ConfigError
 from rankwise.testing.small_rows import random_csr, write_anndata
@@ -56,7 +56,7 @@ def test_genes_by_name_in_each_store(stores, genes):
     """A name is found where each store has it; rows of all stores mix in one batch."""
     places, tables = stores
     source = RowSource(places, genes=genes)
-    loader = Loader(source, order=Order(source, batch_size=7), device=None)
+    loader = OrderedLoader(source, order=Order(source, batch_size=7), device=None)
     assert rows_of(loader, "X") == tables["X"][genes].to_numpy().tolist()
 
 
@@ -65,7 +65,7 @@ def test_modalities(stores):
     places, tables = stores
     genes = {"X": ["a", "d"], "mod/protein/X": ["p2", "p0"]}
     source = RowSource(places, matrices=("X", "mod/protein/X"), genes=genes)
-    loader = Loader(source, order=Order(source, batch_size=9), device=None)
+    loader = OrderedLoader(source, order=Order(source, batch_size=9), device=None)
     assert rows_of(loader, "X") == tables["X"][["a", "d"]].to_numpy().tolist()
     assert rows_of(loader, "mod/protein/X") == tables["protein"][["p2", "p0"]].to_numpy().tolist()
     one = RowSource(places[0], matrices=("X", "mod/protein/X"), genes=["c"])
@@ -83,10 +83,10 @@ def test_dense_matrices_in_another_order(tmp_path):
         one = anndata.AnnData(X=values[k].astype("f4"), var=pd.DataFrame(index=held))
         places.append(write_anndata(one, tmp_path / f"{k}.zarr"))
     source = RowSource(places[:2], genes=["b", "c"])
-    rows = rows_of(Loader(source, order=Order(source, batch_size=4), device=None), "X")
+    rows = rows_of(OrderedLoader(source, order=Order(source, batch_size=4), device=None), "X")
     assert rows == [*values[0][:, [1, 2]].tolist(), *values[1][:, [2, 0]].tolist()]
     source = RowSource(places, genes=["b", "a"])
-    rows = rows_of(Loader(source, order=Order(source, batch_size=4), device=None), "X")
+    rows = rows_of(OrderedLoader(source, order=Order(source, batch_size=4), device=None), "X")
     wanted = [held[:, [names[k].index(gene) for gene in "ba"]] for k, held in enumerate(values)]
     assert rows == np.concatenate(wanted).tolist()
     with pytest.raises(ConfigError, match="the same variables in the same order"):
@@ -99,13 +99,13 @@ def test_an_order_wants_no_genes(stores, drawn):
     places, tables = stores
     order = Order(places, batch_size=8, **drawn)
     assert order.recipe == Order(RowSource(places, genes=["a"]), batch_size=8, **drawn).recipe
-    loader = Loader(places, order=order, genes=["d", "b"], device=None)
+    loader = OrderedLoader(places, order=order, genes=["d", "b"], device=None)
     for (batch,) in loader:
         step = batch.share.step
         rows = loader.source.row_numbers(batch.ids, seed=step.resume.seed, epoch=step.epoch)
         assert batch["X"].tolist() == tables["X"][["d", "b"]].to_numpy()[rows].tolist()
     with pytest.raises(ConfigError, match=r"choose genes=\[...\] by names"):
-        Loader(places, order=order)
+        OrderedLoader(places, order=order)
 
 
 def test_variables_left_open(stores):
@@ -116,9 +116,9 @@ def test_variables_left_open(stores):
     part, _ = source.split(by="row", fractions=(0.5, 0.5))
     order = Order(part, batch_size=5)
     wanted = tables["X"][["a"]].to_numpy()[part.row_numbers(np.arange(len(part)))]
-    assert rows_of(Loader(part, order=order, genes=["a"], device=None), "X") == wanted.tolist()
+    assert rows_of(OrderedLoader(part, order=order, genes=["a"], device=None), "X") == wanted.tolist()
     with pytest.raises(ConfigError, match=r"genes=... leaves the variables open.* pass genes=\[...\] to the loader"):
-        Loader(part, order=order)
+        OrderedLoader(part, order=order)
 
 
 def test_what_cannot_be_chosen(stores):
@@ -150,6 +150,6 @@ def test_damage_is_seen_in_its_own_store(tmp_path):
     row = int(np.flatnonzero(np.diff(bounds))[2])
     indices[bounds[row]] = 4
     source = RowSource(places, genes=["a", "b"])
-    loader = Loader(source, order=Order(source, batch_size=10), device=None, on_bad_sample=3)
+    loader = OrderedLoader(source, order=Order(source, batch_size=10), device=None, on_bad_sample=3)
     seen = [number for (batch,) in loader for number in batch.ids.tolist()]
     assert set(range(40)) - set(seen) == {row}

@@ -328,19 +328,19 @@ def test_with_an_order(tmp_path):
     made = small_anndata(20)
     source = RowSource(write_anndata(made, tmp_path / "a.zarr"), obs=["n"])
     order = Order(source, batch_size=8, seed=0)
-    with Loader(source, order=order, device=None) as loader:
+    with OrderedLoader(source, order=order, device=None) as loader:
         assert isinstance(loader, OrderedLoader)
         for (batch,) in loader:
             np.testing.assert_array_equal(dense(batch["X"]), made.X[np.asarray(batch["n"])].toarray())
     for option, instead in {"batch_size": "of all ranks together", "return_index": "batch.ids are the rows"}.items():
         with pytest.raises(ValueError, match=f"Cannot specify {option} with order=: .*{instead}"):
-            Loader(source, order=order, **{option: 4})
+            OrderedLoader(source, order=order, **{option: 4})
     with pytest.raises(ValueError, match="batch_transform= is a function, got 'log1p'"):
-        Loader(source, order=order, batch_transform="log1p")
+        OrderedLoader(source, order=order, batch_transform="log1p")
     with pytest.raises(ValueError, match=r"dtype= wants NumPy dtypes .* got 'foo'"):
-        Loader(source, order=order, dtype="foo")
+        OrderedLoader(source, order=order, dtype="foo")
     with pytest.raises(ValueError, match="got 'cupy'"):
-        Loader(source, order=order, to="cupy")
+        OrderedLoader(source, order=order, to="cupy")
 
 
 def test_rows_of_our_writer(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 import zarr
 
 from rankwise.data.order import Order
-from rankwise.data.rows import Loader, RowSource, notices
+from rankwise.data.rows import OrderedLoader, RowSource, notices
 from rankwise.errors import SampleError
 from rankwise.testing.small_rows import random_csr, write_anndata
 
@@ -35,14 +35,14 @@ def test_zeros_that_a_shard_leaves_out_are_zeros(tmp_path, options):
     source = RowSource(place, **options)
     order = Order(source, batch_size=7)
     seen = []
-    for (batch,) in Loader(source, order=order, device=None):
+    for (batch,) in OrderedLoader(source, order=order, device=None):
         rows = batch["X"].toarray() if not options else batch["X"]
         np.testing.assert_array_equal(rows, whole[batch.ids][:, options.get("genes", slice(None))])
         seen += batch.ids.tolist()
     assert sorted(seen) == list(range(NUM_ROWS))
     Path(place, "X/data/c/1").unlink()
     with pytest.raises(SampleError, match=r"X/data (is|are) not in the store"), RowSource(place, **options) as again:
-        list(Loader(again, order=order, device=None))
+        list(OrderedLoader(again, order=order, device=None))
 
 
 def test_files_of_one_chunk_that_held_zeros(tmp_path, caplog, monkeypatch):
@@ -54,7 +54,7 @@ def test_files_of_one_chunk_that_held_zeros(tmp_path, caplog, monkeypatch):
     with caplog.at_level(logging.WARNING, logger="rankwise.rows"):
         for options in ({}, {"dense": True}):
             seen = []
-            for (batch,) in Loader(place, order=Order(NUM_ROWS, batch_size=7), device=None, **options):
+            for (batch,) in OrderedLoader(place, order=Order(NUM_ROWS, batch_size=7), device=None, **options):
                 rows = batch["X"] if options else batch["X"].toarray()
                 np.testing.assert_array_equal(rows, matrix[batch.ids].toarray())
                 seen += batch.ids.tolist()
@@ -73,7 +73,7 @@ def test_files_of_column_numbers_that_are_gone(tmp_path):
     rows = np.repeat(np.arange(NUM_ROWS), np.diff(matrix.indptr))
     lost = {*rows[120:140].tolist(), *rows[240:260].tolist()}
     seen = []
-    for (batch,) in Loader(place, order=Order(NUM_ROWS, batch_size=7), device=None, on_bad_sample=len(lost)):
+    for (batch,) in OrderedLoader(place, order=Order(NUM_ROWS, batch_size=7), device=None, on_bad_sample=len(lost)):
         np.testing.assert_array_equal(batch["X"].toarray(), matrix[batch.ids].toarray())
         seen += batch.ids.tolist()
     assert sorted(seen) == sorted(set(range(NUM_ROWS)) - lost)

@@ -7,7 +7,7 @@ import zarr
 from zarr.codecs import BloscCodec, GzipCodec
 
 from rankwise.data.order import Order
-from rankwise.data.rows import Loader, RowSource
+from rankwise.data.rows import Loader, OrderedLoader, RowSource
 from rankwise.data.rows.samplers import SequentialSampler
 from rankwise.errors import SampleError
 from rankwise.testing.small_rows import random_csr, write_anndata
@@ -35,7 +35,7 @@ def test_rows_with_far_columns_are_left_out(store, options):
     place, whole = store
     source = RowSource(place, **options)
     seen = []
-    for (batch,) in Loader(source, order=Order(source, batch_size=7), device=None, on_bad_sample=len(BAD)):
+    for (batch,) in OrderedLoader(source, order=Order(source, batch_size=7), device=None, on_bad_sample=len(BAD)):
         rows = batch["X"].toarray() if not options else batch["X"]
         np.testing.assert_array_equal(rows, whole[batch.ids][:, options.get("genes", slice(None))])
         seen += batch.ids.tolist()

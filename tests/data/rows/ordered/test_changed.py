@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rankwise import Order
-from rankwise.data.rows import DatasetCollection, Loader
+from rankwise.data.rows import DatasetCollection, OrderedLoader
 from rankwise.errors import ConfigError, SampleError
 from rankwise.testing.small_rows import small_anndata
 
@@ -24,7 +24,7 @@ def test_a_collection_that_is_reshuffled_under_a_loader(tmp_path):
     collection = DatasetCollection(tmp_path / "c.zarr")
     collection.add_adatas([small_anndata(200, 9)], rng=0, n_obs_per_chunk=8, shard_size="2KB", matrices=["X"])
     order = Order(collection, batch_size=16)
-    loader = Loader(collection, order=order, obs=["n"], dense=True, device=None, cache=0, depth=0)
+    loader = OrderedLoader(collection, order=order, obs=["n"], dense=True, device=None, cache=0, depth=0)
     found = []
     with contextlib.suppress(SampleError):
         found.extend(rows_seen(loader, lambda: collection.add_adatas([], reshuffle=True, rng=1)))
@@ -36,4 +36,4 @@ def test_a_collection_that_is_reshuffled_under_a_loader(tmp_path):
     with pytest.raises(SampleError, match=r"dataset_0/X/\w+ has gone since it was opened"):
         next(iter(loader))
     with pytest.raises(ConfigError, match="the order was made of other rows"):
-        Loader(collection, order=order)
+        OrderedLoader(collection, order=order)

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 
 from rankwise.data.feed.csr import csr_parts
 from rankwise.data.order import Order
-from rankwise.data.rows import Loader, RowSource, log1p_cpm
+from rankwise.data.rows import OrderedLoader, RowSource, log1p_cpm
 from rankwise.testing import run_ranks
 from rankwise.testing.row_stores import NUM_COLS, make_stores
 from rankwise.testing.shares import RankPlace
@@ -31,7 +31,7 @@ def places(tmp_path_factory):
 def ordered(places, *, world=None, **options):
     options = {**FIELDS, "micro_batch": 4, **options}
     order = Order(RowSource(places), batch_size=10)
-    return Loader(places, order=order, world=world or RankPlace(), **options)
+    return OrderedLoader(places, order=order, world=world or RankPlace(), **options)
 
 
 def arrays_of(field):
@@ -99,7 +99,7 @@ def test_every_kind_of_batch_travels(places, case):
 
 def drawn(places, **options):
     order = Order(places, batch_size=16, mix=[0.4, 0.6], balance="kind")
-    return Loader(places, order=order, world=RankPlace(), obs=["n"], **options)
+    return OrderedLoader(places, order=order, world=RankPlace(), obs=["n"], **options)
 
 
 def test_drawn_rows_are_the_same(places):

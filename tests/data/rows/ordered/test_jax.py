@@ -11,7 +11,7 @@ from scipy.sparse import csr_matrix
 from torch import nn
 
 from rankwise.data.order import Order
-from rankwise.data.rows import Loader, Log1pCounts, RowSource
+from rankwise.data.rows import Loader, Log1pCounts, OrderedLoader, RowSource
 from rankwise.data.rows.abc import Sampler
 from rankwise.data.rows.samplers import DistributedSampler, RandomSampler
 from rankwise.errors import ConfigError
@@ -34,8 +34,8 @@ world = rankwise.World.init_jax(timeout=60)
 import numpy as np
 import zarr
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-from rankwise.data.crops import CropIndex, Pipeline
-from rankwise.data.rows import Loader, RowSource
+from rankwise.data.crops import CropIndex, IndexPipeline
+from rankwise.data.rows import Loader, OrderedLoader, RowSource
 from rankwise.data.rows.samplers import DistributedSampler, RandomSampler
 from scipy.sparse import csr_matrix
 
@@ -79,21 +79,21 @@ def epoch(loader, steps=None):
 
 for name, micro in (("whole", None), ("micro", 3)):
     order = rankwise.Order(source(), batch_size=batch_size)
-    with Loader(source(), order=order, to="jax", sharding=rows, micro_batch=micro) as loader:
+    with OrderedLoader(source(), order=order, to="jax", sharding=rows, micro_batch=micro) as loader:
         said[name] = epoch(loader, steps=4 if name == "micro" else None)
         said[name + " state"] = loader.state_dict()
 said["compiled"] = summed._cache_size()
 
 def refused(sharding):
     try:
-        Loader(source(), order=order, to="jax", sharding=sharding)
+        OrderedLoader(source(), order=order, to="jax", sharding=sharding)
     except rankwise.RankwiseError as error:
         return str(error)
 
 said["refused"] = [refused(NamedSharding(rows.mesh, P())), refused(NamedSharding(grid.mesh, P("model")))]
 
 few = RowSource(places, genes=list(range(10)), obs=("n",), threads=1)
-with Loader(few, order=rankwise.Order(few, batch_size=batch_size), to="jax", sharding=grid) as loader:
+with OrderedLoader(few, order=rankwise.Order(few, batch_size=batch_size), to="jax", sharding=grid) as loader:
     steps = iter(loader)
     (batch,) = next(steps)
     said["grid"] = [shard.data.shape for shard in batch["X"].addressable_shards]
@@ -106,12 +106,12 @@ world.barrier()
 index = CropIndex("scan.zarr", shape=(4, 8, 8))
 said["plain"] = []
 tiles = rankwise.Order(index, batch_size=5)
-for made, field in ((Loader(few, order=order), "X"), (Pipeline(index, order=tiles), "image")):
+for made, field in ((OrderedLoader(few, order=order), "X"), (IndexPipeline(index, order=tiles), "image")):
     with made:
         for (batch,) in made:
             said["plain"].append(type(batch[field]).__name__)
             break
-with Pipeline(index, order=tiles, device=rows) as pipeline:
+with IndexPipeline(index, order=tiles, device=rows) as pipeline:
     total = sum(float(jax.jit(lambda x: x.astype("float32").sum())(batch["image"])) for (batch,) in pipeline)
 said["crops"] = [total, float(np.asarray(zarr.open_array("scan.zarr", mode="r")[:]).sum())]
 sampler = DistributedSampler(RandomSampler(chunk_size=4, preload_nchunks=2, batch_size=4, rng=0), dist_info="jax")
@@ -190,7 +190,7 @@ def test_sums_over_the_processes_are_those_of_the_step(said, held, how):
 def test_steps_are_those_of_one_rank(said, held):
     """Which rows form a step does not depend on who loads them; a saved position goes on at another world size."""
     order = order_of(held)
-    with Loader(RowSource(held.places, threads=1, dense=True), order=order, to="jax") as loader:
+    with OrderedLoader(RowSource(held.places, threads=1, dense=True), order=order, to="jax") as loader:
         alone = [sorted(batch.ids.tolist()) for (batch,) in loader]
         loader.load_state_dict(said[0]["micro state"])  # as two ranks left it
         assert said[0]["micro state"] == said[1]["micro state"]
@@ -251,16 +251,16 @@ def test_other_shardings_are_refused(said):
 def test_sparse_rows_of_one_process(held):
     """Without a sharding a rank's rows come as BCSR; with one dense rows are asked for."""
     source = RowSource(held.places, threads=1)
-    with Loader(source, order=order_of(held), to="jax") as loader:
+    with OrderedLoader(source, order=order_of(held), to="jax") as loader:
         for (batch,) in loader:
             found = batch["X"]
             assert isinstance(found, jax.experimental.sparse.BCSR)
             parts = tuple(np.asarray(part) for part in (found.data, found.indices, found.indptr))
             np.testing.assert_array_equal(csr_matrix(parts, found.shape).toarray(), held.dense("X")[batch.ids])
     with pytest.raises(ConfigError, match="'X' is sparse, and global arrays of JAX are dense: take dense rows"):
-        Loader(source, order=order_of(held), to="jax", sharding=of_one_device())
+        OrderedLoader(source, order=order_of(held), to="jax", sharding=of_one_device())
     few = RowSource(held.places, genes=[0, 1], threads=1)
-    with Loader(few, order=order_of(held), to="jax", sharding=of_one_device()) as loader:
+    with OrderedLoader(few, order=order_of(held), to="jax", sharding=of_one_device()) as loader:
         with pytest.raises(ConfigError, match="cuts equal shares only: sharding= wants as many rows of each process"):
             loader.set_speeds([1])
         with pytest.raises(ConfigError, match="cuts equal ones only: sharding= wants as many rows of each process"):
@@ -275,7 +275,7 @@ def test_counts_are_normalised_as_in_numpy(held, dense, size):
     for how in ({"to": "jax"}, {"device": None}):
         source = RowSource(held.places, matrices=("layers/counts",), obs=("n",), threads=1, dense=dense)
         renamed = lambda fields, keys: change({"X": fields["layers/counts"], "n": fields["n"]}, keys)  # noqa: E731
-        with Loader(source, order=Order(source, batch_size=BATCH), batch_transform=renamed, **how) as loader:
+        with OrderedLoader(source, order=Order(source, batch_size=BATCH), batch_transform=renamed, **how) as loader:
             for (batch,) in loader:
                 found[how.get("to")] = batch.detach()["X"] if dense else batch["X"].todense()
                 break
@@ -287,9 +287,9 @@ def test_where_to_and_sharding_do_not_fit(held):
     """A device of torch's, a sharding without JAX, and a sharding with a sampler: what to change."""
     source = RowSource(held.places, threads=1, dense=True)
     with pytest.raises(ConfigError, match="got device='cpu': leave it out"):
-        Loader(source, order=order_of(held), to="jax", device="cpu")
+        OrderedLoader(source, order=order_of(held), to="jax", device="cpu")
     with pytest.raises(ConfigError, match="sharding= is for JAX arrays"):
-        Loader(source, order=order_of(held), sharding=object())
+        OrderedLoader(source, order=order_of(held), sharding=object())
     with pytest.raises(ConfigError, match="sharding= is for JAX arrays"):
         Loader(batch_sampler=make_ranks(), sharding=object())
 

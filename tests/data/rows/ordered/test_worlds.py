@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rankwise.data.order import Order
-from rankwise.data.rows import DatasetCollection, Loader, RowSource, log1p_cpm
+from rankwise.data.rows import DatasetCollection, OrderedLoader, RowSource, log1p_cpm
 from rankwise.testing import run_ranks
 from rankwise.testing.row_stores import make_stores
 from rankwise.testing.shares import RankPlace
@@ -53,7 +53,7 @@ def noisy(fields, keys):
 def batches_of(world, places, case, *, state=None, steps=None):
     """What each step brings to this rank, and where the loader stands after it."""
     rows, order = case_of(places, case)
-    loader = Loader(rows, order=order, obs=["n"], dense=True, world=world, micro_batch=5, batch_transform=noisy)
+    loader = OrderedLoader(rows, order=order, obs=["n"], dense=True, world=world, micro_batch=5, batch_transform=noisy)
     if state is not None:
         loader.load_state_dict(state)
     seen = []
@@ -98,7 +98,7 @@ def test_a_mix_goes_on_with_another_batch_size(places):
     """The samples that are left are the same ones, whatever the size of the batches that they come in."""
     _, *stores = places
     orders = [Order(stores, mix=[0.3, 0.7], num_samples=150, batch_size=size) for size in (16, 7)]
-    loaders = [Loader(stores, order=order, obs=["n"], device=None) for order in orders]
+    loaders = [OrderedLoader(stores, order=order, obs=["n"], device=None) for order in orders]
     first, whole = [], []
     for number, (batch,) in enumerate(loaders[0]):
         whole += batch["n"].tolist()
@@ -132,7 +132,7 @@ def test_a_mix_reads_chunks_about_once(tmp_path, world_size):
     def decoded(order):
         total = 0
         for rank in range(world_size):
-            loader = Loader(stores, order=order, device=None, world=RankPlace(rank, world_size), threads=1)
+            loader = OrderedLoader(stores, order=order, device=None, world=RankPlace(rank, world_size), threads=1)
             assert sum(len(batch) for (batch,) in loader) == 2400 // world_size
             total += loader.source.stats.chunks_decoded
         return total
@@ -144,6 +144,6 @@ def test_a_mix_reads_chunks_about_once(tmp_path, world_size):
 def test_log1p_is_the_same_on_any_world(places):
     """A shipped transform over drawn rows, ragged at the end: rows depend on themselves alone."""
     order = Order(places[0], batch_size=BATCH, balance="kind", num_samples=50)
-    loader = Loader(places[0], order=order, device=None, dense=True, batch_transform=log1p_cpm)
+    loader = OrderedLoader(places[0], order=order, device=None, dense=True, batch_transform=log1p_cpm)
     sizes = [len(batch) for (batch,) in loader]
     assert sizes == [16, 16, 16, 2]

@@ -7,7 +7,7 @@ import pytest
 import zarr
 
 from rankwise import Order
-from rankwise.data.rows import DatasetCollection, Loader, RowSource
+from rankwise.data.rows import DatasetCollection, Loader, OrderedLoader, RowSource
 from rankwise.data.rows.inspecting import describe_rows, verify_rows
 from rankwise.data.rows.samplers import RandomSampler
 from rankwise.errors import ConfigError, SampleError
@@ -46,7 +46,7 @@ def test_an_order_reads_the_same_rows_from_there(folder, url):
     """Byte for byte what it reads from the folder; one order serves both, and a position goes on in either."""
     fields = {"matrices": ("X", "obsm/pca"), "obs": ("kind",), "device": None}
     order = Order(folder, batch_size=32, balance="kind")
-    with Loader(url, order=order, **fields) as there, Loader(folder, order=order, **fields) as here:
+    with OrderedLoader(url, order=order, **fields) as there, OrderedLoader(folder, order=order, **fields) as here:
         for one, other in zip(epoch(there), epoch(here), strict=True):
             for got, wanted in zip(one, other, strict=True):
                 np.testing.assert_array_equal(got, wanted)
@@ -85,8 +85,8 @@ def test_what_is_gone_there_is_a_damaged_row(folder, url, bucket):
     source = RowSource(url, threads=1)
     order = Order(source, batch_size=32)
     with pytest.raises(SampleError, match=r"s3://bucket/cells\.zarr/dataset_1"):
-        list(Loader(source, order=order, device=None))
-    skipping = Loader(source, order=order, device=None, on_bad_sample=240)
+        list(OrderedLoader(source, order=order, device=None))
+    skipping = OrderedLoader(source, order=order, device=None, on_bad_sample=240)
     num_rows = sum(len(batch) for (batch,) in skipping)
     assert 150 <= num_rows == 240 - skipping.stats.skipped < 240
 

@@ -11,7 +11,7 @@ import scipy.sparse as sp
 import zarr
 
 from rankwise.data.order import Order
-from rankwise.data.rows import DatasetCollection, Loader
+from rankwise.data.rows import DatasetCollection, OrderedLoader
 from rankwise.data.rows.datasets import Dataset
 from rankwise.data.rows.matrices import stack_matrices
 from rankwise.data.rows.writing import parse_size, quiet_anndata, sharded, write_sharded
@@ -72,7 +72,7 @@ def test_stored_zeros_are_no_loss(tmp_path, as_collection, align_rows):
     else:
         write_sharded(place, made, n_obs_per_chunk=8, align_rows=align_rows)
     for name, whole in (("X", made.X), ("layers/counts", made.layers["counts"])):
-        loader = Loader(place, order=Order(200, batch_size=200, kind="sequential"), matrices=[name], device=None)
+        loader = OrderedLoader(place, order=Order(200, batch_size=200, kind="sequential"), matrices=[name], device=None)
         for (batch,) in loader:
             np.testing.assert_array_equal(batch[name].indptr, whole.indptr)
             np.testing.assert_array_equal(batch[name].toarray(), whole.toarray())

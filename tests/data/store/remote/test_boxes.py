@@ -140,7 +140,7 @@ def test_pipelines_of_crops_take_the_same_options(bucket, files_at, proxy):
         with pipeline.pop() as batch:
             np.testing.assert_array_equal(batch["image"], [DATA[0:4, 8:16], DATA[8:12, 0:8]])
     index = crops.CropIndex(open_image(uri, nodes=StoredNodes(files)), shape=(4, 8, 10))
-    with crops.Pipeline(index, order=Order(index, batch_size=4), device=None, remote=files.options) as pipeline:
+    with crops.IndexPipeline(index, order=Order(index, batch_size=4), device=None, remote=files.options) as pipeline:
         found = [
             (place, crop.copy())
             for (batch,) in pipeline

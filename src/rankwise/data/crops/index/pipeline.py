@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import math
 import warnings
@@ -18,7 +17,6 @@ from rankwise.data.crops.exceptions import BudgetExceeded, ShutdownError
 from rankwise.data.crops.index.crop_index import CropIndex, CropPlace
 from rankwise.data.crops.index.layout import FieldLayout
 from rankwise.data.crops.index.source import CropSource, settle_index
-from rankwise.data.crops.pipeline import Pipeline
 from rankwise.data.crops.tuning import NumaStrategy, chosen_strategy, cores_here, pin_thread
 from rankwise.data.feed import FeedLoader, FeedOptions
 from rankwise.data.feed.place_jax import is_jax_target
@@ -39,7 +37,6 @@ _LOG = logging.getLogger("rankwise.crops")
 _STEPS_IN_FLIGHT = 3  # the one that is read, and the two that are hinted
 
 
-@Pipeline.register
 class IndexPipeline(FeedLoader):
     """Implements `BatchLoader` over a `CropIndex`: shuffled, sharded and resumed exactly, at any world size.
 
@@ -96,7 +93,10 @@ class IndexPipeline(FeedLoader):
         **options: Unpack[FeedOptions],
     ) -> None:
         if not isinstance(index, CropIndex):
-            raise ConfigError(f"an ordered pipeline takes a CropIndex, got {type(index).__name__}")
+            raise ConfigError(
+                f"IndexPipeline takes a CropIndex, got {index!r}: the crops of stored arrays are CropIndex(URIs, "
+                "shape=...); samples that are pushed go through Pipeline(Config(...))"
+            )
         target: Any = device if is_jax_target(device) else None
         place = place_in_world(cast("Any", device) if target is None else None, world)
         caps = Caps.of(place, max_gpu_memory_bytes=max_gpu_memory_bytes, max_host_memory_bytes=max_host_memory_bytes)
@@ -157,19 +157,6 @@ class IndexPipeline(FeedLoader):
         self.stop(partial(ShutdownError, "the pipeline was closed: make a new one, and load the state of this one"))
         self.say_skipped()
         self._crops.close()
-
-
-def _signature() -> inspect.Signature:
-    """What `Pipeline` takes, for `help` and editors: a Config alone, or an index with all that goes with it."""
-    own = inspect.signature(IndexPipeline.__init__).parameters
-    passed = inspect.signature(FeedLoader.__init__).parameters
-    taken = [each for name, each in own.items() if name not in {"self", "index", "options"}]
-    taken = [each.replace(default=None, annotation="Order | None") if each.name == "order" else each for each in taken]
-    source = inspect.Parameter("source", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation="Config | CropIndex")
-    return inspect.Signature([source, *taken, *(passed[name] for name in FeedOptions.__annotations__)])
-
-
-setattr(Pipeline, "__signature__", _signature())  # noqa: B010  (only here are all of its arguments known)
 
 
 def _warn_small_cache(source: CropSource, order: Order, *, rank: int, world_size: int) -> None:

@@ -44,7 +44,7 @@ _PATIENCE_S = 600.0
 
 
 class StitchOptions(TypedDict, total=False):
-    """Arguments that go as they are to the `Pipeline` which reads the tiles; it says what each means."""
+    """Arguments that go as they are to the `IndexPipeline` which reads the tiles; it says what each means."""
 
     depth: int
     cache: ChunkCache | int
@@ -109,9 +109,9 @@ class Stitcher:
         durable: flush each file to the disk before its slab is recorded, so that the record outlives a power cut and
             not only a kill; False is faster where files are small.
         progress: whether the main rank shows how far it is.
-        device: where batches go, see `Pipeline`.
+        device: where batches go, see `IndexPipeline`.
         world: the ranks; None = `World.current()`.
-        **options: how tiles are read, as `Pipeline` says.
+        **options: how tiles are read, as `IndexPipeline` says.
 
     Attributes:
         window_bytes: most memory that the sums take on a rank.

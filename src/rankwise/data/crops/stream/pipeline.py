@@ -1,8 +1,7 @@
-"""`StreamPipeline`: pushed samples to batches, in their order."""
+"""`Pipeline`: pushed samples to batches, in their order."""
 
 from __future__ import annotations
 
-import inspect
 import logging
 import threading
 import warnings
@@ -10,14 +9,13 @@ import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from dataclasses import fields as fields_of
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, Self, final
 
 from rankwise.data.crops.batch import Batch, Parked, waitable
 from rankwise.data.crops.budget import host_memory_bytes, settle
 from rankwise.data.crops.config import Config
 from rankwise.data.crops.devices import bind_device
 from rankwise.data.crops.exceptions import InvalidArgument, PoolStarved, ShutdownError, TryAgain
-from rankwise.data.crops.pipeline import Pipeline
 from rankwise.data.crops.sample import Sample
 from rankwise.data.crops.stats import Stats
 from rankwise.data.crops.stream.flow import Starved
@@ -25,11 +23,12 @@ from rankwise.data.crops.stream.planner import Failure, Ready
 from rankwise.data.crops.stream.resolver import check_sample
 from rankwise.data.crops.stream.stages import Stages
 from rankwise.data.feed.place import make_placer
+from rankwise.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["StreamPipeline"]
+__all__ = ["Pipeline"]
 
 _LOG = logging.getLogger("rankwise.crops")
 _GPU_ONLY = ("max_chunks_per_wave", "max_substreams_per_chunk", "n_chunk_layout_cache")
@@ -37,8 +36,8 @@ _said: set[str] = set()
 
 
 @final
-class StreamPipeline(Pipeline):
-    """Batches of pushed samples. Made by ``Pipeline(config)``.
+class Pipeline:
+    """Batches of pushed samples, a context manager. The crops of an index come from `IndexPipeline`.
 
     Samples are pulled out of what is pushed by a thread of the pipeline, as far ahead as `Config.lookahead_samples`;
     their arrays are opened, their batches planned and read ahead too, as far as there are buffers. Row i of a batch is
@@ -49,11 +48,19 @@ class StreamPipeline(Pipeline):
         config: the configuration.
 
     Raises:
+        ConfigError: it was given an index or an order.
         InvalidArgument: the device is not there, or does not agree with the one in use.
         BudgetExceeded: the batches do not fit the memory; the message adds it up.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, *, order: None = None) -> None:
+        if not isinstance(config, Config) or order is not None:
+            more = "" if order is None else " and an order"
+            raise ConfigError(
+                f"Pipeline takes a Config, for samples that are pushed, got {config!r}{more}. "
+                "The crops of an index come from IndexPipeline(CropIndex(URIs, shape=...), order=Order(index, "
+                "batch_size=...)), where batch_size counts the crops of all ranks together"
+            )
         self.config = config
         place = bind_device(config.device)
         self._device = place.device
@@ -180,6 +187,12 @@ class StreamPipeline(Pipeline):
         self._stages.engine.reset_stats()
         self._stages.openings.reset_delays()
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
     def close(self) -> None:
         """Stop at once: what was not popped is dropped, samples that were not pulled are not pulled.
 
@@ -281,6 +294,3 @@ def _say_what_is_idle(config: Config) -> None:
     if idle:
         _said.update(idle)
         _LOG.warning("no effect here, where chunks are decoded on the CPU: %s", ", ".join(idle))
-
-
-setattr(StreamPipeline, "__signature__", inspect.signature(StreamPipeline.__init__))  # noqa: B010  (not that of its base)

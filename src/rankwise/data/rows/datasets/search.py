@@ -67,7 +67,7 @@ def _unfit(place: str) -> str:
     if place.endswith((".h5ad", ".h5", ".hdf5")):
         return (
             f"{place} is an HDF5 file: {written}; an ordered loader reads small ones into memory, "
-            "Loader(FILE, order=Order(FILE, batch_size=...))"
+            "OrderedLoader(FILE, order=Order(FILE, batch_size=...))"
         )
     if place.endswith(".h5mu"):
         return f"{place} is a MuData file: {written}, with --modality NAME for each of those that you want"

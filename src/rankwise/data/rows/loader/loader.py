@@ -26,7 +26,7 @@ from rankwise.data.rows.loader.defaults import (
 from rankwise.data.rows.loader.held import HeldDatasets
 from rankwise.data.rows.loader.position import Standing
 from rankwise.data.rows.loader.prefetch import RequestReader, UnderWay
-from rankwise.data.rows.loader.requests import RowBlock, RowOrder, make_ordered
+from rankwise.data.rows.loader.requests import RowBlock, RowOrder
 from rankwise.data.rows.loader.stored import iter_groups, load_group
 from rankwise.data.rows.notices import say_once
 from rankwise.data.rows.passes import Rng
@@ -59,9 +59,6 @@ class Loader:
         rng: generator or seed of the shuffle.
         across_epochs: whether the first load request of the next pass is read while the last batches of this one are in
             use, where the sampler is one of ours and the data are stored; dropped if the next pass begins otherwise.
-        order: an `Order` of the same `collection` instead of a sampler: the same global batches at every world size,
-            and a position that can be saved. What comes back is an `OrderedLoader`, with its arguments and those of
-            `RowSource` (`matrices`, `obs`, `genes`, `dense`, ...).
         sharding: with to="jax": ``jax.sharding.Sharding`` of global arrays of all ranks' rows; without, arrays are each
             rank's own. It wants an order, or a `DistributedSampler` with equal batches: X is then global, and dense.
 
@@ -73,10 +70,13 @@ class Loader:
     plain_class: type
     scope: Literal["sharded"] = "sharded"  # for checkpoints: each rank saves and loads its own position
 
-    def __new__(cls, collection: Any = None, *, order: Any = None, to: Library | None = None, **options: Any) -> Any:
-        """Make a loader, an ordered one if an order is given."""
+    def __new__(cls, *_: Any, to: Library | None = None, order: Any = None, **__: Any) -> Any:
+        """Make a loader, for torch one of a class that inherits from its `IterableDataset` too."""
         if order is not None:
-            return make_ordered(collection, order=order, to=to, **options)
+            raise ConfigError(
+                "Loader takes a sampler; OrderedLoader(collection, order=...) draws rows as an order says, with a "
+                "position that can be saved"
+            )
         return super().__new__(iterable_class(cls, to))
 
     def __init__(
@@ -94,7 +94,6 @@ class Loader:
         to: Library | None = None,
         rng: Rng = None,
         across_epochs: bool = True,
-        order: None = None,  # noqa: ARG002  (with an order, __new__ makes another object; here for the signature)
         sharding: Any = None,
     ) -> None:
         arguments = {
@@ -295,7 +294,7 @@ class Loader:
         if ignored:
             say_once(
                 f"batches hold X, obs and var; {', '.join(sorted(ignored))} are left out (an ordered loader takes them "
-                "by name: Loader(..., order=...))"
+                "by name: OrderedLoader(..., order=...))"
             )
         return self.add_dataset(adata.X, adata.obs if len(adata.obs.columns) else None, adata.var)
 
