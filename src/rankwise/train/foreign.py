@@ -164,7 +164,7 @@ def is_stream(data: Any) -> bool:
     """Whether it is an iterable that knows nothing of steps; what has a part of a `BatchLoader` is judged as one."""
     from torch.utils.data import DataLoader, IterableDataset
 
-    if isinstance(data, BaseLoader):  # some of ours pass for an IterableDataset, too
+    if isinstance(data, BaseLoader):
         return False
     # every IterableDataset inherits a __getitem__ that only raises
     if isinstance(data, DataLoader) or (isinstance(data, IterableDataset) and not hasattr(data, "mark_done")):

@@ -97,8 +97,10 @@ def sharing_of(data: Any, world: World) -> Sharing:
     name = type(data).__name__
     if isinstance(data, str | bytes) or not hasattr(data, "__iter__"):
         raise ConfigError(f"a stream is an iterable of batches (a DataLoader, an IterableDataset), got a {name}")
-    if hasattr(getattr(data, "dataset", None), "mark_done"):
-        raise ConfigError(f"this {name} goes over a {type(data.dataset).__name__}: give that, it has a position")
+    dataset = getattr(data, "dataset", data)  # of ours, or its `as_dataset()`
+    loader = getattr(dataset, "loader", dataset)
+    if hasattr(loader, "mark_done"):
+        raise ConfigError(f"this {name} goes over a {type(loader).__name__}: give that, it has a position")
     if isinstance(data, DataLoader) and not isinstance(data.dataset, IterableDataset):
         return _of_samplers(data, world)
     seen = "every rank must read its own part of it, which cannot be seen from here"

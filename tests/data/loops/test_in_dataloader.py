@@ -62,7 +62,7 @@ def test_two_workers_bring_the_plain_loop(loaders, kind, method):
     loader = loaders[kind]()
     passing = iter(loader)
     next(passing)
-    batches = DataLoader(loader, batch_size=None, num_workers=2, multiprocessing_context=method)
+    batches = DataLoader(loader.as_dataset(), batch_size=None, num_workers=2, multiprocessing_context=method)
     assert [shown(batches), shown(batches)] == alone
     assert len(list(passing)) == len(alone[0]) - 1
 
@@ -76,7 +76,8 @@ from rankwise.data.rows import OrderedLoader
 
 places = sys.argv[1:]
 loader = OrderedLoader(places, order=Order(places, batch_size=9), dense=True)
-batches = DataLoader(loader, batch_size=None, num_workers=2, multiprocessing_context="fork", persistent_workers=True)
+options = {"num_workers": 2, "multiprocessing_context": "fork", "persistent_workers": True}
+batches = DataLoader(loader.as_dataset(), batch_size=None, **options)
 steps, others = iter(batches), iter(loader)
 next(others)
 print(len(next(steps)[0]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from rankwise.data.contract import (
     JSON,
@@ -19,10 +19,12 @@ from rankwise.data.contract import (
 )
 from rankwise.data.feed.rank_place import check_ranks
 from rankwise.data.feed.repeats import is_sequential
-from rankwise.data.feed.workers.iterable import take_part
 from rankwise.data.feed.workers.starts import PassStarts, order_code
 from rankwise.errors import ConfigError
 from rankwise.world.loader_worker import LoaderWorker
+
+if TYPE_CHECKING:
+    from rankwise.data.feed.workers.torch_dataset import LoaderDataset
 
 __all__ = ["Cursor", "CursorLoader", "FullLength", "check_fits"]
 
@@ -40,10 +42,12 @@ class FullLength(BaseLoader):
 
     def __init__(self, loader: CursorLoader) -> None:
         self.loader = loader
-        take_part(self)
 
-    def __reduce__(self) -> tuple[type[FullLength], tuple[CursorLoader]]:
-        return FullLength, (self.loader,)
+    def as_dataset(self) -> LoaderDataset:
+        """Return the loader's dataset, with this length."""
+        from rankwise.data.feed.workers.torch_dataset import LoaderDataset
+
+        return LoaderDataset(self, self.loader.as_dataset().iterate)
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.loader)
@@ -337,6 +341,14 @@ class CursorLoader(BaseLoader):
         else is this loader's.
         """
         return FullLength(self)
+
+    def as_dataset(self) -> LoaderDataset:
+        """Return this loader as a dataset of torch's DataLoader.
+
+        Raises:
+            ConfigError: it has workers of its own.
+        """
+        raise ConfigError(f"a {type(self).__name__} has workers of its own: give num_workers= to it, iterate over it")
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of an epoch; keeps the position when the state already lies inside that epoch."""

@@ -24,14 +24,11 @@ from rankwise.data.feed.repeats import Repeats
 from rankwise.data.feed.transform import BatchTransform, SampleTransform, Transform, counted_samples, fused_source
 from rankwise.data.feed.workers import (
     SentBatch,
-    asked_by_dataloader,
     check_sendable,
     host_device,
     raising,
-    rebuild,
     say_in_memory,
     sent_fields,
-    take_part,
 )
 from rankwise.errors import ConfigError
 from rankwise.world.loader_worker import LoaderWorker, current_worker
@@ -39,6 +36,8 @@ from rankwise.world.loader_worker import LoaderWorker, current_worker
 if TYPE_CHECKING:
     import jax
     import torch
+
+    from rankwise.data.feed.workers.torch_dataset import LoaderDataset
 
 __all__ = ["FeedLoader"]
 
@@ -128,7 +127,6 @@ class FeedLoader(CursorLoader):
         self._budget = SkipBudget(on_bad_sample)
         self._worker: LoaderWorker | None = None
         self._cursor.share()
-        take_part(self)
 
     @cached_property
     def _placer(self) -> Placer:
@@ -143,11 +141,10 @@ class FeedLoader(CursorLoader):
             fields=self.source.fields,
         )
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __getstate__(self) -> dict[str, Any]:
         check_sendable(self._device)
         state = {name: value for name, value in self.__dict__.items() if name != "_placer"}
-        state |= {"_kept": None, "_under_way": [], "_memory": None}
-        return rebuild, (getattr(type(self), "plain_class", type(self)),), state
+        return state | {"_kept": None, "_under_way": [], "_memory": None}
 
     def __getitem__(self, index: object) -> NoReturn:
         """Refuse to be indexed.
@@ -156,8 +153,8 @@ class FeedLoader(CursorLoader):
             ConfigError: always, with what to do instead.
         """
         raise ConfigError(
-            "a loader is iterated, not indexed: `for batches in loader`. torch's DataLoader iterates over it, too, "
-            "DataLoader(loader, batch_size=None), if torch was imported before the loader was made"
+            "a loader is iterated, not indexed: `for batches in loader`. torch's DataLoader takes "
+            "DataLoader(loader.as_dataset(), batch_size=None)"
         )
 
     @property
@@ -166,17 +163,26 @@ class FeedLoader(CursorLoader):
         return self._stats
 
     def __iter__(self) -> Iterator[tuple[FeedBatch, ...]]:
-        """Yield the micro-batches of each step, to the end of the epoch.
+        """Yield the micro-batches of each step to the epoch's end; in a worker of a DataLoader its part of them."""
+        return self._batches() if current_worker() is None else self._in_dataloader()
 
-        In a worker of a DataLoader these are the worker's part of the steps; see `Cursor.begin_pass` for where they
-        begin there.
+    def as_dataset(self) -> LoaderDataset:
+        """Return this loader as torch's `IterableDataset`: ``DataLoader(loader.as_dataset(), batch_size=None)``.
+
+        Workers read their part of the steps each, and a plain loop's batches come out, in its order. The loader stays
+        what is asked: `set_epoch`, `mark_done` and positions reach the workers.
         """
+        from rankwise.data.feed.workers.torch_dataset import LoaderDataset
+
+        return LoaderDataset(self, self._in_dataloader)
+
+    def _in_dataloader(self) -> Iterator[tuple[FeedBatch, ...]]:
+        """Yield what this process reads in a pass of a DataLoader; see `Cursor.begin_pass` for where it begins."""
         worker = current_worker()
         try:
             if worker is not None:
                 self._enter(worker)
-            if worker is not None or asked_by_dataloader():
-                self._cursor.begin_pass(worker)
+            self._cursor.begin_pass(worker)
         except Exception as error:  # noqa: BLE001  (in a worker that stays, raising it here would end the process)
             return raising(error)
         return self._batches()

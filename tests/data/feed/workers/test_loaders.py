@@ -74,7 +74,7 @@ def loader(source=None, *, batch_size=8, kind=None, device="cpu", **options):
 def inside(mine, num_workers=2, *, batch_size=None, **options):
     if num_workers:
         options.setdefault("multiprocessing_context", "fork")
-    return DataLoader(mine, batch_size=batch_size, num_workers=num_workers, **options)
+    return DataLoader(mine.as_dataset(), batch_size=batch_size, num_workers=num_workers, **options)
 
 
 def told(batches):
@@ -297,7 +297,7 @@ def test_arrays_of_jax_are_refused(monkeypatch):
 
 def test_indexing_is_refused():
     """With what to do instead."""
-    with pytest.raises(ConfigError, match=r"iterated, not indexed: .* DataLoader\(loader, batch_size=None\)"):
+    with pytest.raises(ConfigError, match=r"iterated, not indexed: .* DataLoader\(loader.as_dataset\(\), "):
         _ = loader()[0]
 
 
@@ -320,15 +320,16 @@ try:
     list(DataLoader(mine, batch_size=None))
 except ValueError as error:
     print(error)
+print(len(DataLoader(mine.as_dataset(), batch_size=None)))
 """
 
 
 def test_torch_is_not_loaded_for_this():
-    """NumPy batches need none; a DataLoader says what is missing where it was loaded too late."""
+    """NumPy batches need none; a DataLoader takes the loader as a dataset, whenever torch was imported."""
     told = subprocess.run(
         [sys.executable, "-c", WITHOUT_TORCH], capture_output=True, text=True, timeout=60, check=False
     )
-    assert "if torch was imported before the loader was made" in told.stdout, told.stderr
+    assert "DataLoader(loader.as_dataset(), batch_size=None)\n3\n" in told.stdout, told.stderr
 
 
 def test_a_break_leaves_no_worker_behind():

@@ -70,7 +70,7 @@ def test_workers_that_are_started_anew_bring_the_plain_loop(places, method):
     plain = epochs(range(4), ordered(places))
     loader = ordered(places)
     batches = DataLoader(
-        loader, batch_size=None, num_workers=2, multiprocessing_context=method, persistent_workers=True
+        loader.as_dataset(), batch_size=None, num_workers=2, multiprocessing_context=method, persistent_workers=True
     )
     assert len(batches) == 10
     assert shown(batches) == plain[0]
@@ -94,7 +94,10 @@ def test_every_kind_of_batch_travels(places, case):
     """Tensors, sparse ones, arrays and matrices of SciPy, with what was made of them while they were read."""
     plain = epochs([0], ordered(places, **CASES[case]))
     loader = ordered(places, **CASES[case])
-    assert shown(DataLoader(loader, batch_size=None, num_workers=3, multiprocessing_context="fork")) == plain[0]
+    assert (
+        shown(DataLoader(loader.as_dataset(), batch_size=None, num_workers=3, multiprocessing_context="fork"))
+        == plain[0]
+    )
 
 
 def drawn(places, **options):
@@ -105,7 +108,7 @@ def drawn(places, **options):
 def test_drawn_rows_are_the_same(places):
     """Mixed and balanced: which rows are drawn follows from the epoch in workers too."""
     plain = epochs([0, 1], drawn(places))
-    batches = DataLoader(drawn(places), batch_size=None, num_workers=2, multiprocessing_context="fork")
+    batches = DataLoader(drawn(places).as_dataset(), batch_size=None, num_workers=2, multiprocessing_context="fork")
     assert [shown(batches), shown(batches)] == plain
 
 
@@ -114,7 +117,7 @@ def of_a_rank(world, places):
     loader = ordered(places, world=world)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # forks of a process that has threads
-        batches = DataLoader(loader, batch_size=None, num_workers=2, multiprocessing_context="fork")
+        batches = DataLoader(loader.as_dataset(), batch_size=None, num_workers=2, multiprocessing_context="fork")
         found = [shown(batches), shown(batches)]
     rows = [row for _, _, each, _ in found[0] for ids, *_ in each for row in ids]
     return epochs([0, 1], ordered(places, world=world)) == found, rows
@@ -136,7 +139,7 @@ def trained(places, num_workers):
     """Weights after an epoch, and where the loader stands."""
     loader = ordered(places, dense=True, dtype="f4", matrices=("X",))
     context = "fork" if num_workers else None
-    batches = DataLoader(loader, batch_size=None, num_workers=num_workers, multiprocessing_context=context)
+    batches = DataLoader(loader.as_dataset(), batch_size=None, num_workers=num_workers, multiprocessing_context=context)
     model = torch.nn.Linear(NUM_COLS, 1, bias=False)
     torch.nn.init.ones_(model.weight)
     take = ExactStep(model, torch.optim.SGD(model.parameters(), lr=1e-6), summed, world=World.current())

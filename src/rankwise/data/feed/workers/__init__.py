@@ -5,7 +5,6 @@ from __future__ import annotations
 from rankwise.data.feed.workers.forkserver import InitWorker, check_importable, deaf_workers, start_server
 from rankwise.data.feed.workers.iterable import (
     SentBatch,
-    asked_by_dataloader,
     check_sendable,
     host_device,
     iterable_class,
@@ -13,7 +12,6 @@ from rankwise.data.feed.workers.iterable import (
     rebuild,
     say_in_memory,
     sent_fields,
-    take_part,
 )
 from rankwise.data.feed.workers.starts import PassStarts, order_code
 
@@ -21,7 +19,6 @@ __all__ = [
     "InitWorker",
     "PassStarts",
     "SentBatch",
-    "asked_by_dataloader",
     "check_importable",
     "check_sendable",
     "deaf_workers",
@@ -33,5 +30,4 @@ __all__ = [
     "say_in_memory",
     "sent_fields",
     "start_server",
-    "take_part",
 ]

@@ -1,4 +1,4 @@
-"""Loaders that a torch `DataLoader` takes as an `IterableDataset`, and how their batches reach the trainer."""
+"""What loaders are in the workers of a torch `DataLoader`, and how their batches reach the trainer."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import functools
 import logging
 import sys
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, NoReturn, Self
@@ -19,7 +19,6 @@ from rankwise.world.loader_worker import LoaderWorker
 
 __all__ = [
     "SentBatch",
-    "asked_by_dataloader",
     "check_sendable",
     "host_device",
     "iterable_class",
@@ -27,28 +26,7 @@ __all__ = [
     "rebuild",
     "say_in_memory",
     "sent_fields",
-    "take_part",
-    "teach_collating",
 ]
-
-
-def teach_collating() -> None:
-    """Tell torch's default function that a single step, its batch size where none is given, stays as it is."""
-    from torch.utils.data._utils.collate import default_collate_fn_map
-
-    default_collate_fn_map[FeedBatch] = _only
-
-
-def _only(batches: Sequence[Any], *, collate_fn_map: Any = None) -> Any:  # noqa: ARG001  (torch passes it)
-    if len(batches) > 1:
-        raise ConfigError(
-            f"steps of a loader are batches already, and {len(batches)} of them were to be put together: take "
-            "DataLoader(loader, batch_size=None); Order(..., batch_size=...) says how many samples a step has"
-        )
-    return batches[0]
-
-
-_FETCHING = "torch.utils.data._utils.fetch"
 
 
 def iterable_class(cls: type, to: str | None) -> type:
@@ -65,20 +43,12 @@ def iterable_class(cls: type, to: str | None) -> type:
     return _with_torch(cls)
 
 
-def take_part(loader: Any) -> None:
-    """Make a loader an `IterableDataset` too, where torch is loaded already; else nothing happens."""
-    if "torch" in sys.modules:
-        cls: type = type(loader)
-        loader.__class__ = _with_torch(cls)
-
-
 @functools.cache
 def _with_torch(cls: type) -> type:
     try:
         from torch.utils.data import IterableDataset
     except ImportError:  # a broken torch: everything but a DataLoader works without
         return cls
-    teach_collating()
     if issubclass(cls, IterableDataset):
         return cls
     body = {"__module__": cls.__module__, "__doc__": cls.__doc__, "__qualname__": cls.__qualname__, "plain_class": cls}
@@ -94,17 +64,6 @@ def raising(error: Exception) -> Iterator[NoReturn]:
     """Return an iterator that raises: what `iter` itself raises in a worker that stays would end its process."""
     yield from ()
     raise error
-
-
-def asked_by_dataloader() -> bool:
-    """Whether who iterates over a loader, outside of this package, is a DataLoader without workers.
-
-    It says so nowhere, and hands nothing over by which a loader could know it.
-    """
-    frame: types.FrameType | None = sys._getframe(1)  # noqa: SLF001  (documented; inspect.stack reads source files)
-    while frame is not None and str(frame.f_globals.get("__name__", "")).startswith("rankwise."):
-        frame = frame.f_back
-    return frame is not None and frame.f_globals.get("__name__") == _FETCHING
 
 
 _LOG = logging.getLogger("rankwise.data")

@@ -1,0 +1,64 @@
+"""A loader as a dataset of torch's `DataLoader`. Loads torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from torch.utils.data import IterableDataset
+from torch.utils.data._utils.collate import default_collate_fn_map
+
+from rankwise.data.contract import JSON, BaseLoader
+from rankwise.data.feed.batch import FeedBatch
+from rankwise.errors import ConfigError
+
+__all__ = ["LoaderDataset", "teach_collating"]
+
+
+class LoaderDataset(IterableDataset[Any]):
+    """Implements `IterableDataset` over a loader, for ``DataLoader(loader.as_dataset(), batch_size=None)``.
+
+    In each worker it gives the worker's part of the steps; epochs and positions are those of the loader.
+
+    Args:
+        loader: what `as_dataset` was called of.
+        iterate: returns what this process reads in a pass of the DataLoader.
+    """
+
+    def __init__(self, loader: BaseLoader, iterate: Callable[[], Iterator[Any]]) -> None:
+        teach_collating()
+        self.loader, self.iterate = loader, iterate
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.iterate()
+
+    def __len__(self) -> int:
+        """Return the steps from the last one marked done to the end of its epoch, or what its loader counts."""
+        return len(self.loader)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the start of an epoch; keeps the position when the state already lies inside that epoch."""
+        self.loader.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, JSON]:
+        """Return the last state marked done."""
+        return dict(self.loader.state_dict())
+
+    def load_state_dict(self, state: Mapping[str, JSON]) -> None:
+        """Continue after `state`, at any world size."""
+        self.loader.load_state_dict(state)
+
+
+def teach_collating() -> None:
+    """Tell torch's default function that a single step, its batch size where none is given, stays as it is."""
+    default_collate_fn_map[FeedBatch] = _only
+
+
+def _only(batches: Sequence[Any], *, collate_fn_map: Any = None) -> Any:  # noqa: ARG001  (torch passes it)
+    if len(batches) > 1:
+        raise ConfigError(
+            f"steps of a loader are batches already, and {len(batches)} of them were to be put together: take "
+            "DataLoader(loader.as_dataset(), batch_size=None); Order(..., batch_size=...) says how many samples a step "
+            "has"
+        )
+    return batches[0]
