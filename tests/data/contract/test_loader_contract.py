@@ -8,7 +8,7 @@ import pytest
 import zarr
 
 from rankwise import Order
-from rankwise.data.crops import CropIndex, IndexPipeline, Pipeline
+from rankwise.data.crops import CropIndex, IndexPipeline
 from rankwise.data.rows import OrderedLoader, RowSource
 from rankwise.data.samples import ArraySource, DatasetLoader, SampleLoader
 from rankwise.errors import RankwiseError
@@ -200,7 +200,7 @@ def test_a_loader_closes_in_mid_epoch_and_twice(make):
     loader.close()
     assert not threads_since(before)
     assert samples_of(batches[0]) == kept
-    if isinstance(loader, Pipeline):
+    if isinstance(loader, IndexPipeline):
         with pytest.raises(RankwiseError, match="closed"):
             next(iter(loader))
     else:

@@ -147,11 +147,7 @@ class FeedLoader(CursorLoader):
         return state | {"_kept": None, "_under_way": [], "_memory": None}
 
     def __getitem__(self, index: object) -> NoReturn:
-        """Refuse to be indexed.
-
-        Raises:
-            ConfigError: always, with what to do instead.
-        """
+        """Refuse to be indexed, with what to do instead."""
         raise ConfigError(
             "a loader is iterated, not indexed: `for batches in loader`. torch's DataLoader takes "
             "DataLoader(loader.as_dataset(), batch_size=None)"
