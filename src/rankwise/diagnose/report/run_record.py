@@ -75,6 +75,9 @@ def as_list(value: object) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
+_OF_A_RUN = ("config.json", "metrics.jsonl", "failure.json", "profile.json", "scaling.json")
+
+
 def read_run(path: Path, *, name: str, lint: list[Any] | None = None, doctor: list[Any] | None = None) -> RunRecord:
     """Read a run directory.
 
@@ -89,9 +92,9 @@ def read_run(path: Path, *, name: str, lint: list[Any] | None = None, doctor: li
     """
     if not path.is_dir():
         raise ConfigError(f"report wants a run directory; {str(path)!r} is none. Runs are in runs/ by default")
-    if not any((path / known).exists() for known in ("config.json", "metrics.jsonl", "profile.json", "scaling.json")):
+    if not any((path / known).exists() for known in _OF_A_RUN):
         raise ConfigError(
-            f"{str(path)!r} holds no run: no config.json, metrics.jsonl, profile.json or scaling.json. "
+            f"{str(path)!r} holds no run: none of {', '.join(_OF_A_RUN)}. "
             "Give the folder of one run, as --run-dir names it"
         )
     notes: list[str] = []

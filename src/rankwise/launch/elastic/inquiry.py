@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rankwise.launch.observation import Sighting, choose, describe_sightings, sighting_from
+from rankwise.launch.verdict import Failure
 from rankwise.vitals.stacks import tidy
 
-__all__ = ["PATIENCE_S", "Blame", "Inquiry", "Nobody", "Standstill", "View", "view_from"]
+__all__ = ["PATIENCE_S", "Blame", "Inquiry", "Nobody", "Standstill", "View", "failure_from", "view_from"]
 
 PATIENCE_S = 15.0  # for the answers of all nodes, each of which looks at its ranks
 
@@ -147,3 +148,19 @@ class Inquiry:
 
 def _places(found: list[Sighting]) -> dict[str, str]:
     return {str(seen.rank): seen.where for seen in found}
+
+
+def failure_from(told: Mapping[str, Any] | None) -> Failure | None:
+    """Return the failure of a rank that holds up those of all nodes, as a `Blame` has it; None: nobody was found."""
+    if told is None:
+        return None
+    return Failure(
+        rank=int(told["rank"]),
+        headline=str(told["headline"]),
+        detail=str(told["detail"]),
+        witness=int(told["rank"]),
+        status=None,
+        exitcode=1,
+        places={int(rank): str(where) for rank, where in told["places"].items()},
+        waits=bool(told["waits"]),
+    )

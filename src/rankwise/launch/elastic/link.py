@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rankwise.errors import LaunchError
-from rankwise.launch.elastic.coordinator import REFUSED
+from rankwise.launch.elastic.guests import REFUSED
 from rankwise.launch.elastic.peer import BEAT_S, SILENT_S, Peer, PeerGone
 from rankwise.launch.elastic.seal import HELLO, NODE, Seal
 from rankwise.launch.local.loop import Loop

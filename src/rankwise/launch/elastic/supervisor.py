@@ -12,6 +12,7 @@ from typing import Any
 from rankwise.errors import LaunchError
 from rankwise.launch.elastic.coordinator import Coordinator
 from rankwise.launch.elastic.decisions import Rules
+from rankwise.launch.elastic.inquiry import failure_from
 from rankwise.launch.elastic.interfaces import interface_of, is_loopback
 from rankwise.launch.elastic.likeness import describe_node
 from rankwise.launch.elastic.link import Link
@@ -236,7 +237,7 @@ class _Node:
             if attempt is not None:
                 attempt.note_standstill()
         elif attempt is not None:
-            attempt.blame(_failure_of(message["failure"]))
+            attempt.blame(failure_from(message["failure"]))
 
     def _tell_cause(self, message: Mapping[str, Any]) -> None:
         self.told.add(str(message["line"]))
@@ -367,22 +368,6 @@ class _Node:
         if self._coordinator is not None:
             self._coordinator.close()
             self._coordinator = None
-
-
-def _failure_of(told: Mapping[str, Any] | None) -> Failure | None:
-    """Return the failure of a rank that holds up those of all nodes."""
-    if told is None:
-        return None
-    return Failure(
-        rank=int(told["rank"]),
-        headline=str(told["headline"]),
-        detail=str(told["detail"]),
-        witness=int(told["rank"]),
-        status=None,
-        exitcode=1,
-        places={int(rank): str(where) for rank, where in told["places"].items()},
-        waits=bool(told["waits"]),
-    )
 
 
 def _moved(link: Link) -> bool:

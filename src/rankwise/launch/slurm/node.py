@@ -9,13 +9,14 @@ import socket
 import sys
 import time
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rankwise import vitals
 from rankwise.errors import LaunchError, RankwiseError
 from rankwise.launch.bound import value_path
 from rankwise.launch.elastic.interfaces import interface_of, is_loopback
+from rankwise.launch.elastic.seal import derived_secret
 from rankwise.launch.job import Job
 from rankwise.launch.local.attempt import Attempt
 from rankwise.launch.local.console import Console
@@ -23,6 +24,7 @@ from rankwise.launch.local.environment import Part
 from rankwise.launch.local.loop import Loop
 from rankwise.launch.local.messages import describe_end, tell_hidden
 from rankwise.launch.local.ports import HeldPort
+from rankwise.launch.slurm.fellows import Desk, NodeFellows
 from rankwise.launch.slurm.start import Meeting, Record, Start, leave, read_meeting, say_ready
 from rankwise.launch.verdict import Failure, RankEnd
 
@@ -31,6 +33,16 @@ __all__: list[str] = []
 _MEETING_S = 120.0  # nodes of one step start at the same time; file systems may be late
 _CAUSE_S = 15.0  # how long a node that has only lost its peers lets the others say why
 _POLL_S = 0.05
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Here:
+    """This node: its number, what serves and shows, and what is closed at its end."""
+
+    node: int
+    loop: Loop
+    console: Console
+    stack: contextlib.ExitStack
 
 
 def main(folder: Path) -> int:
@@ -58,7 +70,9 @@ def main(folder: Path) -> int:
 def _run(start: Start, node: int, host: str, folder: Path, stack: contextlib.ExitStack) -> Record:
     loop, console = stack.enter_context(Loop()), Console()
     say_ready(node, folder)
-    meeting = _host(folder, stack) if node == 0 else _find(folder)
+    secret = derived_secret(start.secret, "desk")
+    here = _Here(node=node, loop=loop, console=console, stack=stack)
+    meeting = _host(folder, secret, here) if node == 0 else _find(folder)
     job = _with_own_call(start.job, folder, stack) if start.job.target.kind == "call" else start.job
     part = Part(
         world_size=start.num_nodes * job.num_ranks,
@@ -70,7 +84,12 @@ def _run(start: Start, node: int, host: str, folder: Path, stack: contextlib.Exi
         secret=start.secret,
         interface="" if is_loopback(meeting.address) else interface_of(_address_towards(meeting.address)),
     )
-    attempt = Attempt(job, start.attempt, start.run_id, loop=loop, console=console, logs=start.logs, part=part)
+    fellows = _fellows(meeting, secret, job.run_dir, here)
+    attempt = Attempt(
+        job, start.attempt, start.run_id, loop=loop, console=console, logs=start.logs, part=part, fellows=fellows
+    )
+    if fellows is not None:
+        fellows.attempt = attempt
     failure, ends = attempt.run()
     tell_hidden(console, attempt.hidden_lines, start.logs)
     console.flush()
@@ -107,15 +126,46 @@ def _let_others_say(folder: Path) -> None:
         time.sleep(_POLL_S)
 
 
-def _host(folder: Path, stack: contextlib.ExitStack) -> Meeting:
-    """Take a port of this node, rank 0's, and tell the others."""
+def _fellows(meeting: Meeting, secret: str, run_dir: Path | None, here: _Here) -> NodeFellows | None:
+    """Join those who ask together who holds them up; a node that cannot is judged alone."""
+    if not meeting.desk:
+        return None
+    try:
+        fellows = NodeFellows(
+            (meeting.address, meeting.desk),
+            secret,
+            node=here.node,
+            loop=here.loop,
+            console=here.console,
+            run_dir=run_dir,
+        )
+    except OSError as error:
+        here.console.say(
+            f"node {socket.gethostname()} cannot reach {meeting.address} port {meeting.desk} ({error.strerror}): where "
+            "ranks hang, the rank to blame is looked for on each node alone"
+        )
+        return None
+    here.stack.callback(fellows.close)
+    return fellows
+
+
+def _host(folder: Path, secret: str, here: _Here) -> Meeting:
+    """Take a port of this node, rank 0's, and one to ask at, and tell the others."""
     port = HeldPort()
-    stack.callback(port.close)
+    here.stack.callback(port.close)
     # the address of this node from where the step was started, as the other nodes see it
     launcher = os.environ.get("SLURM_LAUNCH_NODE_IPADDR", "")
     alone = os.environ.get("SLURM_STEP_NUM_NODES", "1") == "1"
     address = "127.0.0.1" if alone else _address_towards(launcher or os.environ.get("SLURMD_NODENAME", ""))
-    meeting = Meeting(address=address, port=port.number, step=os.environ.get("SLURM_STEP_ID", ""))
+    desk = None if alone else Desk(address, secret, here.loop, here.console.say)
+    if desk is not None:
+        here.stack.callback(desk.close)
+    meeting = Meeting(
+        address=address,
+        port=port.number,
+        step=os.environ.get("SLURM_STEP_ID", ""),
+        desk=0 if desk is None else desk.port,
+    )
     leave(meeting, folder)
     return meeting
 

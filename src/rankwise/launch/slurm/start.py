@@ -76,11 +76,13 @@ class Meeting:
         address: of the first node.
         port: held there until the end.
         step: Slurm's number of this job step.
+        desk: port of the first node where all ask who holds them up, 0 without one.
     """
 
     address: str
     port: int
     step: str
+    desk: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

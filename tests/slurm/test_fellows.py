@@ -1,0 +1,156 @@
+"""The desk where the supervisors of several nodes ask who holds them up: real sockets, ranks that are described."""
+
+import socket
+import time
+
+import pytest
+
+from rankwise.launch.local.loop import Loop
+from rankwise.launch.observation import Sighting
+from rankwise.launch.slurm.fellows import Desk, NodeFellows
+
+SECRET = "s" * 32
+
+
+class Ranks:
+    """Stands for an `Attempt`: what a node sees of its ranks, and what it is told."""
+
+    def __init__(self, view):
+        self._view, self.blamed, self.told = view, [], 0
+
+    def view(self, *, final):
+        return self._view
+
+    def blame(self, failure):
+        self.blamed.append(failure)
+
+    def note_standstill(self):
+        self.told += 1
+
+
+class Console:
+    def __init__(self):
+        self.lines = []
+
+    def say(self, text):
+        self.lines.append(text)
+
+    def block(self, text):
+        self.lines.append(text)
+
+
+COLLECTIVE = (
+    'Thread 0x1 (most recent call first):\n  File "/x/torch/distributed/distributed_c10d.py", line 9 in all_reduce'
+)
+ELSEWHERE = 'Thread 0x1 (most recent call first):\n  File "/home/me/train.py", line 3 in load'
+
+
+def _sighting(rank, *, waits):
+    return Sighting(rank=rank, stacks=COLLECTIVE if waits else ELSEWHERE).to_dict()
+
+
+def question(*, final, limit_s=9.0, **view):
+    return {"final": final, "limit_s": limit_s, "reason": "no rank has made progress for 9 s", **view}
+
+
+@pytest.fixture
+def served():
+    with Loop() as loop:
+        console = Console()
+        desk = Desk("127.0.0.1", SECRET, loop, console.say)
+        made = []
+
+        def node(number, view, secret=SECRET):
+            fellows = NodeFellows(
+                ("127.0.0.1", desk.port), secret, node=number, loop=loop, console=console, run_dir=None
+            )
+            fellows.attempt = Ranks(view)
+            made.append(fellows)
+            return fellows
+
+        yield desk, node, loop, console
+        for fellows in made:
+            fellows.close()
+        desk.close()
+
+
+def until(loop, condition):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true"
+        loop.step(0.05)
+
+
+def joined(loop, *nodes):
+    until(loop, lambda: all(node._link.welcome for node in nodes))
+
+
+def quiet(*ranks, quiet_s=20.0, missing=()):
+    return {"quiet_s": quiet_s, "missing": list(missing), "ranks": list(ranks)}
+
+
+def test_the_desk_names_a_rank_of_another_node(served):
+    """The node that asks has only ranks that wait; the one of the culprit is told, and nobody else."""
+    _, node, loop, _ = served
+    waiting, busy = quiet(_sighting(0, waits=1)), quiet(_sighting(1, waits=0))
+    first, second = node(0, waiting), node(1, busy)
+    joined(loop, first, second)
+    first.ask(question(final=True, **waiting))
+    until(loop, lambda: second.attempt.blamed)
+    (failure,) = second.attempt.blamed
+    assert failure.rank == 1
+    assert "no rank has made progress for 9 s" in failure.headline
+    assert first.attempt.blamed == []
+
+
+def test_a_standstill_is_told_once(served):
+    """By the first node; the others note it."""
+    _, node, loop, console = served
+    nodes = [node(number, quiet(_sighting(number, waits=number))) for number in range(3)]
+    joined(loop, *nodes)
+    nodes[2].ask(question(final=False, **nodes[2].attempt.view(final=False)))
+    until(loop, lambda: all(each.attempt.told for each in nodes))
+    assert sum("(--stall), the run goes on; look at rank 0" in line for line in console.lines) == 1
+
+
+def test_others_advance(served):
+    """Then nobody is blamed, and the node that asked hears it."""
+    _, node, loop, _ = served
+    still = quiet(_sighting(0, waits=1))
+    first, second = node(0, still), node(1, quiet(_sighting(1, waits=0), quiet_s=0.1))
+    joined(loop, first, second)
+    first.ask(question(final=True, **still))
+    until(loop, lambda: first.attempt.blamed)
+    assert first.attempt.blamed == [None]
+    assert second.attempt.blamed == []
+
+
+def test_without_the_first_node_each_judges_alone(served):
+    """Its supervisor has ended: the answer comes at once, from what this node sees."""
+    desk, node, loop, console = served
+    still = quiet(_sighting(2, waits=0), _sighting(3, waits=1))
+    second = node(1, still)
+    joined(loop, second)
+    desk.close()
+    until(loop, lambda: second._link.lost)
+    second.ask(question(final=True, **still))
+    assert [failure.rank for failure in second.attempt.blamed] == [2]
+    second.ask(question(final=False, **still))
+    assert any("look at rank 2" in line for line in console.lines)
+
+
+def test_garbage_and_strangers_are_dropped(served):
+    """Who sends noise, or has another secret, is not heard; the nodes of the start are."""
+    desk, node, loop, console = served
+    still = quiet(_sighting(0, waits=0))
+    good = node(0, still)
+    joined(loop, good)
+    noise = socket.create_connection(("127.0.0.1", desk.port))
+    noise.sendall(b"GET / HTTP/1.1\r\n\r\n" * 100)
+    stranger = node(1, still, secret="t" * 32)
+    until(loop, lambda: stranger._link.lost or stranger._link._error is not None)
+    until(loop, lambda: any("another token" in line for line in console.lines))
+    good.ask(question(final=True, **still))
+    until(loop, lambda: good.attempt.blamed)
+    assert stranger.attempt.blamed == []
+    noise.close()
