@@ -123,3 +123,18 @@ def test_watchers_that_ask_at_once_all_get_answers(start):
         asker.join()
     assert [set(answer) for answer in answers] == [{vital.rank for vital in found}] * 8
     assert found
+
+
+def test_watchers_that_ask_for_stacks_at_once_each_get_all_of_them(start):
+    """None gets half an answer, or another one's as well: each text names every thread once."""
+    _, folder = start(SLEEPER)
+    (vital,) = vitals.read(folder)
+    assert until(lambda: "stuck_here" in vitals.request_stacks(vital, 5.0))
+    answers = []
+    askers = [threading.Thread(target=lambda: answers.append(vitals.request_stacks(vital, 60.0))) for _ in range(8)]
+    for asker in askers:
+        asker.start()
+    for asker in askers:
+        asker.join()
+    assert [text.count("in stuck_here") for text in answers] == [1] * 8, answers
+    assert len({text.count("hread 0x") for text in answers}) == 1

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import mmap
 import os
 import re
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -159,11 +161,11 @@ def request_stacks(vital: Vital, timeout_s: float = 2.0) -> str:
     """Ask a rank of this host for the stacks of all its threads and return them, most recent call first.
 
     Works while the rank is blocked in a collective and while a C extension holds the interpreter lock. A stopped
-    (SIGSTOP) or unresponsive process answers nothing.
+    (SIGSTOP) or unresponsive process answers nothing. Several watchers may ask at the same time: each has its turn.
 
     Args:
         vital: as read; its process must still be the rank.
-        timeout_s: seconds to wait for the answer.
+        timeout_s: seconds to wait for the answer, its turn included.
 
     Returns:
         The text that `faulthandler` wrote, "" if none came.
@@ -171,12 +173,32 @@ def request_stacks(vital: Vital, timeout_s: float = 2.0) -> str:
     path = vital.folder / f"stacks-{vital.rank}"
     if not vital.signum or not path.exists():
         return ""
-    before = path.stat().st_size
-    try:
-        os.kill(vital.pid, vital.signum)
-    except ProcessLookupError:
-        return ""
-    return _wait_for_text(path, before, time.monotonic() + timeout_s)
+    deadline = time.monotonic() + timeout_s
+    with _turn(path, deadline - timeout_s / 2):
+        before = path.stat().st_size
+        try:
+            os.kill(vital.pid, vital.signum)
+        except ProcessLookupError:
+            return ""
+        return _wait_for_text(path, before, deadline)
+
+
+@contextlib.contextmanager
+def _turn(path: Path, deadline: float) -> Iterator[None]:
+    """Hold the file for one asker: what two ask for at once would run together, or end in the middle.
+
+    Who is not let in until the deadline asks all the same: a watcher may be stopped while it holds the file.
+    """
+    with path.open("rb") as file:
+        while time.monotonic() < deadline:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(_POLL_S)
+            except OSError:  # a file system without locks
+                break
+        yield
 
 
 def request_calls(vitals: Collection[Vital], timeout_s: float = 3.0, busy_timeout_s: float = 20.0) -> dict[int, Any]:
