@@ -6,9 +6,11 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+import rankwise
 from rankwise.diagnose.report import write_report
 from rankwise.diagnose.report.series import collect, envelope
 from rankwise.errors import ConfigError
@@ -232,3 +234,22 @@ def test_a_pipe_in_the_run_is_not_waited_for(tmp_path):
     assert "profile.json is no file" in page
     assert "lint.json cannot be read" in page
     assert "0 left out 3 damaged samples" in page
+
+
+@pytest.mark.parametrize(
+    ("logger", "call"),
+    [
+        ("rankwise/data/feed/reader.py", "rank %d leaves out a damaged sample (%d of at most %d)%s: %s"),
+        ("rankwise/data/feed/reader.py", "rank %d left out %d damaged samples in all"),
+        ("rankwise/data/crops/stream/planner.py", "left out (%d of at most %d): %s"),
+        ("rankwise/train/trainer.py", "%d of %d samples were damaged and left out of the training"),
+    ],
+)
+def test_whoever_leaves_samples_out_is_heard(tmp_path, logger, call):
+    """The words are those that the source logs, and stand on the page."""
+    source = Path(rankwise.__file__).parents[1] / logger
+    assert f'"{call}"' in source.read_text()
+    run = make_run(tmp_path / "run")
+    said = call.replace("%d", "7").replace("%s", "shard 3")
+    (run / "logs" / "attempt-0" / "rank-1.err").write_text(f"WARNING {said}\n")
+    assert said in page_of(run)

@@ -11,7 +11,11 @@ __all__ = ["LogNotes", "read_logs"]
 _END_BYTES = 1 << 20
 _MOST = 100
 _GUARD = re.compile(r"\[([a-z][\w -]*)\] ((?:after step \d+|before the first step), ranks? [\d, ]+, .+)")
-_SKIPPED = re.compile(r"^.*\brank \d+ (?:leaves|left) out .*\bdamaged samples?\b.*$", re.MULTILINE)
+_SKIPPED = re.compile(  # of a rank, of a crop pipeline, of the whole training
+    r"^.*(?:\brank \d+ (?:leaves|left) out .*\bdamaged samples?\b|\bleft out \(\d+ of at most \d+\): "
+    r"|\bsamples were damaged and left out of the training).*$",
+    re.MULTILINE,
+)
 _HANG = re.compile(r"^.*\branks? [\d, -]+ ha(?:s|ve) not joined .+$", re.MULTILINE)
 
 
