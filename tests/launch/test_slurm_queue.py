@@ -1,11 +1,14 @@
 """What Slurm is asked about jobs. Its answers are written here; real ones are in tests/slurm."""
 
+import io
+import os
 import subprocess
 
 import pytest
 
 from rankwise.errors import LaunchError
-from rankwise.launch.slurm import queue
+from rankwise.launch.slurm import follower, queue, submission
+from rankwise.launch.slurm import handle as handle_module
 
 
 @pytest.fixture
@@ -46,3 +49,70 @@ def test_a_job_that_the_controller_has_forgotten_comes_from_the_accounting(asked
     answers["squeue"] = 1, "", "Unable to contact slurm controller\n"
     with pytest.raises(LaunchError, match="Unable to contact"):
         queue.job_states(["7"])
+
+
+def test_a_job_that_is_unknown_is_not_a_controller_that_is_silent(asked):
+    """Of the first nothing comes back; the second is trouble, of which nothing follows."""
+    _, answers = asked
+    answers["scontrol"] = 1, "", "slurm_load_jobs error: Invalid job id specified"
+    assert queue.job_fields("7") is None
+    answers["scontrol"] = 1, "", "slurm_load_jobs error: Unable to contact slurm controller"
+    with pytest.raises(LaunchError, match="Unable to contact slurm controller"):
+        queue.job_fields("7")
+    assert queue.end_time("7") is None
+
+
+class Flaky:
+    """Stands for a handle whose Slurm answers only now and then."""
+
+    def __init__(self, answers):
+        self._answers = iter(answers)
+
+    def ending(self):
+        answer = next(self._answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def ask(self):
+        return queue.JobState(state="RUNNING")
+
+
+def test_who_waits_bears_silence_for_a_while(monkeypatch):
+    """A controller that is restarted does not end the wait; one that stays away does."""
+    now = [1000.0]
+    monkeypatch.setattr(handle_module.time, "monotonic", lambda: now[0])
+    silent = LaunchError("Slurm does not answer")
+    asked = handle_module.Patience()
+    job = Flaky([silent, silent, None, silent, {"exitcode": 0}, silent, silent])
+    for seconds, wanted in ((0, None), (800, None), (800, "RUNNING"), (800, None), (800, None)):
+        now[0] += seconds
+        ending, found = asked.of(job)
+        assert (found and found.state) == wanted
+    assert ending == {"exitcode": 0}
+    asked.of(job)
+    now[0] += 901
+    with pytest.raises(LaunchError, match="does not answer"):
+        asked.of(job)
+
+
+def test_output_is_shown_in_whole_characters(tmp_path):
+    """A read may end inside of one."""
+    shown, text = io.StringIO(), "naïve 日本\n".encode()
+    tail = follower._Tail(tmp_path / "log", shown)
+    assert not tail.copy()
+    for end in range(1, len(text) + 1):
+        (tmp_path / "log").write_bytes(text[:end])
+        assert tail.copy()
+    assert shown.getvalue() == "naïve 日本\n"
+
+
+def test_a_job_in_which_another_is_submitted_is_hidden(monkeypatch):
+    """From sbatch, which would hand the step of this one on; where Slurm is found stays."""
+    monkeypatch.setenv("SLURM_STEP_ID", "0")
+    monkeypatch.setenv("SLURM_MEM_PER_CPU", "100")
+    monkeypatch.setenv("SLURM_CONF", "/etc/slurm.conf")
+    with submission._without_job():
+        assert {"SLURM_STEP_ID", "SLURM_MEM_PER_CPU"}.isdisjoint(os.environ)
+        assert os.environ["SLURM_CONF"] == "/etc/slurm.conf"
+    assert os.environ["SLURM_STEP_ID"] == "0"

@@ -26,7 +26,9 @@ from rankwise.world.loader_worker import LoaderWorker
 if TYPE_CHECKING:
     from rankwise.data.feed.workers.torch_dataset import LoaderDataset
 
-__all__ = ["Cursor", "CursorLoader", "FullLength", "check_fits"]
+__all__ = ["CLOSED", "Cursor", "CursorLoader", "FullLength", "check_fits"]
+
+CLOSED = "the loader was closed: make a new one, and load the state of this one"
 
 
 class FullLength(BaseLoader):

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack
 
 from rankwise.data.contract import Order
+from rankwise.data.feed.cursor import CLOSED
 from rankwise.data.feed.loader import FeedLoader
 from rankwise.data.feed.options import FeedOptions, warn_small_cache
 from rankwise.data.feed.prefetch import window_depth
 from rankwise.data.feed.rank_place import find_place
 from rankwise.data.feed.transform import counted_samples
+from rankwise.errors import ConfigError
 
 if TYPE_CHECKING:
     import jax
@@ -67,7 +70,11 @@ class RankLoader(FeedLoader):
         warn_small_cache(self.source, order, rank=place.rank, world_size=place.world_size)
 
     def close(self) -> None:
-        """Close the source's files and threads, and say how many samples were left out. Calling it twice is fine."""
-        self._stop_between()
+        """Stop reading, close the source's files and threads, and say how many samples were left out.
+
+        Batches that were handed out stay valid; the position can still be asked for and marked. Iterating again raises
+        ConfigError. Other loaders of the source open it again. Calling it twice is fine.
+        """
+        self.stop(partial(ConfigError, CLOSED))
         self.say_skipped()
         self.source.close()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rankwise.data.contract import Order, Share, sample_keys
 from rankwise.data.feed import Cursor, CursorLoader, check_fits
+from rankwise.data.feed.cursor import CLOSED
 from rankwise.data.feed.rank_place import find_place
 from rankwise.data.feed.repeats import Repeats
 from rankwise.data.feed.workers import InitWorker, check_importable, deaf_workers, start_server
@@ -155,6 +156,7 @@ class DatasetLoader(CursorLoader):
         self._requests = Requests(self._cursor)
         self._repeats = Repeats(order, rank=place.rank)
         self._num_iterations = self._num_open = 0
+        self._is_closed = False
         self._early: Fetching | None = None
         context = multiprocessing_context or ("forkserver" if num_workers else None)
         self._context = context
@@ -177,6 +179,8 @@ class DatasetLoader(CursorLoader):
         )
 
     def __iter__(self) -> Iterator[tuple[DatasetBatch, ...]]:
+        if self._is_closed:
+            raise ConfigError(CLOSED)
         self._num_iterations += 1
         mine = self._num_iterations
         self._cursor.check_ranks()
@@ -227,7 +231,7 @@ class DatasetLoader(CursorLoader):
         Returns:
             Whether anything is fetched: not without workers, and not while an iteration is under way.
         """
-        if not self._loader.num_workers or self._num_open:
+        if not self._loader.num_workers or self._num_open or self._is_closed:
             return False
         try:
             self._early = self._begin()
@@ -236,7 +240,8 @@ class DatasetLoader(CursorLoader):
         return True
 
     def close(self) -> None:
-        """End the workers, those that stay too; another iteration would start new ones. Calling it twice is fine."""
+        """End the workers, those that stay too; iterating again raises ConfigError. Calling it twice is fine."""
+        self._is_closed = True
         if self._early is not None:
             self._early.drop()
         self._early = self._loader._iterator = None  # noqa: SLF001  (torch keeps workers that stay there)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import signal
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any, Self
 
-from rankwise.launch.slurm.handle import SlurmHandle
+from rankwise.launch.slurm.handle import Patience, SlurmHandle
 from rankwise.launch.slurm.queue import JobState
 
 __all__ = ["follow", "follow_logs"]
@@ -25,6 +26,7 @@ class _Tail:
 
     def __init__(self, path: Path, sink: IO[str]) -> None:
         self._path, self._sink, self._done = path, sink, 0
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode  # a read may end inside a character
 
     def copy(self) -> bool:
         """Copy what is new; whether there was something."""
@@ -32,11 +34,11 @@ class _Tail:
             with self._path.open("rb") as file:
                 file.seek(self._done)
                 data = file.read()
-        except FileNotFoundError:
+        except OSError:  # not there yet, or a network file system has lost sight of it
             return False
         self._done += len(data)
         if data:
-            self._sink.write(data.decode("utf-8", "replace"))
+            self._sink.write(self._decode(data))
             self._sink.flush()
         return bool(data)
 
@@ -48,21 +50,23 @@ def follow(handle: SlurmHandle) -> int:
     """
     tails = [_Tail(handle.log_path(None, stream), sink) for stream, sink in (("out", sys.stdout), ("err", sys.stderr))]
     with _Interrupts() as interrupts:
-        said, asked_s, ended_s = "", 0.0, None
+        said, asked_s, ended_s, asked = "", 0.0, None, Patience()
+        found: JobState | None = None
         while True:
             busy = [tail.copy() for tail in tails]
-            ending = handle.ending()
-            if ending is not None:
-                break
             if interrupts.count and not _goes_on(handle, interrupts):
                 return 128 + signal.SIGINT
             now = time.monotonic()
-            if now - asked_s >= _ASK_S:
-                asked_s, found = now, handle.ask()
-                said = _say_change(handle, found, said)
-                ended_s = (ended_s or now) if found.has_ended or found.state == "UNKNOWN" else None
+            if now - asked_s >= _ASK_S or handle.has_left_ending:
+                asked_s = now
+                ending, found = asked.of(handle)
+                if ending is not None:
+                    break
+                if found is not None:
+                    said = _say_change(handle, found, said)
+                    ended_s = (ended_s or now) if found.has_ended or found.state == "UNKNOWN" else None
             if ended_s is not None and now - ended_s > _LATE_S and not any(busy):
-                _say(f"job {handle.job_id} has ended without having said how: {handle.ask()}")
+                _say(f"job {handle.job_id} has ended without having said how: {found}")
                 return 1
             time.sleep(_LOOK_S)
         for tail in tails:
@@ -75,8 +79,10 @@ def follow(handle: SlurmHandle) -> int:
 def follow_logs(handle: SlurmHandle, rank: int | None, *, until_end: bool) -> None:
     """Print what a rank (None: the console of the job) has written; `until_end`: and go on until the job has ended."""
     tails: dict[Path, _Tail] = {}
+    asked = Patience()
     while True:
-        over = not until_end or handle.ending() is not None or handle.ask().has_ended
+        ending, found = asked.of(handle) if until_end else (None, None)
+        over = not until_end or ending is not None or (found is not None and found.has_ended)
         for stream, sink in (("out", sys.stdout), ("err", sys.stderr)):
             path = handle.log_path(rank, stream)  # another one after a restart
             tails.setdefault(path, _Tail(path, sink)).copy()
@@ -89,8 +95,11 @@ def _goes_on(handle: SlurmHandle, interrupts: _Interrupts) -> bool:
     """After a Ctrl-C: whether the job is followed further; cancels it if that is wanted."""
     if interrupts.count == 1 and sys.stdin.isatty():
         interrupts.count = 0
-        with contextlib.suppress(EOFError, KeyboardInterrupt):
-            answer = input(f"\nrankwise: cancel job {handle.job_id}? [y]es, [d]etach (it runs on), [n]o: ")
+        with contextlib.suppress(KeyboardInterrupt):  # a second Ctrl-C is a yes
+            try:
+                answer = input(f"\nrankwise: cancel job {handle.job_id}? [y]es, [d]etach (it runs on), [n]o: ")
+            except EOFError:
+                answer = "d"  # the terminal has gone: that is no wish to lose the job
             if answer[:1].lower() == "d":
                 _say(f"job {handle.job_id} runs on: rankwise logs {handle.job_id} --follow")
                 return False

@@ -16,10 +16,36 @@ from rankwise.launch.bound import value_path
 from rankwise.launch.slurm.queue import JobState, job_fields, job_states, slurm_command
 from rankwise.launch.slurm.start import write_whole
 
-__all__ = ["SlurmHandle"]
+__all__ = ["Patience", "SlurmHandle"]
 
 _POLL_S = 1.0
 _LATE_S = 15.0  # how long after a job's end its files may take to be seen here
+_SILENT_S = 900.0  # how long Slurm may not answer who waits: a controller that is restarted takes minutes
+
+
+class Patience:
+    """Asks Slurm of a job again and again, and bears that it does not answer for a while."""
+
+    def __init__(self) -> None:
+        self._silent_since_s: float | None = None
+
+    def of(self, handle: SlurmHandle) -> tuple[dict[str, Any] | None, JobState | None]:
+        """Return the ending of a job, and what Slurm says of it; both None where it does not answer.
+
+        Raises:
+            LaunchError: it has not answered for a quarter of an hour.
+        """
+        try:
+            ending = handle.ending()
+            found = handle.ask() if ending is None else None
+        except LaunchError:
+            now = time.monotonic()
+            self._silent_since_s = self._silent_since_s or now
+            if now - self._silent_since_s > _SILENT_S:
+                raise
+            return None, None
+        self._silent_since_s = None
+        return ending, found
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,6 +108,11 @@ class SlurmHandle:
         paths = [self.log_path(rank, stream) for stream in ("out", "err")]
         return "".join(path.read_text(errors="replace") for path in paths if path.exists())
 
+    @property
+    def has_left_ending(self) -> bool:
+        """Whether a run of the job has left how it ended; Slurm may start it once more."""
+        return (self.folder / "ending.json").exists()
+
     def ending(self) -> dict[str, Any] | None:
         """Return how the launch ended, None while it has not, or was killed, or Slurm starts it once more."""
         try:
@@ -103,9 +134,14 @@ class SlurmHandle:
             LaunchError: the job is gone without having said how its ranks ended; with its state and reason.
         """
         gone_s: float | None = None
-        while (ending := self.ending()) is None:
-            found = self.ask()
-            if found.has_ended or found.state == "UNKNOWN":
+        asked = Patience()
+        while True:
+            ending, found = asked.of(self)
+            if ending is not None:
+                return ending
+            if found is None:
+                pass  # no answer, this time
+            elif found.has_ended or found.state == "UNKNOWN":
                 gone_s = gone_s or time.monotonic()
                 if time.monotonic() - gone_s > _LATE_S or (found.state == "CANCELLED" and self.ending() is None):
                     raise LaunchError(self._describe_end(found))
@@ -113,7 +149,6 @@ class SlurmHandle:
                 gone_s = None
             time.sleep(_POLL_S)
             list(self.folder.iterdir())  # some network file systems look again for this
-        return ending
 
     def result(self) -> list[Any]:
         """Wait for the end and return the values of the function, by rank.

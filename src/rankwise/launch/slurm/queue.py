@@ -87,17 +87,22 @@ def job_states(job_ids: Sequence[str]) -> dict[str, JobState]:
 
 
 def job_fields(job_id: str) -> dict[str, str] | None:
-    """Return what the controller knows of a job, anybody's, by its own names; None if it does not know it."""
+    """Return what the controller knows of a job, anybody's, by its own names; None if it does not know it.
+
+    Raises:
+        LaunchError: the controller does not answer.
+    """
     done = slurm_command("scontrol", "--oneliner", "show", "job", job_id)
-    if done.returncode or not done.stdout.startswith("JobId="):
+    if done.returncode and "Invalid job id" not in done.stderr:
+        raise LaunchError(f"Slurm does not answer: {done.stderr.strip()}")
+    if not done.stdout.startswith("JobId="):
         return None
     return dict(word.split("=", 1) for word in done.stdout.split() if "=" in word)
 
 
 def end_time(job_id: str) -> float | None:
     """Return when the time limit of a running job ends it, in seconds since the epoch; None without a limit."""
-    text = (job_fields(job_id) or {}).get("EndTime", "")
     try:
-        return datetime.fromisoformat(text).timestamp()
-    except ValueError:  # "Unknown"
+        return datetime.fromisoformat((job_fields(job_id) or {}).get("EndTime", "")).timestamp()
+    except (ValueError, LaunchError):  # "Unknown", or no answer
         return None

@@ -28,7 +28,7 @@ __all__ = ["Ending", "Step"]
 
 # what an sbatch or salloc with tasks has left in the environment, and what srun would read as wishes for our step
 _STALE = re.compile(
-    r"(SLURM|SRUN)_(NTASKS.*|NPROCS|TASKS_PER_NODE|CPUS_PER_TASK|GPUS_PER_TASK|DISTRIBUTION|CPU_BIND.*)"
+    r"(SLURM|SRUN)_(NTASKS.*|NPROCS|TASKS_PER_NODE|CPUS_PER_TASK|GPUS_PER_TASK|DISTRIBUTION|CPU_BIND.*|MEM_BIND.*)"
 )
 _LATE_S = 5.0  # how long a record may take to be seen here
 _CONSEQUENCE = 2  # Record.suspicion: something else has failed before

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import secrets
 import sys
 import time
@@ -24,6 +25,9 @@ from rankwise.launch.slurm.start import Record, state_folder, write_whole
 from rankwise.launch.slurm.step import Ending
 
 __all__ = ["Submitted", "batch_script", "submit"]
+
+# of a job or step; the configuration's, and those that choose a cluster, stay
+_OF_A_JOB = re.compile(r"(SLURM|SLURMD|SRUN|PMI|PMIX)_(?!CONF$|CLUSTERS$|JWT$|TIME_FORMAT$|DEBUG)")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,7 +127,7 @@ def submit(
         upon_finish=upon_finish,
         srun_args=() if request.container is None else (f"--container-image={request.container}",),
     )
-    with _private_files():
+    with _private_files(), _without_job():
         request.folder.mkdir(parents=True, exist_ok=True)
         try:
             found = executor.submit(submitted)
@@ -179,6 +183,16 @@ def _private_files() -> Iterator[None]:
         yield
     finally:
         os.umask(mask)
+
+
+@contextlib.contextmanager
+def _without_job() -> Iterator[None]:
+    """Hide the job that we may be in from sbatch, which passes on all variables: the new one has its own."""
+    stale = {name: os.environ.pop(name) for name in list(os.environ) if _OF_A_JOB.match(name)}
+    try:
+        yield
+    finally:
+        os.environ |= stale
 
 
 def _last_line(error: Exception) -> str:

@@ -19,6 +19,7 @@ from rankwise.data.crops.index.layout import FieldLayout
 from rankwise.data.crops.index.source import CropSource, settle_index
 from rankwise.data.crops.tuning import NumaStrategy, chosen_strategy, cores_here, pin_thread
 from rankwise.data.feed import FeedLoader, FeedOptions
+from rankwise.data.feed.cursor import CLOSED
 from rankwise.data.feed.place_jax import is_jax_target
 from rankwise.data.store.cache import DEFAULT_CACHE_BYTES, ChunkCache
 from rankwise.data.store.files import say_few_handles, system_file_limit
@@ -154,7 +155,7 @@ class IndexPipeline(FeedLoader):
 
         Batches that were handed out stay valid; the position can still be asked for and marked.
         """
-        self.stop(partial(ShutdownError, "the pipeline was closed: make a new one, and load the state of this one"))
+        self.stop(partial(ShutdownError, CLOSED))
         self.say_skipped()
         self._crops.close()
 
