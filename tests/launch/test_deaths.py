@@ -83,7 +83,7 @@ deed() if rank == "1" else time.sleep(1000)
 import rankwise, traceback
 main = threading.main_thread().ident
 def act():
-    while "exchanging.py" not in str(traceback.extract_stack(sys._current_frames()[main])):
+    while "handshake.py" not in str(traceback.extract_stack(sys._current_frames()[main])):
         time.sleep(0.01)
     time.sleep(0.2)  # from Python into gloo: whether it has arrived there cannot be seen from here
     deed()
