@@ -26,9 +26,10 @@ class Job:
     def new_run(self):
         return self.make_folder("job") / "run"
 
-    def launch(self, run_dir, num_ranks, *, fault="", restarts=0, extra=()):
+    def launch(self, run_dir, num_ranks, *, fault="", restarts=0, options=(), extra=()):
         """Run the script; return its exit status and output."""
         command = [sys.executable, "-m", "rankwise", "run", "--nproc", str(num_ranks), "--max-restarts", str(restarts)]
+        command += options
         command += ["--run-dir", str(run_dir), str(self.script), *self.options, *extra]
         env = {**os.environ, "OMP_NUM_THREADS": "1", "RANKWISE_TEST_FAULT": fault}
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=280, check=False)

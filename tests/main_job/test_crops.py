@@ -63,6 +63,16 @@ def test_a_rank_is_killed_and_the_supervisor_restarts(job):
     job.assert_equal_bits(run_dir, 2)
 
 
+def test_a_rank_is_killed_and_the_others_go_on_with_fewer(job):
+    """`--min-ranks`: the one rank that is left goes on from the last checkpoint, to what one rank comes to."""
+    run_dir = job.new_run()
+    job.finish(run_dir, 2, fault="kill:1@11", options=("--min-ranks", "1"), extra=PLAIN)
+    assert job.restored_steps(run_dir) == [0, 9]
+    assert_same_work(job, run_dir, 1, PLAIN)
+    wanted = job.result(job.undisturbed(1, PLAIN))["parameters"]
+    torch.testing.assert_close(job.result(run_dir)["parameters"], wanted, rtol=0, atol=1e-9)
+
+
 @pytest.mark.slow
 def test_continued_at_other_world_sizes(job):
     """2 ranks, then 1, then 2, then 3; a rank, all ranks and the whole job die in mid-epoch: weights within 1e-9."""

@@ -1,5 +1,7 @@
 """What `prepare` refuses and decides for each strategy, and compiled models of each."""
 
+import logging
+
 import numpy as np
 import pytest
 import torch
@@ -213,9 +215,22 @@ def test_auto_decides_from_evidence():
     assert "branches.1.weight, branches.1.bias, branches.0.weight" in first["unused"].reasons[-1]
 
 
+class Lines(logging.Handler):
+    """Keeps what is said."""
+
+    def __init__(self):
+        super().__init__()
+        self.said = []
+
+    def emit(self, record):
+        self.said.append(record.getMessage())
+
+
 def with_auto(world):
-    """A trainer that decides by its first batches, of which each rank uses another branch."""
+    """A trainer that decides by its first batches, of which each rank uses another branch; and what it says of it."""
     model = Branches()
+    lines = Lines()
+    logging.getLogger("rankwise.train").addHandler(lines)
     trainer = Trainer(
         model,
         lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
@@ -227,11 +242,18 @@ def with_auto(world):
         scheduler=lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 2),
     )
     trainer.fit(make_loader(world, (0, 0, 1, 1)), epochs=2)
-    return torch.cat([p.detach().flatten() for p in model.parameters()])
+    logging.getLogger("rankwise.train").removeHandler(lines)
+    said = [line for line in lines.said if "strategy='auto' takes" in line]
+    return torch.cat([p.detach().flatten() for p in model.parameters()]), said
 
 
 def test_a_trainer_decides_by_its_first_batches():
-    """It finds that parameters are unused, allows it, and trains as one rank does."""
-    wanted = with_auto(World.single())
-    for found in run_ranks(with_auto, 2, timeout=300):
+    """It finds that parameters are unused, allows it, says so once on the main rank, and trains as one rank does."""
+    wanted, _ = with_auto(World.single())
+    (main, said), (other, nothing) = run_ranks(with_auto, 2, timeout=300)
+    for found in (main, other):
         torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
+    assert nothing == []
+    (line,) = said
+    assert line.startswith("strategy='auto' takes ddp: ")
+    assert "find_unused=True" in line
