@@ -94,6 +94,10 @@ def apart(rank, _):
     missing(2 if rank == 3 else 0, _)
 
 
+def called(rank, _):
+    missing(rank, _)
+
+
 def moving(rank, _):
     for _ in range(10_000):
         dist.all_reduce(torch.ones(4))
@@ -110,8 +114,12 @@ def be_rank(case, rank, port):
     if case == "apart":  # ranks 0 and 1 look neither at the processes nor at the files of 2 and 3, as on two machines
         agent = importlib.import_module("rankwise.diagnose.watch.agent")
         agent.host_key = lambda: f"machine {rank // 2}"
+    if case == "called":
+        os.environ["RANKWISE_WATCH"] = "500"
     where = "env://" if port != "file" else f"file://{FOLDER / case}.store"
     dist.init_process_group("gloo", init_method=where, rank=rank, world_size=4)
+    if case == "called":  # what the script says counts, not the variable
+        importlib.import_module("rankwise").watch(stall_s=6, folder=FOLDER / case / "answers")
     groups = [dist.new_group(range(4)) for _ in range(2)]
     for _ in range(3):
         dist.all_reduce(torch.ones(4))

@@ -44,7 +44,7 @@ CASES = {
 def jobs(tmp_path_factory):
     """All of them at once, in a folder with their outputs; killed in the end."""
     folder = tmp_path_factory.mktemp("hangs")
-    ports = {name: str(hold_port()) for name in [*CASES, "moving", "orphaned"]} | {"busy": "file"}
+    ports = {name: str(hold_port()) for name in [*CASES, "called", "moving", "orphaned"]} | {"busy": "file"}
     process = subprocess.Popen(
         [sys.executable, JOB, folder, *(f"{name}={port}" for name, port in ports.items())],
         env={**os.environ, "RANKWISE_WATCH": "6", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
@@ -83,6 +83,14 @@ def test_the_culprit_is_named(jobs, case):
     saved = json.loads(next((jobs[0] / case).glob("*.json")).read_text())
     assert [state["rank"] for state in saved["states"]] == [0, 1, 2, 3]
     assert saved["verdict"]["text"] in text
+
+
+def test_the_script_asks_for_it_itself(jobs):
+    """`rankwise.watch(stall_s=, folder=)` counts more than the variable."""
+    text = wait_for(jobs[0] / "called.log", "saved as ")
+    assert "rank 2 has not joined all_reduce #" in text.partition("----")[0]
+    assert line_of("    time.sleep(600)") in text
+    assert len(list((jobs[0] / "called" / "answers").glob("*.json"))) >= 1
 
 
 def test_ranks_whose_store_is_gone_answer_for_themselves(jobs):

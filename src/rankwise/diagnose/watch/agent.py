@@ -50,7 +50,11 @@ def watch(stall_s: float = DEFAULT_STALL_S, *, folder: str | os.PathLike[str] | 
     if front is None or not front.is_available() or not front.is_initialized():
         raise ConfigError("watch() needs a process group: call it after init_process_group() or rankwise.bind()")
     vitals.record_calls()
-    if "RANKWISE_VITALS" in os.environ or _agent is not None:
+    if "RANKWISE_VITALS" in os.environ:
+        return
+    if _agent is not None:  # the variable has begun it: what the script says counts
+        _agent.stall_s = float(stall_s)
+        _agent.folder = _agent.folder if folder is None else Path(folder).absolute()
         return
     if threading.current_thread() is not threading.main_thread():
         raise ConfigError("call watch() from the main thread: only there can a signal for stacks be registered")
@@ -76,7 +80,7 @@ def watch_if_asked() -> None:
     asked = os.environ.get("RANKWISE_WATCH", "")
     try:
         stall_s = float(asked or DEFAULT_STALL_S)
-        if stall_s != 0 and threading.current_thread() is threading.main_thread():
+        if stall_s != 0 and _agent is None and threading.current_thread() is threading.main_thread():
             watch(stall_s)
     except ValueError as error:
         print(f"RANKWISE_WATCH={asked!r} is not used, it wants seconds: {error}", file=sys.stderr)  # noqa: T201
@@ -91,12 +95,16 @@ class Agent(threading.Thread):
         world_size: ranks of the job.
         stall_s: seconds without a collective that count as a standstill.
         folder: where answers are saved.
+
+    Attributes:
+        stall_s: as above; may be changed while it runs.
+        folder: as above; may be changed while it runs.
     """
 
     def __init__(self, registry: Registry, rank: int, world_size: int, stall_s: float, folder: Path) -> None:
         super().__init__(name="rankwise-watch", daemon=True)
         self._registry, self._rank, self._world_size = registry, rank, world_size
-        self._stall_s, self._folder = stall_s, folder
+        self.stall_s, self.folder = stall_s, folder
         self._vitals = vitals.make_folder()
         vitals.start(self._vitals, rank)
         self._ended = threading.Event()
@@ -117,7 +125,7 @@ class Agent(threading.Thread):
         )
         with contextlib.suppress(RuntimeError, OSError):  # the store went with the job
             self._registry.enter(entry)
-        while not self._ended.wait(min(2.0, self._stall_s / 8)):
+        while not self._ended.wait(min(2.0, self.stall_s / 8)):
             try:
                 self._look(entry)
             except (RuntimeError, OSError, ValueError) as error:  # the store is gone, or a file went while we read it
@@ -126,7 +134,7 @@ class Agent(threading.Thread):
 
     def _is_idle(self, entry: Entry) -> bool:
         own = read_vitals([entry])
-        return bool(own) and idle_s(own[0]) >= self._stall_s
+        return bool(own) and idle_s(own[0]) >= self.stall_s
 
     def _look(self, entry: Entry) -> None:
         if not self._is_idle(entry):
@@ -140,7 +148,7 @@ class Agent(threading.Thread):
         if not running or min(vital.rank for vital in running) != self._rank:
             return
         quiet_s = min(map(idle_s, read_vitals(here)))
-        if quiet_s < max(self._stall_s, 2 * self._told_at_s):
+        if quiet_s < max(self.stall_s, 2 * self._told_at_s):
             self._answer(here)
             return
         if any(other.rank == 0 and other.host == self._host for other in entries):
@@ -168,7 +176,7 @@ class Agent(threading.Thread):
                 if answer is not None:
                     evidence = evidence.with_others(Evidence.from_json(answer))
                     hosts.discard(host)
-        if evidence.idle_s < self._stall_s:  # another machine moves
+        if evidence.idle_s < self.stall_s:  # another machine moves
             return
         known = {entry.rank for entry in entries}
         missing = sorted(set(range(self._world_size)) - known)
@@ -181,7 +189,7 @@ class Agent(threading.Thread):
             headline += f"; no answer from {', '.join(sorted(lost))}"
         verdict, text = report(evidence, headline, missing)
         try:
-            text += f"\nsaved as {save(self._folder, evidence, verdict, text)}"
+            text += f"\nsaved as {save(self.folder, evidence, verdict, text)}"
         except OSError as error:
             text += f"\nnot saved: {error}; set RANKWISE_WATCH_DIR to a folder that can be written"
         self._told_at_s = evidence.idle_s
