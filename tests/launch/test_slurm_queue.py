@@ -6,9 +6,10 @@ import subprocess
 
 import pytest
 
-from rankwise.errors import LaunchError
+from rankwise.errors import ConfigError, LaunchError
 from rankwise.launch.slurm import follower, queue, submission
 from rankwise.launch.slurm import handle as handle_module
+from rankwise.launch.slurm.request import Request
 
 
 @pytest.fixture
@@ -116,3 +117,9 @@ def test_a_job_in_which_another_is_submitted_is_hidden(monkeypatch):
         assert {"SLURM_STEP_ID", "SLURM_MEM_PER_CPU"}.isdisjoint(os.environ)
         assert os.environ["SLURM_CONF"] == "/etc/slurm.conf"
     assert os.environ["SLURM_STEP_ID"] == "0"
+
+
+def test_a_job_array_is_refused(tmp_path):
+    """Its tasks would have numbers of their own, which nobody would wait for."""
+    with pytest.raises(ConfigError, match=r"array=0-3: a job is one launch; submit one for each task"):
+        Request(folder=tmp_path, parameters={"array": "0-3"})

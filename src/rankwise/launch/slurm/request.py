@@ -57,6 +57,11 @@ class Request:
                 raise ConfigError(f"{name} must be at least 1, got {value}")
         if self.max_requeues < 0:
             raise ConfigError(f"max_requeues must be at least 0, got {self.max_requeues}")
+        if "array" in self.parameters:
+            raise ConfigError(
+                f"array={self.parameters['array']}: a job is one launch; submit one for each task, or call "
+                "`rankwise run` in a batch script of your own with #SBATCH --array"
+            )
         if "%" in str(self.folder):
             raise ConfigError(f"Slurm reads % in a path as a pattern: choose another folder than {str(self.folder)!r}")
 
