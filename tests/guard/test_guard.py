@@ -1,7 +1,9 @@
 """When the guard looks, what that costs, that it cannot hang, and the loops that it goes with."""
 
 import itertools
+import json
 import logging
+from functools import partial
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rankwise import Trainer, guarded
 from rankwise.data.order import Order
+from rankwise.diagnose.report import write_report
 from rankwise.errors import ConfigError, GuardError, StepError
 from rankwise.guard import CHECKS, GuardOptions
 from rankwise.testing import ArrayLoader, run_ranks
@@ -118,7 +121,7 @@ def make_trainer(world, step_fn=None, **options):
     model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 1)).double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     step_fn = step_fn or (lambda model, batch: model(batch["x"])[:, 0] ** 2)
-    return Trainer(model, optimizer, step_fn, world=world, run=False, progress=False, **options)
+    return Trainer(model, optimizer, step_fn, world=world, progress=False, **{"run": False, **options})
 
 
 def make_loader(world):
@@ -140,9 +143,10 @@ def fitted(world, **options):
         return "fitted", said.texts
 
 
-def trainers(world):
+def trainers(world, folder):
     moved = Hooks(step_end=lambda trainer, report: trainer.session.progressed.num_steps == 2 and trainer.model.float())
-    results = {"off": fitted(world, guard=False), "warn": fitted(world, guard="warn"), "on": fitted(world)}
+    results = {"off": fitted(world, guard=False), "warn": fitted(world, guard="warn")}
+    results["on"] = fitted(world, run=f"{folder}/run")
     trainer = make_trainer(
         world, lambda model, b: model(b["x"].to(next(model.parameters()).dtype))[:, 0] ** 2, hooks=moved
     )
@@ -151,14 +155,19 @@ def trainers(world):
     return results | {"moved": str(said.value)}
 
 
-def all_cases(world):
-    cases = (count_collectives, failing, trainers, missing)
-    return {case.__name__: case(world) for case in cases}
+def all_cases(world, folder):
+    cases = (count_collectives, failing, partial(trainers, folder=folder), missing)
+    return {getattr(case, "func", case).__name__: case(world) for case in cases}
 
 
 @pytest.fixture(scope="module")
-def told():
-    return run_ranks(all_cases, 2)
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("guarded")
+
+
+@pytest.fixture(scope="module")
+def told(folder):
+    return run_ranks(all_cases, 2, str(folder))
 
 
 def test_one_collective_at_a_look_and_none_between(told):
@@ -202,6 +211,17 @@ def test_trainers_look_by_default(told):
         assert "model.module(x)" in results["on"][0]
         assert "[gradients] after step 3" in results["moved"]
         assert "moved or cast after the wrap (0.weight" in results["moved"]
+
+
+def test_the_run_keeps_what_was_found(told, folder):
+    """Though it ended by it: `findings.json`, and from there the page of `rankwise report`."""
+    assert told[0]["trainers"]["on"][0].startswith("raised")
+    (finding,) = json.loads((folder / "run" / "findings.json").read_text())["1"]["guard"]
+    assert (finding["check"], finding["ranks"], finding["step"]) == ("gradients", [0, 1], 1)
+    write_report([folder / "run"], folder / "page.html")
+    page = (folder / "page.html").read_text()
+    assert "the guard found 1 thing(s)" in page
+    assert "[gradients] after step 1, ranks 0, 1" in page
 
 
 def test_a_trainer_names_the_module():

@@ -1,5 +1,6 @@
 """Promise 3 with damaged samples: the mean is over the samples that arrived, on however many ranks."""
 
+import json
 import logging
 
 import numpy as np
@@ -11,6 +12,7 @@ from torch import nn
 from rankwise import Trainer
 from rankwise.data.crops import CropIndex, IndexPipeline, Take
 from rankwise.data.order import Order
+from rankwise.diagnose.report import write_report
 from rankwise.errors import StepError
 from rankwise.testing import run_ranks
 from rankwise.train import ExactStep, prepare
@@ -111,11 +113,11 @@ def _refused(world, volume):
     return "nothing was refused"
 
 
-def test_the_trainer_says_the_total(volume, caplog):
+def test_the_trainer_says_the_total(volume, caplog, tmp_path):
     """A run over damaged data ends well and says how much of it was left out; the log is not asked for it."""
     index = CropIndex(volume, shape=(4, 4, 4), fields={"image": Take(dtype="float32")})
     model = make_model()
-    trainer = Trainer(model, torch.optim.SGD(model.parameters(), lr=0.01), losses, run=False, progress=False)
+    trainer = Trainer(model, torch.optim.SGD(model.parameters(), lr=0.01), losses, run=tmp_path, progress=False)
     with (
         caplog.at_level(logging.WARNING, "rankwise"),
         IndexPipeline(index, order=Order(index, batch_size=10), on_bad_sample=6) as pipeline,
@@ -126,3 +128,7 @@ def test_the_trainer_says_the_total(volume, caplog):
     assert f"6 of {2 * num_tiles} samples were damaged and left out of the training" in texts
     assert "rank 0 left out 6 damaged samples in all" in texts
     assert pipeline.stats.skipped == 6
+    kept = json.loads((tmp_path / "findings.json").read_text())["1"]
+    assert (kept["num_lost"], kept["guard"]) == (6, [])
+    write_report([tmp_path], tmp_path / "page.html")
+    assert f"6 samples by step {kept['num_steps']}" in (tmp_path / "page.html").read_text()

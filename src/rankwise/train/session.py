@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast
 
+from rankwise._files import write_whole
 from rankwise.checkpoint import Checkpointer, Interruption, RestoreReport
 from rankwise.data.contract import JSON, Stateful
 from rankwise.errors import CheckpointError, ConfigError, RunDirError
+from rankwise.guard import Guard
 from rankwise.tracking import RunDir, Tracker, default_run_dir
 from rankwise.train.options import RELEASED, TrainOptions
 from rankwise.train.parts import Progressed
@@ -169,6 +173,20 @@ class Session:
             self.tracker = None
         if self.run_dir is not None:
             self.run_dir.close()
+
+    def keep_findings(self, guard: Guard) -> None:
+        """Leave what the guard found, and how many samples were left out, for `rankwise report`; nothing of nothing."""
+        told = [{**asdict(finding), "text": str(finding)} for finding in guard.findings]
+        found = {"num_lost": self.progressed.num_lost, "guard": told}
+        if self.run_dir is None or not self.world.is_main or not any(found.values()):
+            return
+        path = self.run_dir.path / "findings.json"
+        try:
+            before = json.loads(path.read_bytes()) if path.exists() else {}
+            this = {"time": time.time(), "num_steps": self.progressed.num_steps, **found}
+            write_whole(path, json.dumps({**before, str(self.run_dir.attempt): this}).encode(), durable=False)
+        except (OSError, ValueError) as error:  # a report that lacks a line is no reason to end
+            _LOG.warning("%s: what the guard found is not kept: %s", path, error)
 
     def _say_changes(self, run_dir: RunDir) -> None:
         if not run_dir.resumed or not self.world.is_main:

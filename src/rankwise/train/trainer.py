@@ -203,6 +203,7 @@ class Trainer:
             if session.resumed_text:
                 progress.say(session.resumed_text)
             guard = stack.enter_context(trainer_guard(self._guard, self.model, self.world))
+            stack.callback(session.keep_findings, guard)  # however it ends
             stack.enter_context(session.listen())
             ledger = Ledger(recent, whole, Health(unwrapped(self.model)), guard)
             return self._fit(session, train, val, epochs, ledger=ledger, progress=progress, balance=balance)

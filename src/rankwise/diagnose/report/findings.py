@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rankwise.diagnose.report.markup import Markup, el, join, table, told
-from rankwise.diagnose.report.run_record import RunRecord, as_dict
+from rankwise.diagnose.report.run_record import RunRecord, as_dict, as_list
 from rankwise.diagnose.report.series import summary
 
 __all__ = ["attention", "badge", "doctor", "guard", "hangs", "lint", "skipped"]
@@ -21,14 +21,14 @@ def attention(run: RunRecord, curves: dict[str, list[tuple[int, float]]]) -> lis
     num_hangs = len(_verdicts(run))
     if num_hangs:
         found.append(("error", f"the run stood still {num_hangs} time(s)", "hangs"))
-    if run.logs.guard:
-        found.append(("error", f"the guard found {len(run.logs.guard)} thing(s)", "guard"))
+    if _guarded(run):
+        found.append(("error", f"the guard found {len(_guarded(run))} thing(s)", "guard"))
     for name, points in curves.items():
         odd = summary(points)["num_odd"]
         if odd:
             found.append(("error", f"{name} is not finite at {odd} of {len(points)} points", "curves"))
     found += _checked(run)
-    if run.logs.skipped:
+    if run.logs.skipped or _num_lost(run):
         found.append(("warning", "samples were left out", "skipped"))
     if as_dict(run.profile.get("straggler")):
         rank = told(as_dict(run.profile["straggler"]).get("rank"))
@@ -51,17 +51,30 @@ def _checked(run: RunRecord) -> list[tuple[str, str, str]]:
 
 
 def guard(run: RunRecord) -> Markup:
-    """Return what the guard said in the logs."""
-    if not run.logs.are_kept:
+    """Return what the guard found, as the trainer kept it, else as the logs have it."""
+    if not (run.logs.are_kept or run.findings):
         return el("p", "not recorded: the logs are kept by ", el("code", "rankwise run --run-dir"), class_="none")
-    return _said(run.logs.guard, "nothing found in the logs")
+    return _said(_guarded(run), "nothing found")
+
+
+def _guarded(run: RunRecord) -> list[tuple[str, str]]:
+    """Return (where, text) of what the guard found."""
+    kept = [
+        (f"attempt {number}", told(one.get("text")))
+        for number, record in run.findings
+        for one in map(as_dict, as_list(record.get("guard")))
+    ]
+    return kept or list(run.logs.guard)
+
+
+def _num_lost(run: RunRecord) -> object:
+    return run.findings[-1][1].get("num_lost") if run.findings else None
 
 
 def skipped(run: RunRecord) -> Markup:
-    """Return which damaged samples were left out, as the logs say."""
-    counted = [line for line in run.lines if line.get("num_skipped")]
-    if counted:
-        told_so = el("p", f"{told(counted[-1]['num_skipped'])} samples by step {counted[-1]['step']}")
+    """Return how many damaged samples were left out, as the trainer counted, and which, as the logs say."""
+    if _num_lost(run):
+        told_so = el("p", f"{told(_num_lost(run))} samples by step {told(run.findings[-1][1].get('num_steps'))}")
         return join([told_so, _said(run.logs.skipped, "")])
     if not run.logs.are_kept:
         return el("p", "not recorded: the logs are kept by ", el("code", "rankwise run --run-dir"), class_="none")

@@ -40,6 +40,7 @@ class RunRecord:
         lint, doctor: findings and checks, None where none were saved.
         stalls: what the watch saved.
         failures, standstills: what the launcher kept in ``failure.json``, oldest first.
+        findings: of each attempt that had some, what its guard found and how many samples were left out so far.
         logs: what the ranks' logs tell.
         notes: what could not be read.
     """
@@ -61,6 +62,7 @@ class RunRecord:
     stalls: list[dict[str, Any]]
     failures: list[dict[str, Any]]
     standstills: list[dict[str, Any]]
+    findings: list[tuple[int, dict[str, Any]]]
     logs: LogNotes
     notes: list[str]
 
@@ -100,11 +102,7 @@ def read_run(path: Path, *, name: str, lint: list[Any] | None = None, doctor: li
     notes: list[str] = []
     config = as_dict(_load(path / "config.json", notes, wanted=True))
     finished = as_dict(_load(path / "finished.json", notes))
-    attempts = sorted(
-        (int(number), as_dict(record))
-        for number, record in as_dict(config.get("environment")).items()
-        if number.isdecimal()
-    )
+    attempts = _by_attempt(as_dict(config.get("environment")))
     ended = as_dict(_load(path / "failure.json", notes))
     lines, starts, num_superseded = _metrics(path, notes)
     stalls = [
@@ -130,9 +128,15 @@ def read_run(path: Path, *, name: str, lint: list[Any] | None = None, doctor: li
         stalls=stalls,
         failures=[as_dict(one) for one in as_list(ended.get("failures"))],
         standstills=[as_dict(one) for one in as_list(ended.get("standstills"))],
+        findings=_by_attempt(as_dict(_load(path / "findings.json", notes))),
         logs=read_logs(path / "logs", notes),
         notes=notes,
     )
+
+
+def _by_attempt(records: dict[str, Any]) -> list[tuple[int, dict[str, Any]]]:
+    found = [(int(number), as_dict(record)) for number, record in records.items() if number.isdecimal()]
+    return sorted(found, key=lambda pair: pair[0])
 
 
 def read_saved(path: Path, key: str) -> list[Any]:
