@@ -321,9 +321,9 @@ def test_a_closed_loader_has_no_workers():
     for process in (worker, other):
         process.join(120)
         assert not process.is_alive()
-    assert not loader.start_prefetch()
-    with pytest.raises(ConfigError, match="the loader was closed"):
-        next(iter(loader))
+    for ask in (loader.start_prefetch, lambda: next(iter(loader))):
+        with pytest.raises(ConfigError, match="the loader was closed"):
+            ask()
 
 
 class Asking:

@@ -310,14 +310,10 @@ class FeedLoader(CursorLoader):
             error: makes what is raised.
         """
         self._stopped = error
-        self._stop_between()
-        for close in tuple(self._under_way):
-            close()
-
-    def _stop_between(self) -> None:
-        """Read nothing any more while nobody iterates."""
         self._across_epochs = self._may_start = False
         self._drop_kept()
+        for close in tuple(self._under_way):
+            close()
 
     def _drop_kept(self) -> None:
         kept, self._kept = self._kept, None

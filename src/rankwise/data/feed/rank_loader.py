@@ -70,10 +70,9 @@ class RankLoader(FeedLoader):
         warn_small_cache(self.source, order, rank=place.rank, world_size=place.world_size)
 
     def close(self) -> None:
-        """Stop reading, close the source's files and threads, and say how many samples were left out.
+        """Stop reading, close the source's files and threads, and say how many samples were left out; twice is fine.
 
-        Batches that were handed out stay valid; the position can still be asked for and marked. Iterating again raises
-        ConfigError. Other loaders of the source open it again. Calling it twice is fine.
+        Batches stay valid, so does the position. Iterating again raises ConfigError; other loaders reopen the source.
         """
         self.stop(partial(ConfigError, CLOSED))
         self.say_skipped()

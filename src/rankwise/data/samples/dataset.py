@@ -179,8 +179,7 @@ class DatasetLoader(CursorLoader):
         )
 
     def __iter__(self) -> Iterator[tuple[DatasetBatch, ...]]:
-        if self._is_closed:
-            raise ConfigError(CLOSED)
+        self._check_open()
         self._num_iterations += 1
         mine = self._num_iterations
         self._cursor.check_ranks()
@@ -231,13 +230,18 @@ class DatasetLoader(CursorLoader):
         Returns:
             Whether anything is fetched: not without workers, and not while an iteration is under way.
         """
-        if not self._loader.num_workers or self._num_open or self._is_closed:
+        self._check_open()
+        if not self._loader.num_workers or self._num_open:
             return False
         try:
             self._early = self._begin()
         except Exception:  # noqa: BLE001  (whoever iterates sees it)
             return False
         return True
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ConfigError(CLOSED)
 
     def close(self) -> None:
         """End the workers, those that stay too; iterating again raises ConfigError. Calling it twice is fine."""

@@ -151,10 +151,7 @@ class IndexPipeline(FeedLoader):
         return self.index.describe(batch.ids, seed=step.resume.seed, epoch=step.epoch)
 
     def close(self) -> None:
-        """Stop reading, close files and threads, and say how many crops were left out. Calling it twice is fine.
-
-        Batches that were handed out stay valid; the position can still be asked for and marked.
-        """
+        """Stop reading, close files and threads, and say how many crops were left out; batches and position stay."""
         self.stop(partial(ShutdownError, CLOSED))
         self.say_skipped()
         self._crops.close()

@@ -32,11 +32,8 @@ __all__ = [
 def iterable_class(cls: type, to: str | None) -> type:
     """Return the class itself, or one that is also torch's `IterableDataset`, where torch is there.
 
-    A DataLoader asks for that class. Inheriting from it in the source would load torch with every import of it.
-
-    Args:
-        cls: class of a loader.
-        to: library that it was made for: with JAX, torch is not loaded for this.
+    A DataLoader asks for that class. Inheriting from it in the source would load torch with every import. A loader that
+    is made for JAX (`to`) loads none.
     """
     if find_spec("torch") is None or (to == "jax" and "torch" not in sys.modules):
         return cls
