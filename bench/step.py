@@ -21,6 +21,8 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -63,8 +65,8 @@ def loop_of(model: Any, optimizer: Any, backward: Callable[[Any], Any]) -> Calla
     return take
 
 
-def peers(world: rankwise.World) -> dict[str, Callable[[Any], None]]:
-    """Return the steps of the others that are installed."""
+def peers(world: rankwise.World, folder: Path) -> dict[str, Callable[[Any], None]]:
+    """Return the steps of the others that are installed; what they log lies in `folder`."""
     kinds = {}
     os.environ["OMP_NUM_THREADS"] = "1"  # Accelerate warns, and takes all cores, where it is not set
     if importlib.util.find_spec("accelerate"):
@@ -76,17 +78,50 @@ def peers(world: rankwise.World) -> dict[str, Callable[[Any], None]]:
         kinds["HF Accelerate"] = loop_of(model, optimizer, accelerator.backward)
     if importlib.util.find_spec("lightning"):
         from lightning.fabric import Fabric
+        from lightning.fabric.loggers import CSVLogger
         from lightning.fabric.plugins.environments import TorchElasticEnvironment
         from lightning.fabric.strategies import DDPStrategy, SingleDeviceStrategy
 
         many = world.world_size > 1
         there = DDPStrategy(cluster_environment=TorchElasticEnvironment()) if many else SingleDeviceStrategy("cpu")
-        fabric = Fabric(accelerator="cpu", devices=world.world_size, strategy=there)
+        logger = CSVLogger(folder / "fabric", flush_logs_every_n_steps=100)
+        fabric = Fabric(accelerator="cpu", devices=world.world_size, strategy=there, loggers=logger)
         fabric.launch()
-        plain = make_model()
-        model, optimizer = fabric.setup(plain, sgd(plain))
-        kinds["Lightning Fabric"] = loop_of(model, optimizer, fabric.backward)
+        for name, make in (("Fabric", loop_of), ("Fabric, tracking", partial(tracked_loop_of, fabric, world))):
+            plain = make_model()
+            model, optimizer = fabric.setup(plain, sgd(plain))
+            kinds[f"Lightning {name}"] = make(model, optimizer, fabric.backward)
     return kinds
+
+
+def tracked_loop_of(fabric: Any, world: Any, model: Any, optimizer: Any, backward: Any) -> Callable[[Any], None]:
+    """Return `loop_of` with what a line of the Trainer holds, by Fabric's own means: the same numbers as often."""
+    import torch
+
+    kept: list[Any] = []
+    num_steps, since_s = 0, time.perf_counter()
+
+    def take(step: Any) -> None:
+        nonlocal num_steps, since_s
+        optimizer.zero_grad(set_to_none=True)
+        loss = losses(model, step[0]).mean()
+        backward(loss)
+        optimizer.step()
+        kept.append(loss.detach())
+        num_steps += 1
+        if num_steps % 10 == 0:
+            mean = torch.stack(kept).mean()
+            mean = fabric.all_reduce(mean, reduce_op="mean") if world.world_size > 1 else mean
+            kept.clear()
+            if not torch.isfinite(mean):
+                raise FloatingPointError(f"the loss is {float(mean)} at step {num_steps}")
+            now_s = time.perf_counter()
+            pace = 10 * len(step[0].ids) * world.world_size / (now_s - since_s)
+            since_s = now_s
+            line = {"loss": mean.item(), "lr": optimizer.param_groups[0]["lr"], "samples_per_s": pace}
+            fabric.log_dict(line, step=num_steps)
+
+    return take
 
 
 class Interleaved:
@@ -140,7 +175,9 @@ def measure(rounds: int, steps: int) -> dict[str, list[tuple[float, float]]]:
     from rankwise.data.samples import ArraySource, SampleLoader
     from rankwise.train import ExactStep
 
-    with rankwise.bind(device="cpu", threads=1) as world:
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        world = stack.enter_context(rankwise.bind(device="cpu", threads=1))
         rng = np.random.default_rng(0)
         size = 32 * world.world_size
         source = ArraySource(
@@ -155,14 +192,13 @@ def measure(rounds: int, steps: int) -> dict[str, list[tuple[float, float]]]:
         for form, step_fn in forms.items():
             model = rankwise.prepare(make_model())
             kinds[f"ExactStep, {form}"] = ExactStep(model, sgd(model), step_fn, world=world)
-        kinds |= peers(world)
+        kinds |= peers(world, folder)
         torch.set_num_threads(1)  # one of them sets its own number
         data = Interleaved(world, made[:4], kinds, rounds, steps)  # the last step of an epoch is not repeated
         model = make_model()
-        with tempfile.TemporaryDirectory() as folder:
-            run = world.broadcast_object(Path(folder) / "run")
-            rankwise.Trainer(model, sgd(model), losses, run=run, progress=False).fit(data)
-            world.barrier()
+        run = world.broadcast_object(folder / "run")
+        rankwise.Trainer(model, sgd(model), losses, run=run, progress=False).fit(data)
+        world.barrier()
         return data.times
 
 
