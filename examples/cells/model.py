@@ -63,7 +63,7 @@ class ValStep:
     """
 
     def __init__(self, counts: torch.Tensor, common: int) -> None:
-        self.shares = torch.where(counts > 0, 1 / counts, 0)
+        self.shares = torch.where(counts > 0, 1 / counts.double(), 0)  # float32 sums would depend on the ranks
         self.common = common
 
     def __call__(self, model: nn.Module, batch: Any) -> Any:

@@ -81,9 +81,10 @@ def test_a_script_that_fails_is_no_comparison():
         verify_script("plain.py", ranks=[0, 2], folder=Path("nowhere"))
 
 
-def made_run(name, ids, *, loss=1.0, grad=1.0, dtype="float64", layers=()):
+def made_run(name, ids, *, loss=1.0, grad=1.0, dtype="float64", layers=(), autocast=""):
     """A run of one step over `ids`, a list for each rank."""
     model = {"kind": "model", "step": 0, "layers": list(layers), "late": [], "wrapped": True, "dtype": dtype}
+    model["autocast"] = autocast
     lines = [
         [
             model,
@@ -110,6 +111,8 @@ def made_run(name, ids, *, loss=1.0, grad=1.0, dtype="float64", layers=()):
         ({"ids": [[1, 2], [3, 4]], "grad": 1 + 1e-12}, None, None, ""),
         ({"ids": [[1, 2], [3, 4]], "grad": 1 + 1e-6}, None, "gradients", "mean of means: each rank divides"),
         ({"ids": [[1, 2], [3, 4]], "grad": 1 + 1e-6}, 1e-5, None, ""),
+        ({"ids": [[1, 2], [3, 4]], "grad": 1 + 1e-3, "autocast": "bfloat16"}, None, None, ""),
+        ({"ids": [[1], [2, 3, 4]], "grad": 1.5, "autocast": "bfloat16"}, None, "gradients", "the ranks have"),
         ({"ids": [[1], [2, 3, 4]], "grad": 1.5}, None, "gradients", "the ranks have [1, 3] samples"),
         ({"ids": [[1, 2], [3, 4]], "grad": 1.5, "layers": ["BatchNorm2d"]}, None, "gradients", "BatchNorm2d sees one"),
         ({"ids": [[1, 2], [3, 4]], "loss": 1.5, "layers": ["Dropout"]}, None, "loss", "draws its own mask"),
@@ -120,31 +123,43 @@ def made_run(name, ids, *, loss=1.0, grad=1.0, dtype="float64", layers=()):
 def test_rounding_is_told_from_bugs(new, tolerance, what, reason):
     """By the dtype or the tolerance that is given; and what differs says what makes such a difference."""
     verdict = Verdict()
-    compare_runs(made_run("1 rank", [[1, 2, 3, 4]]), made_run("2 ranks", **new), tolerance, verdict)
+    one_rank = made_run("1 rank", [[1, 2, 3, 4]], autocast=new.get("autocast", ""))
+    compare_runs(one_rank, made_run("2 ranks", **new), tolerance, verdict)
     assert [found.what for found in verdict.findings] == ([] if what is None else [what])
     if what is None:
         grad = new.get("grad", 1.0)
         assert f"gradients {'bits' if grad == 1 else 'rounding'}" in verdict.agreement[0]
+        assert verdict.agreement[0].endswith("under autocast to bfloat16") == ("autocast" in new)
     else:
         assert reason in verdict.findings[0].reason
 
 
+WRITTEN = {"digits": "write_store(Path('digits.zarr'))", "cells": "write_collection(Path('cells.zarr'))"}
+WRITTEN |= {"volumes": "write_store(Path('volumes.zarr'))"}
+EXAMPLES = {
+    "digits": ("--ranks", "1,2,3", "--kill", "--steps", 36, "digits/train.py", "--store", "digits.zarr", "--epochs", 2),
+    "own loop": ("own_loop/train.py", "--store", "digits.zarr", "--epochs", 1, "--run-dir", "{dir}"),
+    "tokens": ("--steps", 8, "tokens/train.py", "--limit-steps", 8),  # as they are: fsdp, bf16
+    "cells": ("cells/train.py", "--collection", "cells.zarr", "--epochs", 2, "--float64"),
+    "volumes": ("--ranks", "1,3", "volumes/train.py", "--store", "volumes.zarr", "--epochs", 1),
+}
+TOLD = {"digits": "went on from step 23, bits", "tokens": "under autocast to bfloat16"}
+
+
 @pytest.mark.slow
-def test_the_examples_pass(tmp_path, run_python):
-    """The digits example at one, two and three ranks and killed, and the own loop."""
+def test_the_examples_pass(tmp_path, run_python, monkeypatch):
+    """All that train, at several numbers of ranks; one also killed."""
     examples = Path(__file__).parents[2] / "examples"
-    write = f"import sys; sys.path.insert(0, {str(examples / 'digits')!r}); from pathlib import Path; import data; "
-    run_python(tmp_path, "-c", write + "data.write_store(Path('digits.zarr'))")
-    store = ("--store", tmp_path / "digits.zarr")
-    code, out, err = command(
-        "--ranks", "1,2,3", "--kill", "--steps", 36, examples / "digits/train.py", *store, "--epochs", 2
-    )
-    assert code == 0, out + err
-    assert "went on from step 23, bits" in out
-    code, out, err = command(
-        "--ranks", "1,2", examples / "own_loop/train.py", *store, "--epochs", 1, "--run-dir", "{dir}"
-    )
-    assert code == 0, out + err
+    for name, write in WRITTEN.items():
+        found = f"import sys; sys.path.insert(0, {str(examples / name)!r}); from pathlib import Path; import data; "
+        run_python(tmp_path, "-c", found + "data." + write)
+    monkeypatch.chdir(tmp_path)
+    for name, words in EXAMPLES.items():
+        ranks = () if "--ranks" in words else ("--ranks", "1,2")
+        given = [examples / word if str(word).endswith(".py") else word for word in words]
+        code, out, err = command(*ranks, *given)
+        assert code == 0, name + out + err
+        assert TOLD.get(name, "the same training") in out
 
 
 def test_bits_are_equal_digests_alone():

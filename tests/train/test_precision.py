@@ -54,8 +54,10 @@ def loader_of(world, micro_batch=3, rank=None, world_size=None):
     return ArrayLoader(make_arrays(), order, seed=5, rank=rank, world_size=size, micro_batch=micro_batch)
 
 
-def flat(parameters):
-    return torch.cat([p.detach().flatten() for p in parameters])
+def flat(tensors):
+    """All elements on every rank, of sharded ones too."""
+    whole = [t.detach().full_tensor() if hasattr(t, "full_tensor") else t.detach() for t in tensors]
+    return torch.cat([t.flatten() for t in whole])
 
 
 def step_gradient(world, precision, form, strategy="ddp", recomputed=False):
@@ -88,9 +90,9 @@ def relative(found, wanted):
 @pytest.mark.parametrize("form", [losses_of, weighted], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_half_precision_is_that_of_one_process(precision, form):
-    """2 ranks x 2 micro-batches, replicated and with a sharded state: the gradient of one process with the same cut."""
+    """2 ranks x 2 micro-batches, ddp, zero1 and fsdp: the gradient of one process with the same cut."""
     wanted = simulated(precision, form, 2)
-    for strategy in ("ddp", "zero1"):
+    for strategy in ("ddp", "zero1", "fsdp"):
         for found, norm in run_ranks(step_gradient, 2, precision, form, strategy):
             assert relative(found, wanted) < TOLERANCES[precision]
             assert norm == pytest.approx(float(wanted.norm()), rel=TOLERANCES[precision])  # clipping sees it unscaled
@@ -98,13 +100,19 @@ def test_half_precision_is_that_of_one_process(precision, form):
     assert 1e-5 < relative(wanted, exact) < 10 * TOLERANCES[precision]  # it was half precision indeed
 
 
+def both_ways(world, precision):
+    """Gradients with recomputed activations and without, by strategy."""
+    return [
+        tuple(step_gradient(world, precision, losses_of, strategy, recomputed)[0] for recomputed in (True, False))
+        for strategy in ("ddp", "zero1", "fsdp")
+    ]
+
+
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_recomputed_activations_are_cast_alike(precision):
     """Non-reentrant checkpointing recomputes under the same autocast: the same gradient, to the bit."""
-    plain = run_ranks(step_gradient, 2, precision, losses_of)
-    again = run_ranks(step_gradient, 2, precision, losses_of, "ddp", True)
-    for (found, _), (wanted, _) in zip(again, plain, strict=True):
-        assert torch.equal(found, wanted)
+    for of_rank in run_ranks(both_ways, 2, precision):
+        assert all(torch.equal(found, wanted) for found, wanted in of_rank)
 
 
 class Poison:
@@ -151,7 +159,7 @@ class Spoiling(torch.amp.GradScaler):
 
 def overflows(world, kind):
     """Of each step: whether it was skipped, whether something moved, how often the scheduler stepped, the scale."""
-    model = prepare(Net(), world, strategy=kind if kind == "zero1" else "ddp")
+    model = prepare(Net(), world, strategy="ddp" if kind == "own part" else kind)
     own = kind == "own part"
     optimizer = OwnPart(model, world) if own else torch.optim.SGD(model.parameters(), lr=0.1)
     optimizer = prepare_optimizer(optimizer, model)
@@ -176,7 +184,7 @@ def overflows(world, kind):
 
 
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step:UserWarning")
-@pytest.mark.parametrize("kind", ["ddp", "zero1", "own part"])
+@pytest.mark.parametrize("kind", ["ddp", "zero1", "fsdp", "own part"])
 def test_an_overflow_on_one_rank_skips_the_step_on_all(kind):
     """Also where each rank's optimizer sees a part of the gradient; nothing moves, the next step is scaled by half."""
     found = run_ranks(overflows, 2, kind)

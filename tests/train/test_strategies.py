@@ -371,7 +371,6 @@ def run_matrix(world):
     return {case: lower_precision(world, *case) for case in MATRIX}
 
 
-@pytest.mark.slow
 def test_each_strategy_in_each_precision():
     """float32, bf16 and fp16 with a loss scale, whole shares and micro-batches: one rank's in the same precision."""
     for found in run_ranks(run_matrix, 2, timeout=900):

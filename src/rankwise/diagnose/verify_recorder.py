@@ -63,6 +63,7 @@ class Recorder:
         self._loaders: dict[int, tuple[int, Any]] = {}
         self._passes: dict[int, int] = {}
         self._before: dict[str, Any] = {}
+        self._autocast = ""
 
     def write(self, kind: str, **facts: Any) -> None:
         """Write a line."""
@@ -86,6 +87,7 @@ class Recorder:
         on_steps(self._begin, self._end)
         for made in ("__init__", "__setstate__"):  # copies and unpickled modules are never initialised
             _after(nn.Module, made, lambda _, module, *__, **___: self._modules.append(weakref.ref(module)))
+        _after(torch.autocast, "__enter__", self._cast)
         _before(torch.Tensor, "backward", self._backward)
         _before(DistributedDataParallel, "forward", self._forward)
         _after(DistributedDataParallel, "__init__", self._wrap)
@@ -109,6 +111,10 @@ class Recorder:
     def _backward(self, loss: Any, *_: Any, **__: Any) -> None:
         if not self.inside and loss.numel() == 1:
             self._losses.append((float(loss.detach()), None))
+
+    def _cast(self, _: Any, autocast: Any) -> None:
+        if autocast._enabled:  # noqa: SLF001  (it has no public name)
+            self._autocast = str(autocast.fast_dtype).removeprefix("torch.")
 
     def _forward(self, *_: Any, **__: Any) -> None:
         self._forwards += 1
@@ -211,8 +217,8 @@ class Recorder:
             name for key, name in self._names.items() if key in wanted and self._wrapped and key not in self._wrapped
         ]
         dtype = str(next(iter(optimizer.param_groups[0]["params"])).dtype).removeprefix("torch.")
-        threads = torch.get_num_threads()
-        self.write("model", layers=sorted(layers), late=late, wrapped=bool(self._wrapped), dtype=dtype, threads=threads)
+        facts = {"dtype": dtype, "autocast": self._autocast, "threads": torch.get_num_threads()}
+        self.write("model", layers=sorted(layers), late=late, wrapped=bool(self._wrapped), **facts)
 
     def _named(self, optimizer: Any) -> list[tuple[str, Any]]:
         tensors = [p for group in optimizer.param_groups for p in group["params"]]
