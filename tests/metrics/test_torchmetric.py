@@ -125,6 +125,32 @@ def test_ragged_ranks_equal_one(num_ranks):
             assert values[f"all/{name}"] == pytest.approx(value.item(), rel=1e-6)
 
 
+def detected(world):
+    """Mean average precision over ragged shares of images, some without boxes."""
+    detection = pytest.importorskip("torchmetrics.detection")
+    metric = detection.MeanAveragePrecision()
+    ends = [0, *SPLITS[world.world_size]]
+    for sample in range(ends[world.rank], ends[world.rank + 1]):
+        found, scores, wanted = boxes_of(sample)
+        found, wanted = (torch.cat([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], 1) * 50 for boxes in (found, wanted))
+        kinds = [torch.arange(len(boxes)) % 2 for boxes in (found, wanted)]
+        metric.update([{"boxes": found, "scores": scores, "labels": kinds[0]}], [{"boxes": wanted, "labels": kinds[1]}])
+    return {name: torch.as_tensor(value).tolist() for name, value in reduce({"map": metric}, world)["map"].items()}
+
+
+def test_mean_average_precision_equals_one_rank():
+    """The detection metric itself, to the bit; its wheels of torchvision want a torch with CUDA."""
+    try:
+        import pycocotools  # noqa: F401
+        import torchvision  # noqa: F401
+    except (ImportError, RuntimeError) as error:  # the latter where torchvision was built for another torch
+        pytest.skip(f"MeanAveragePrecision cannot be made here: {error}")
+    whole = detected(World.single())
+    assert -1 < whole["map"] < 1
+    for num_ranks in (2, 3):
+        assert run_ranks(detected, num_ranks) == [whole] * num_ranks
+
+
 def beside_ours(world):
     metric = torchmetrics.SumMetric()
     metric.update(world.rank + 1.0)
