@@ -38,10 +38,19 @@ def take_step(model, optimizer, summed):
     optimizer.step()
 
 
+def undisturbed(steps):
+    """Return the model's state after steps of two ranks, taken by this process alone."""
+    model, optimizer = make_training()
+    for step in range(1, steps + 1):
+        both = zip(*(gradients(model, step, rank) for rank in (0, 1)), strict=True)
+        take_step(model, optimizer, [first + second for first, second in both])
+    return model.state_dict()
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
-    parser.add_argument("rank", type=int, help="who is signalled")
+    parser.add_argument("rank", type=int, help="who is signalled; -1: from outside, once there is a file *.begun")
     parser.add_argument("signal")
     args = parser.parse_args()
     with rankwise.bind(device="cpu", threads=1, timeout=240) as world:
@@ -54,6 +63,8 @@ def main():
                 take_step(model, optimizer, world.all_reduce(list(gradients(model, done, world.rank))))
                 if done == begin + 5 and world.rank == args.rank:
                     os.kill(os.getpid(), getattr(signal, args.signal))
+                elif done == begin + 5:
+                    (args.folder / f"{args.signal}-{world.rank}.begun").touch()
                 if checkpointer.should_stop(done):
                     checkpointer.save(done, parts)
                     torch.save([begin, done, model.state_dict()], args.folder / f"{args.signal}-{world.rank}.pt")
