@@ -66,10 +66,13 @@ def test_a_job_that_is_unknown_is_not_a_controller_that_is_silent(asked):
 class Flaky:
     """Stands for a handle whose Slurm answers only now and then."""
 
+    has_left_ending = False
+
     def __init__(self, answers):
-        self._answers = iter(answers)
+        self._answers, self.times_asked = iter(answers), 0
 
     def ending(self):
+        self.times_asked += 1
         answer = next(self._answers)
         if isinstance(answer, Exception):
             raise answer
@@ -91,10 +94,24 @@ def test_who_waits_bears_silence_for_a_while(monkeypatch):
         ending, found = asked.of(job)
         assert (found and found.state) == wanted
     assert ending == {"exitcode": 0}
+    now[0] += 10
     asked.of(job)
     now[0] += 901
     with pytest.raises(LaunchError, match="does not answer"):
         asked.of(job)
+
+
+def test_slurm_is_asked_seldom(monkeypatch):
+    """However often files are looked at; an ending that appears is looked at once, though it may not count."""
+    now = [1000.0]
+    monkeypatch.setattr(handle_module.time, "monotonic", lambda: now[0])
+    asked, job = handle_module.Patience(), Flaky([None] * 10)
+    for number in range(60):  # 18 seconds
+        job.has_left_ending = number >= 30
+        _, found = asked.of(job)
+        assert found.state == "RUNNING"
+        now[0] += 0.3
+    assert job.times_asked == 10
 
 
 def test_output_is_shown_in_whole_characters(tmp_path):

@@ -3,6 +3,7 @@
 import json
 import signal
 
+import pexpect
 import pytest
 
 # "gpus" tells the devices of the task; "bind" binds to what there is; "wait" stands until it is ended
@@ -149,6 +150,34 @@ def test_ctrl_c_while_following_says_how_to_cancel(here):
     assert follower.returncode == 130
     assert f"job {job} is cancelled" in err
     here.lab.wait(job, "CANCELLED")
+
+
+def test_ctrl_c_on_a_terminal_asks(here):
+    """In a real pseudo-terminal: no goes on, detach leaves the job running, yes cancels it, as a second Ctrl-C does."""
+    question = r"cancel job (\d+)\? \[y\]es, \[d\]etach \(it runs on\), \[n\]o: "
+    jobs = []
+    for answers in (["no", "detach"], ["yes"], ["\x03"]):
+        terminal = pexpect.spawn(
+            "rankwise", [*SUBMIT, "rank.py", "wait"], cwd=here.folder, env=here.env, encoding="utf-8", timeout=240
+        )
+        terminal.expect("runs on node")
+        for answer in answers:
+            terminal.sendintr()
+            terminal.expect(question)
+            jobs.append(terminal.match[1])
+            terminal.send(answer) if answer == "\x03" else terminal.sendline(answer)
+            if answer == "no":
+                terminal.expect(f"following job {jobs[0]}")
+        terminal.expect(
+            f"job {jobs[-1]} runs on: rankwise logs {jobs[-1]} --follow" if "detach" in answers else "is cancelled"
+        )
+        terminal.expect(pexpect.EOF)
+        terminal.close()
+        assert terminal.exitstatus == 130
+    assert jobs[0] == jobs[1]
+    assert here.lab.state(jobs[0])["JobState"] == "RUNNING"
+    for job in jobs[2:]:
+        here.lab.wait(job, "CANCELLED")
 
 
 def test_a_failure_on_one_node_restarts_all(here):

@@ -16,11 +16,12 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from rankwise._files import write_whole
 from rankwise.diagnose.watch.evidence import Evidence, collect
 from rankwise.diagnose.watch.jobs import RunningJob, entries_of, running_jobs
 from rankwise.errors import ConfigError, LaunchError, RankwiseError
 from rankwise.launch.slurm.queue import job_fields
-from rankwise.launch.slurm.start import state_folder, write_whole
+from rankwise.launch.slurm.start import state_folder
 from rankwise.world.hostlist import expand_hosts
 
 __all__ = ["look_at_slurm"]
@@ -161,7 +162,7 @@ def _answer(folder: Path, step: str) -> None:
         answer = _look_here(running_jobs(), os.environ["SLURM_JOB_ID"], node, step)
     except (RankwiseError, OSError) as error:
         answer = {"error": f"{type(error).__name__}: {error}"}
-    write_whole(folder / f"{node}.json", json.dumps(answer).encode())
+    write_whole(folder / f"{node}.json", json.dumps(answer).encode(), durable=False)
 
 
 if __name__ == "__main__":

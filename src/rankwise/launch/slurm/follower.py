@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import contextlib
 import signal
 import sys
 import time
@@ -17,7 +16,6 @@ from rankwise.launch.slurm.queue import JobState
 __all__ = ["follow", "follow_logs"]
 
 _LOOK_S = 0.3  # at files
-_ASK_S = 2.0  # Slurm, which answers everybody
 _LATE_S = 15.0
 
 
@@ -50,21 +48,18 @@ def follow(handle: SlurmHandle) -> int:
     """
     tails = [_Tail(handle.log_path(None, stream), sink) for stream, sink in (("out", sys.stdout), ("err", sys.stderr))]
     with _Interrupts() as interrupts:
-        said, asked_s, ended_s, asked = "", 0.0, None, Patience()
-        found: JobState | None = None
+        said, ended_s, asked = "", None, Patience()
         while True:
             busy = [tail.copy() for tail in tails]
             if interrupts.count and not _goes_on(handle, interrupts):
                 return 128 + signal.SIGINT
             now = time.monotonic()
-            if now - asked_s >= _ASK_S or handle.has_left_ending:
-                asked_s = now
-                ending, found = asked.of(handle)
-                if ending is not None:
-                    break
-                if found is not None:
-                    said = _say_change(handle, found, said)
-                    ended_s = (ended_s or now) if found.has_ended or found.state == "UNKNOWN" else None
+            ending, found = asked.of(handle)
+            if ending is not None:
+                break
+            if found is not None:
+                said = _say_change(handle, found, said)
+                ended_s = (ended_s or now) if found.has_ended or found.state == "UNKNOWN" else None
             if ended_s is not None and now - ended_s > _LATE_S and not any(busy):
                 _say(f"job {handle.job_id} has ended without having said how: {found}")
                 return 1
@@ -95,16 +90,13 @@ def _goes_on(handle: SlurmHandle, interrupts: _Interrupts) -> bool:
     """After a Ctrl-C: whether the job is followed further; cancels it if that is wanted."""
     if interrupts.count == 1 and sys.stdin.isatty():
         interrupts.count = 0
-        with contextlib.suppress(KeyboardInterrupt):  # a second Ctrl-C is a yes
-            try:
-                answer = input(f"\nrankwise: cancel job {handle.job_id}? [y]es, [d]etach (it runs on), [n]o: ")
-            except EOFError:
-                answer = "d"  # the terminal has gone: that is no wish to lose the job
-            if answer[:1].lower() == "d":
-                _say(f"job {handle.job_id} runs on: rankwise logs {handle.job_id} --follow")
-                return False
-            if answer[:1].lower() != "y":
-                return True
+        answer = _ask(f"\nrankwise: cancel job {handle.job_id}? [y]es, [d]etach (it runs on), [n]o: ")
+        if answer == "d":
+            _say(f"job {handle.job_id} runs on: rankwise logs {handle.job_id} --follow")
+            return False
+        if answer != "y":
+            _say(f"following job {handle.job_id}")
+            return True
     elif interrupts.count == 1 and not interrupts.said:
         interrupts.said = True
         _say(f"a second Ctrl-C cancels job {handle.job_id}; SIGTERM leaves it running")
@@ -114,6 +106,19 @@ def _goes_on(handle: SlurmHandle, interrupts: _Interrupts) -> bool:
     handle.cancel()
     _say(f"job {handle.job_id} is cancelled")
     return False
+
+
+def _ask(question: str) -> str:
+    """Return the first letter of the answer; a second Ctrl-C is a yes."""
+    counted = signal.signal(signal.SIGINT, signal.default_int_handler)  # one that only counts does not end `input`
+    try:
+        return input(question)[:1].lower()
+    except EOFError:
+        return "d"  # the terminal has gone: that is no wish to lose the job
+    except KeyboardInterrupt:
+        return "y"
+    finally:
+        signal.signal(signal.SIGINT, counted)
 
 
 def _say_change(handle: SlurmHandle, found: JobState, said: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import pickle
 import re
@@ -11,41 +12,48 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from rankwise._files import write_whole
 from rankwise.errors import ConfigError, LaunchError, RankFailure
 from rankwise.launch.bound import value_path
 from rankwise.launch.slurm.queue import JobState, job_fields, job_states, slurm_command
-from rankwise.launch.slurm.start import write_whole
 
 __all__ = ["Patience", "SlurmHandle"]
 
-_POLL_S = 1.0
+_POLL_S = 1.0  # between two looks at files
+_ASK_S = 2.0  # between two questions to Slurm, which answers everybody
 _LATE_S = 15.0  # how long after a job's end its files may take to be seen here
 _SILENT_S = 900.0  # how long Slurm may not answer who waits: a controller that is restarted takes minutes
 
 
 class Patience:
-    """Asks Slurm of a job again and again, and bears that it does not answer for a while."""
+    """Asks Slurm of a job now and then, however often it is called, and bears that it does not answer for a while."""
 
     def __init__(self) -> None:
         self._silent_since_s: float | None = None
+        self._asked_s, self._saw_ending = -math.inf, False
+        self._found: JobState | None = None
 
     def of(self, handle: SlurmHandle) -> tuple[dict[str, Any] | None, JobState | None]:
-        """Return the ending of a job, and what Slurm says of it; both None where it does not answer.
+        """Return the ending of a job, and what Slurm says of it or said last; both None where it does not answer.
 
         Raises:
             LaunchError: it has not answered for a quarter of an hour.
         """
+        now, sees_ending = time.monotonic(), handle.has_left_ending
+        # an ending that appears is looked at once: one before a requeue may lie there for long
+        if now - self._asked_s < _ASK_S and sees_ending == self._saw_ending:
+            return None, self._found
+        self._asked_s, self._saw_ending, self._found = now, sees_ending, None
         try:
             ending = handle.ending()
-            found = handle.ask() if ending is None else None
+            self._found = handle.ask() if ending is None else None
         except LaunchError:
-            now = time.monotonic()
             self._silent_since_s = self._silent_since_s or now
             if now - self._silent_since_s > _SILENT_S:
                 raise
             return None, None
         self._silent_since_s = None
-        return ending, found
+        return ending, self._found
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

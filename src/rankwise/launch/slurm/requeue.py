@@ -9,10 +9,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
+from rankwise._files import write_whole
 from rankwise.launch.local.console import Console
 from rankwise.launch.slurm.allocation import Allocation
 from rankwise.launch.slurm.queue import job_fields, slurm_command
-from rankwise.launch.slurm.start import state_folder, write_whole
+from rankwise.launch.slurm.start import state_folder
 
 __all__ = ["MAX_REQUEUES", "Progress", "ProgressLog", "put_back"]
 

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from rankwise._files import write_whole
 from rankwise.errors import LaunchError
 from rankwise.launch.job import Job
 
@@ -22,7 +23,6 @@ __all__ = [
     "read_meeting",
     "say_ready",
     "state_folder",
-    "write_whole",
 ]
 
 
@@ -48,7 +48,7 @@ class Start:
 
     def write(self, folder: Path) -> None:
         """Leave it for the nodes."""
-        write_whole(folder / "start", pickle.dumps(self))
+        write_whole(folder / "start", pickle.dumps(self), durable=False)
 
     @classmethod
     def read(cls, folder: Path) -> Start:
@@ -129,7 +129,7 @@ class Record:
 def leave(value: Meeting | Record, folder: Path) -> None:
     """Put a meeting or a record into the folder, whole or not at all."""
     name = "meeting.json" if isinstance(value, Meeting) else f"node-{value.node}.json"
-    write_whole(folder / name, json.dumps(asdict(value)).encode())
+    write_whole(folder / name, json.dumps(asdict(value)).encode(), durable=False)
 
 
 def read_meeting(folder: Path) -> Meeting | None:
@@ -142,19 +142,12 @@ def read_meeting(folder: Path) -> Meeting | None:
 
 def say_ready(node: int, folder: Path) -> None:
     """Say that the supervisor of a node listens to signals."""
-    write_whole(folder / f"ready-{node}", b"")
+    write_whole(folder / f"ready-{node}", b"", durable=False)
 
 
 def num_ready(folder: Path) -> int:
     """Return how many supervisors have said that they listen to signals."""
     return sum(1 for _ in folder.glob("ready-*"))
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file that others see whole or not at all."""
-    part = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}")
-    part.write_bytes(data)
-    part.replace(path)
 
 
 def state_folder(environ: Mapping[str, str] = os.environ) -> Path:

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rankwise._files import write_whole
 from rankwise.errors import Interrupted, LaunchError
 from rankwise.launch.bound import value_path
 from rankwise.launch.local.console import Console
@@ -22,7 +23,7 @@ from rankwise.launch.local.loop import Loop
 from rankwise.launch.slurm.allocation import Allocation
 from rankwise.launch.slurm.noise import SrunErrors
 from rankwise.launch.slurm.queue import end_time, slurm_command
-from rankwise.launch.slurm.start import Record, Start, num_ready, read_meeting, state_folder, write_whole
+from rankwise.launch.slurm.start import Record, Start, num_ready, read_meeting, state_folder
 
 __all__ = ["Ending", "Step"]
 
@@ -100,7 +101,7 @@ class Step:
             self._folder = folder
             self._start.write(folder)
             if call is not None:
-                write_whole(folder / "call", call)
+                write_whole(folder / "call", call, durable=False)
             self._srun = subprocess.Popen(  # noqa: S603
                 self._command(),
                 env=_environment(),

@@ -15,13 +15,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rankwise._files import write_whole
 from rankwise.errors import ConfigError, LaunchError, MissingExtraError
 from rankwise.launch.job import Job
 from rankwise.launch.slurm.allocation import Allocation
 from rankwise.launch.slurm.handle import SlurmHandle
 from rankwise.launch.slurm.launcher import run_on_nodes
 from rankwise.launch.slurm.request import Request
-from rankwise.launch.slurm.start import Record, state_folder, write_whole
+from rankwise.launch.slurm.start import Record, state_folder
 from rankwise.launch.slurm.step import Ending
 
 __all__ = ["Submitted", "batch_script", "submit"]
