@@ -2,6 +2,10 @@
 
 import json
 import os
+import re
+import shlex
+import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -9,11 +13,12 @@ from pathlib import Path
 import pytest
 import zarr
 
+import rankwise
 from rankwise.diagnose.doctor import Check, examine, exit_code, render
 from rankwise.diagnose.doctor.collectives import SIZES
 from rankwise.diagnose.doctor.devices import check_devices
 from rankwise.diagnose.doctor.group import check_group
-from rankwise.diagnose.doctor.host import check_host
+from rankwise.diagnose.doctor.host import check_host, judge_locked_memory, judge_open_files, judge_shared_memory
 from rankwise.diagnose.doctor.job import judge_devices, judge_facts, judge_folder, judge_others
 from rankwise.diagnose.doctor.storage import check_data, is_network, kind_of
 from rankwise.diagnose.doctor.variables import check_variables
@@ -77,6 +82,41 @@ def test_this_machine_is_judged():
     checks = check_host()
     assert {check.name for check in checks} >= {"shared memory (/dev/shm)", "open files", "own name"}
     assert all(check.evidence and (check.status == "pass" or check.mend) for check in checks)
+
+
+@pytest.mark.parametrize(
+    ("check", "status", "evidence", "mend"),
+    [
+        (judge_shared_memory(None), "warn", "there is none", "mount a tmpfs"),
+        (judge_shared_memory(64 << 20), "warn", "0.06 GiB free", "docker run --shm-size 8g"),
+        (judge_shared_memory(8 << 30), "pass", "8.0 GiB free", ""),
+        (judge_open_files(1024, 524288), "warn", "limit 1024", "ulimit -n 65536 before the launch"),
+        (judge_open_files(1024, 8192), "warn", "limit 1024", "ulimit -n 8192 before the launch"),
+        (judge_open_files(1024, -1), "warn", "limit 1024", "ulimit -n 65536 before the launch"),
+        (judge_open_files(64, 64), "warn", "limit 64", "the hard limit is 64, too: lift it as root"),
+        (judge_open_files(4096, 4096), "pass", "limit 4096", ""),
+        (judge_open_files(-1, -1), "pass", "limit none", ""),
+        (judge_locked_memory(65536, infiniband=True), "fail", "limit 65536 bytes", "ulimit -l unlimited"),
+        (judge_locked_memory(65536, infiniband=False), "pass", "no InfiniBand device", ""),
+        (judge_locked_memory(-1, infiniband=True), "pass", "unlimited", ""),
+    ],
+)
+def test_what_this_machine_gives_is_judged(check, status, evidence, mend):
+    """A bad value of shared memory or of a limit is told with what changes it: a shell cannot pass its hard limit."""
+    assert check.status == status
+    assert evidence in check.evidence
+    assert check.mend.startswith(mend)
+    assert bool(check.mend) == bool(mend)
+
+
+@pytest.mark.parametrize(("words", "mend"), [("-S -n 64", "ulimit -n "), ("-n 64", "the hard limit is 64, too")])
+def test_a_low_limit_of_the_shell_is_told(words, mend):
+    """`rankwise doctor` as it is called in that shell: the limit is found, and the command itself gets by with it."""
+    command = shlex.join([sys.executable, "-m", "rankwise", "doctor", "--only", "host", "--json"])
+    done = subprocess.run(["bash", "-c", f"ulimit {words}; exec {command}"], capture_output=True, text=True, check=True)
+    [check] = [found for found in json.loads(done.stdout) if found["name"] == "open files"]
+    assert (check["status"], check["evidence"][:9]) == ("warn", "limit 64:")
+    assert check["mend"].startswith(mend)
 
 
 MOUNTS = """\
@@ -162,6 +202,11 @@ def fact(**more):
     [
         (fact(), None, ""),
         (fact(versions={"torch": "2.12.0"}), "fail", "torch: 2.13.0 on rank 0, 2.12.0 on rank 1"),
+        (
+            fact(versions={"torch": "2.13.0", "files of rankwise": "0123456789ab"}),
+            "fail",
+            "files of rankwise: not set on rank 0, 0123456789ab on rank 1",
+        ),
         (fact(variables={"NCCL_DEBUG": "INFO"}), "fail", "NCCL_DEBUG: not set on rank 0, INFO on rank 1"),
     ],
 )
@@ -197,6 +242,28 @@ def test_a_healthy_group_passes_and_a_sick_one_is_named():
     assert "GLOO_SOCKET_IFNAME" in check.mend
 
 
+CHANGED = """
+import sys
+if sys.orig_argv[-5:-2] == ["rankwise.diagnose.doctor.probe", "1", "2"]:
+    import torch.distributed as dist
+    right = dist.all_gather
+    def all_gather(parts, own):
+        right(parts, own)
+        parts[0][2] += 1
+    dist.all_gather = all_gather
+"""
+
+
+def test_the_rank_that_gets_wrong_data_is_named(tmp_path):
+    """Two real ranks; on rank 1 one number of an all_gather arrives changed. Rank 0 is not accused."""
+    (tmp_path / "sitecustomize.py").write_text(CHANGED)
+    (check,) = check_group(2, 200.0, {**os.environ, "PYTHONPATH": str(tmp_path)})
+    assert (check.name, check.status) == ("collectives", "fail")
+    told = "all_gather got [0.0, 1.0, 3.0, 3.0] from rank 0, wanted [0.0, 1.0, 2.0, 3.0]"
+    assert check.evidence == f"rank 1 on {socket.gethostname()}: {told}"
+    assert check.mend.startswith("the transport changes data: exclude that machine")
+
+
 def test_a_group_that_does_not_come_is_given_up():
     """The deadline holds: who imports for longer is told so."""
     (check,) = check_group(2, 0.05, dict(os.environ))
@@ -205,10 +272,13 @@ def test_a_group_that_does_not_come_is_given_up():
 
 
 def under_torchrun(tmp_path, env):
-    """One rank of torchrun's two has another value of a variable."""
-    words = 'if [ "$RANK" = 1 ]; then export NCCL_DEBUG=INFO; fi; exec "$0" -m rankwise doctor --json'
+    """One rank of torchrun's two has another value of a variable, and another state of rankwise's files."""
+    changed = tmp_path / "changed" / "rankwise"
+    shutil.copytree(Path(rankwise.__file__).parent, changed)  # with what is compiled
+    (changed / "_version.py").write_text((changed / "_version.py").read_text() + "# not as it was\n")
+    words = 'if [ "$RANK" = 1 ]; then export NCCL_DEBUG=INFO PYTHONPATH="$1"; fi; exec "$0" -m rankwise doctor --json'
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--no-python"]
-    command += ["sh", "-c", words, sys.executable]
+    command += ["sh", "-c", words, sys.executable, str(tmp_path / "changed")]
     return [subprocess.Popen(command, env=env, cwd=tmp_path, stdout=subprocess.PIPE, text=True)]
 
 
@@ -245,7 +315,9 @@ def test_under_a_launcher_all_ranks_are_compared(tmp_path, start, code):
     checks = [Check(**found) for found in json.loads(main)]
     named = {check.name: check for check in checks}
     assert named["all ranks meet"].evidence == "2 ranks"
-    assert named["same versions"].status == "pass"
+    differing = r"files of rankwise: \w{12} on rank 0, \w{12} on rank 1"
+    assert bool(re.fullmatch(differing, named["same versions"].evidence)) == bool(code)
+    assert named["same versions"].status == ("fail" if code else "pass")
     assert named["collectives"].status == "pass"
     assert named["NCCL_TIMEOUT"].status == "warn"
     assert named["one working directory"].status == "pass"

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["SIZES", "check_patterns", "sweep"]
+from rankwise.diagnose.doctor.check import Check, failed, passed
+
+__all__ = ["SIZES", "check_patterns", "judge_patterns", "sweep"]
 
 SIZES = (4 << 10, 32 << 10, 256 << 10, 2 << 20, 16 << 20)  # bytes of one rank
 _GPU_SIZES = (*SIZES, 128 << 20)  # links between GPUs are not full before
@@ -29,15 +31,39 @@ def check_patterns(device: Any = "cpu") -> dict[str, str]:
     dist.all_gather(parts, own)
     dist.barrier()
     first = torch.arange(4, dtype=torch.float64, device=device)
-    wanted = {
-        "all_reduce": (total, size * first + 10 * sum(range(size))),
-        "broadcast": (from_last, first + 10 * (size - 1)),
-        "all_gather": (torch.stack(parts), torch.stack([first + 10 * other for other in range(size)])),
-    }
+    gathered = (_difference(part, first + 10 * other, f" from rank {other}") for other, part in enumerate(parts))
     return {
-        name: "" if torch.equal(got, right) else f"got {got.tolist()}, wanted {right.tolist()}"
-        for name, (got, right) in wanted.items()
+        "all_reduce": _difference(total, size * first + 10 * sum(range(size))),
+        "broadcast": _difference(from_last, first + 10 * (size - 1), f" from rank {size - 1}"),
+        "all_gather": next(filter(None, gathered), ""),  # one is enough: there may be thousands
     }
+
+
+def _difference(got: Any, right: Any, sender: str = "") -> str:
+    return "" if bool((got == right).all()) else f"got {got.tolist()}{sender}, wanted {right.tolist()}"
+
+
+def judge_patterns(found: Sequence[Mapping[str, str]], hosts: Sequence[str], right: str) -> Check:
+    """Name the ranks that got wrong data, with their hosts.
+
+    Args:
+        found: what `check_patterns` returned, by rank.
+        hosts: the host name of each rank.
+        right: what to say when all of it is right.
+    """
+    bad = [
+        f"rank {rank} on {hosts[rank]}: {name} {text}"
+        for rank, said in enumerate(found)
+        for name, text in said.items()
+        if text
+    ]
+    if not bad:
+        return passed("group", "collectives", right)
+    mend = (
+        "the transport changes data: exclude that machine; if its GPUs are right with NCCL_P2P_DISABLE=1, mend its "
+        "PCIe settings (IOMMU, ACS)"
+    )
+    return failed("group", "collectives", "; ".join(bad), mend)
 
 
 def sweep(device: Any = "cpu", sizes: Sequence[int] | None = None) -> list[dict[str, float]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -14,6 +15,7 @@ from typing import Any
 
 from rankwise.diagnose.doctor.bandwidth import describe_sweep
 from rankwise.diagnose.doctor.check import Check, failed, measured, not_run, passed
+from rankwise.diagnose.doctor.collectives import judge_patterns
 
 __all__ = ["check_group"]
 
@@ -120,14 +122,15 @@ def _judge(name: str, probes: Sequence[_Probe], ranks: int) -> list[Check]:
         if stage == "torch" and any("No module named 'torch'" in line for line in said):
             return [not_run("group", name, "torch is not installed", "pip install 'rankwise[train]'")]
         return [failed("group", name, evidence, _mend(stage))]
-    wrong = [(r, op, text) for r, p in enumerate(probes) for op, text in p.said["collectives"]["wrong"].items() if text]
-    if wrong:
-        told = "; ".join(f"rank {rank}: {op} {text}" for rank, op, text in wrong)
-        return [failed("group", "collectives", told, "the transport changes data: exclude this machine")]
+    right = f"all_reduce, broadcast, all_gather, barrier right on {ranks} ranks"
+    wrong = [probe.said["collectives"]["wrong"] for probe in probes]
+    collectives = judge_patterns(wrong, [socket.gethostname()] * ranks, right)
+    if collectives.status == "fail":
+        return [collectives]
     rows = probes[0].said["sweep"]["rows"]
     return [
         passed("group", name, f"met on loopback, torch {probes[0].said['torch']['version']}"),
-        passed("group", "collectives", f"all_reduce, broadcast, all_gather, barrier right on {ranks} ranks"),
+        collectives,
         measured("group", "bandwidth of all_reduce", describe_sweep(rows), rows),
     ]
 

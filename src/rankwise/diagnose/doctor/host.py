@@ -13,7 +13,7 @@ from pathlib import Path
 from rankwise.diagnose.doctor.check import Check, failed, passed, warned
 from rankwise.diagnose.doctor.storage import is_network, kind_of
 
-__all__ = ["check_host"]
+__all__ = ["check_host", "judge_locked_memory", "judge_open_files", "judge_shared_memory"]
 
 _SHM = Path("/dev/shm")  # noqa: S108
 _GIB = 1 << 30
@@ -23,35 +23,51 @@ _FULL = 0.02
 
 def check_host() -> list[Check]:
     """Judge what loader workers, stores and checkpoints need of this machine."""
-    return [_shared_memory(), _open_files(), _locked_memory(), _own_name(), *_disks(), _file_times()]
+    shm = shutil.disk_usage(_SHM).free if _SHM.is_dir() else None
+    limits = [
+        judge_open_files(*resource.getrlimit(resource.RLIMIT_NOFILE)),
+        judge_locked_memory(
+            resource.getrlimit(resource.RLIMIT_MEMLOCK)[0], infiniband=Path("/sys/class/infiniband").is_dir()
+        ),
+    ]
+    return [judge_shared_memory(shm), *limits, _own_name(), *_disks(), _file_times()]
 
 
-def _shared_memory() -> Check:
+def judge_shared_memory(free_bytes: int | None) -> Check:
+    """Say whether loader workers have room in /dev/shm; None: there is none."""
     name = "shared memory (/dev/shm)"
-    if not _SHM.is_dir():
+    if free_bytes is None:
         return warned("host", name, "there is none", "mount a tmpfs there: loader workers hand batches over through it")
-    free = shutil.disk_usage(_SHM).free
-    if free < _GIB:
+    if free_bytes < _GIB:
         mend = "docker run --shm-size 8g (or --ipc host), in Kubernetes an emptyDir with medium: Memory"
-        return warned("host", name, f"{free / _GIB:.2f} GiB free: loader workers die of SIGBUS when it is full", mend)
-    return passed("host", name, f"{free / _GIB:.1f} GiB free")
+        told = f"{free_bytes / _GIB:.2f} GiB free: loader workers die of SIGBUS when it is full"
+        return warned("host", name, told, mend)
+    return passed("host", name, f"{free_bytes / _GIB:.1f} GiB free")
 
 
-def _open_files() -> Check:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < _FILES:
-        mend = f"ulimit -n {min(65536, hard) if hard > 0 else 65536} before the launch, or LimitNOFILE= of the service"
-        return warned("host", "open files", f"limit {soft}: loader workers and shards need thousands", mend)
-    return passed("host", "open files", f"limit {soft}")
+def judge_open_files(soft: int, hard: int) -> Check:
+    """Judge the limits of open files, as `resource.getrlimit` tells them."""
+    if soft == resource.RLIM_INFINITY or soft >= _FILES:
+        return passed("host", "open files", f"limit {'none' if soft == resource.RLIM_INFINITY else soft}")
+    if hard == resource.RLIM_INFINITY or hard >= _FILES:
+        wish = 65536 if hard == resource.RLIM_INFINITY else min(65536, hard)
+        mend = f"ulimit -n {wish} before the launch, or LimitNOFILE= of the service"
+    else:  # a shell cannot lift its limit above the hard one
+        mend = (
+            f"the hard limit is {hard}, too: lift it as root (nofile in /etc/security/limits.conf, LimitNOFILE= of "
+            "the service, docker run --ulimit nofile=65536)"
+        )
+    return warned("host", "open files", f"limit {soft}: loader workers and shards need thousands", mend)
 
 
-def _locked_memory() -> Check:
-    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    if soft == resource.RLIM_INFINITY or not Path("/sys/class/infiniband").is_dir():
-        told = "unlimited" if soft == resource.RLIM_INFINITY else f"{soft} bytes, and no InfiniBand device"
+def judge_locked_memory(soft_bytes: int, *, infiniband: bool) -> Check:
+    """Judge the limit of locked memory, which RDMA needs."""
+    if soft_bytes == resource.RLIM_INFINITY or not infiniband:
+        unlimited = soft_bytes == resource.RLIM_INFINITY
+        told = "unlimited" if unlimited else f"{soft_bytes} bytes, and no InfiniBand device"
         return passed("host", "locked memory", told)
     mend = "ulimit -l unlimited: RDMA registers its buffers as locked memory"
-    return failed("host", "locked memory", f"limit {soft} bytes, and there are InfiniBand devices", mend)
+    return failed("host", "locked memory", f"limit {soft_bytes} bytes, and there are InfiniBand devices", mend)
 
 
 def _own_name() -> Check:

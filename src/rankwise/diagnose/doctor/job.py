@@ -17,7 +17,7 @@ from typing import Any
 
 from rankwise.diagnose.doctor.bandwidth import describe_sweep
 from rankwise.diagnose.doctor.check import Check, failed, measured, not_run, passed, warned
-from rankwise.diagnose.doctor.collectives import check_patterns, sweep
+from rankwise.diagnose.doctor.collectives import check_patterns, judge_patterns, sweep
 from rankwise.diagnose.doctor.network import (
     Hosts,
     check_rendezvous,
@@ -163,18 +163,15 @@ def _collectives(deadline: float, timeout_s: float, place: Place) -> list[Check]
     try:
         with bind(timeout=max(min(timeout_s, _LEAST_S), deadline - time.monotonic())) as world:
             wrong = world.all_gather_object(check_patterns(world.device))
-            used = world.all_gather_object({"boot": _boot(), "device": str(world.device)})
+            used = world.all_gather_object({"boot": _boot(), "device": str(world.device), "host": socket.gethostname()})
             rows = sweep(world.device)
     except WorldError as error:
         mend = "look at the network section and at the other ranks' reports"
         return [failed("group", "group of all ranks", f"rank {place.rank}: {error}", mend)]
     checks = [judge_devices(used)]
-    bad = [(rank, name, text) for rank, found in enumerate(wrong) for name, text in found.items() if text]
-    if bad:
-        told = "; ".join(f"rank {rank}: {name} {text}" for rank, name, text in bad)
-        checks.append(failed("group", "collectives", told, "the transport changes data: exclude that machine"))
-    else:
-        checks.append(passed("group", "collectives", f"right on {world.world_size} ranks, {world.device}"))
+    right = f"right on {world.world_size} ranks, {world.device}"
+    checks.append(judge_patterns(wrong, [each["host"] for each in used], right))
+    if checks[-1].status == "pass":
         checks.append(measured("group", "bandwidth of all_reduce", describe_sweep(rows), rows))
     return checks
 
@@ -194,7 +191,7 @@ def _facts(place: Place) -> dict[str, Any]:
         "boot": _boot(),
         "net": net,
         "wish": os.environ.get("GLOO_SOCKET_IFNAME", "its name has no address of its own"),
-        "versions": {name: found["versions"].get(name, "none") for name in _VERSIONS} | {"code": _code()},
+        "versions": {name: found["versions"].get(name, "none") for name in _VERSIONS} | {"files of rankwise": _code()},
         "variables": variables,
         "local_rank": place.local_rank,
     }
@@ -231,8 +228,7 @@ def _same(name: str, values: Sequence[Mapping[str, str]], mend: str) -> Check:
             groups.setdefault(value.get(key, "not set"), []).append(rank)
         if len(groups) > 1:
             differing.append(
-                f"{key}: "
-                + ", ".join(f"{value} on rank {', '.join(map(str, ranks))}" for value, ranks in groups.items())
+                f"{key}: " + ", ".join(f"{value} on rank {format_numbers(ranks)}" for value, ranks in groups.items())
             )
     if differing:
         return failed("ranks", f"same {name}", "; ".join(differing), mend)
