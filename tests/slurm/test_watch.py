@@ -1,6 +1,9 @@
-"""`rankwise watch --slurm` on a real Slurm: two jobs that hang on the same nodes, and a node that does not answer."""
+"""Hangs on a real Slurm: `rankwise watch --slurm` for two jobs and a silent node; RANKWISE_WATCH under plain srun."""
 
 import json
+import os
+import signal
+import sys
 
 import pytest
 
@@ -83,3 +86,37 @@ def test_what_cannot_be_asked_is_named(cluster, hanging):
         cluster.lab.suspend("node2", resume=True)
     assert "---- rank 0: epoch 0" in done.stdout, done.stdout + done.stderr
     assert "node node2: no answer within 8 s" in done.stdout
+
+
+# knows nothing of rankwise
+PLAIN = """
+import os
+import time
+
+import torch
+import torch.distributed as dist
+
+rank = int(os.environ["SLURM_PROCID"])
+dist.init_process_group("gloo", init_method=f"file://{os.getcwd()}/meeting", rank=rank, world_size=2)
+for step in range(3):
+    if rank == 1 and step == 2:
+        time.sleep(1000)
+    dist.all_reduce(torch.ones(1))
+"""
+
+
+def test_a_variable_watches_a_script_under_srun(cluster):
+    """One task on each of two nodes: the rank that stopped and its line are told in the log of the step."""
+    script = cluster.write("plain.py", PLAIN)
+    cluster.env["RANKWISE_WATCH"] = "6"
+    srun = ("srun", "--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--mem=500M", "--output=plain.log")
+    process = cluster.start(*srun, sys.executable, "-P", script, start_new_session=True)
+    try:
+        cluster.until(lambda: "saved as" in cluster.text("plain.log"))
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+    text = cluster.text("plain.log")
+    assert "rank 1 has not joined all_reduce #3 of the default group (rank 0 waits there" in text, text
+    line = PLAIN.splitlines().index("        time.sleep(1000)")
+    assert f"plain.py:{line} in <module>" in text, text

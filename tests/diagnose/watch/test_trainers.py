@@ -1,4 +1,4 @@
-"""RANKWISE_WATCH in jobs of torchrun, Accelerate and Lightning Fabric that know nothing of it: culprit, line, place."""
+"""RANKWISE_WATCH in jobs of torchrun, Accelerate, Fabric and Lightning that know nothing of it: culprit, line."""
 
 import json
 import os
@@ -12,12 +12,12 @@ import pytest
 
 JOB = Path(__file__).with_name("trainers.py")
 SECONDS = 240
-PLACES = {"plain": "rankwise-stalls", "accelerated": "stalls", "fabric": "run/logs"}
+PLACES = {"plain": "rankwise-stalls", "accelerated": "stalls", "fabric": "run/logs", "trainer": "rankwise-stalls"}
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Of all three jobs, which run at once and are killed in the end."""
+    """Of all four jobs, which run at once and are killed in the end."""
     for library in ("accelerate", "lightning"):
         pytest.importorskip(library)
     folder = tmp_path_factory.mktemp("trainers")

@@ -1,4 +1,4 @@
-"""Three training jobs of 2 ranks under torchrun's launcher, in which rank 1 stops loading: `python trainers.py FOLDER`.
+"""Four training jobs of 2 ranks under torchrun's launcher, in which rank 1 stops loading: `python trainers.py FOLDER`.
 
 None of them knows rankwise. The libraries are imported once, and torchrun's agents and their ranks are forked.
 """
@@ -13,9 +13,11 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator
+from lightning import LightningModule, Trainer
 from lightning.fabric import Fabric
 from lightning.fabric.plugins.environments import TorchElasticEnvironment
 from lightning.fabric.strategies import DDPStrategy
+from lightning.pytorch.strategies import DDPStrategy as TrainerStrategy
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from torch.nn.parallel import DistributedDataParallel
 
@@ -61,6 +63,34 @@ def fabric():
     train(model, optimizer, it.backward, it.global_rank)
 
 
+class Dataset(torch.utils.data.Dataset):
+    def __len__(self):
+        return 10
+
+    def __getitem__(self, step):
+        return load(step, dist.get_rank())
+
+
+class Module(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = torch.nn.Linear(4, 4)
+
+    def training_step(self, batch, index):
+        return self.net(batch).sum()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def trainer():
+    """Rank 1's data are missing while rank 0 is in the backward pass of its own batch."""
+    strategy = TrainerStrategy(cluster_environment=TorchElasticEnvironment(), process_group_backend="gloo")
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    it = Trainer(accelerator="cpu", devices=2, strategy=strategy, max_epochs=1, use_distributed_sampler=False, **quiet)
+    it.fit(Module(), torch.utils.data.DataLoader(Dataset(), batch_size=None))
+
+
 def be_rank(case):
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: with the agent
     log = os.open(FOLDER / f"{case}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -92,7 +122,7 @@ def launch(case):
 if __name__ == "__main__":
     torch.set_num_threads(1)
     agents = []
-    for name in ("plain", "accelerated", "fabric"):
+    for name in ("plain", "accelerated", "fabric", "trainer"):
         agents.append(os.fork())
         if agents[-1] == 0:
             launch(name)
