@@ -1,8 +1,10 @@
 """A training whose ranks lose time where the arguments say: plain DDP on gloo, no word of rankwise.
 
-``slow_data``, ``slow_forward``, ``slow_everywhere`` and ``heavy`` may be given, each step as many milliseconds.
+``slow_data``, ``slow_forward`` and ``slow_everywhere`` may be given, each step as many milliseconds; ``heavy``;
+``find_unused`` and ``static_graph`` of DDP; ``accumulate``, micro-batches of a step; ``idle``, a part without use.
 """
 
+import contextlib
 import sys
 import time
 
@@ -44,6 +46,8 @@ class Net(nn.Module):
         width = 2_000_000 if "heavy" in wanted else 16
         self.body = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1))
         self.table = nn.Parameter(torch.zeros(width))
+        if "idle" in wanted:
+            self.idle = nn.Parameter(torch.zeros(2**18))
 
     def forward(self, rows):
         """One number for each row."""
@@ -51,10 +55,15 @@ class Net(nn.Module):
         return self.body(rows) + self.table[:8].sum()
 
 
-model = DistributedDataParallel(Net())
+model = DistributedDataParallel(
+    Net(), find_unused_parameters="find_unused" in wanted, static_graph="static_graph" in wanted
+)
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-for rows in DataLoader(Samples(), batch_size=8):
-    model(rows).square().mean().backward()
-    optimizer.step()
-    optimizer.zero_grad()
+num_micro = int(wanted.get("accumulate", 1))
+for count, rows in enumerate(DataLoader(Samples(), batch_size=8), start=1):
+    with model.no_sync() if count % num_micro else contextlib.nullcontext():
+        model(rows).square().mean().backward()
+    if count % num_micro == 0:
+        optimizer.step()
+        optimizer.zero_grad()
 dist.destroy_process_group()

@@ -62,6 +62,30 @@ def test_a_large_gradient_is_communication(tmp_path):
     assert (tmp_path / "profile.json").exists()
 
 
+def test_advice_that_is_followed_helps(tmp_path):
+    """Accumulation and no search for unused parameters are advised; with both less is sent for a sample, and sooner."""
+    before = made(tmp_path / "before", "heavy=1", "find_unused=1")
+    told = {finding.cause: finding for finding in before.findings}
+    assert told["communication"].change.startswith("accumulate (micro-batches under no_sync")
+    assert "found none where it last told" in told["find_unused"].text
+    assert told["find_unused"].change.startswith("leave it out")
+    after = made(tmp_path / "after", "heavy=1", "accumulate=16", "steps=240")
+    assert after.share()["transfer"] < before.share()["transfer"]
+    assert "find_unused" not in {finding.cause for finding in after.findings}
+    # the search has a reduction of its own
+    assert len(after.matching.groups) < len(before.matching.groups)
+
+
+def test_static_graph_is_advised_where_a_part_is_idle(tmp_path):
+    """A mebibyte of parameters without a gradient: told with its size; the script runs with what is advised."""
+    (found,) = [each for each in made(tmp_path / "before", "idle=1", "find_unused=1").findings if each.cost_ms is None]
+    assert "last found 1 MiB of them on a rank" in found.text
+    assert found.change.startswith("static_graph=True")
+    after = made(tmp_path / "after", "idle=1", "static_graph=1")
+    assert after.settings["static_graph"]
+    assert "find_unused" not in {finding.cause for finding in after.findings}
+
+
 def test_a_sweep_runs_the_script_with_each_value(tmp_path, monkeypatch):
     """Two ranks for each value of a setting: DDP has it, steps of all runs are timed without the profiler, told."""
     monkeypatch.setattr(runs, "LEAST_RUNS", 1)  # more runs of each are only more of the same

@@ -158,9 +158,15 @@ def _launches(profile: Profile) -> Finding | None:
 def _unused(profile: Profile) -> Finding | None:
     if not profile.settings.get("find_unused") or profile.settings.get("static_graph"):
         return None
-    text = "DDP looks for unused parameters in every step (find_unused_parameters=True); a trace does not show its cost"
-    change = (
-        "leave it out, or static_graph=True where the unused ones never change; measure it: "
-        "rankwise profile --sweep find_unused=0,1"
-    )
+    text = "DDP looks for unused parameters in every step (find_unused_parameters=True)"
+    unused, try_it = profile.settings.get("unused_bytes"), "measure it: rankwise profile --sweep"
+    if unused is None:
+        change = f"leave it out, or static_graph=True where the unused ones never change; {try_it} find_unused=1,0"
+    elif unused == 0:
+        text += " and found none where it last told: each had a gradient on every rank"
+        change = f"leave it out; {try_it} find_unused=1,0"
+    else:
+        text += f" and last found {unused / 2**20:.3g} MiB of them on a rank"
+        change = f"static_graph=True, if they are the same in every step; {try_it} static_graph=0,1"
+    text += "; a trace does not show all that this costs"
     return _finding(profile, "find_unused", None, text, change)

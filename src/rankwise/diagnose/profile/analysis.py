@@ -65,7 +65,10 @@ def _take_notes(file: Path, trace: Trace, settings: dict[str, Any]) -> int:
     """Take over what the recorder has noted beside a trace; return the number of the script's step it begins with."""
     try:
         facts = json.loads(file.read_text())
+        unused = settings.get("unused_bytes") or 0
         settings |= facts["settings"]
+        if settings.get("unused_bytes") is not None:  # ranks may leave out different parameters
+            settings["unused_bytes"] = max(unused, settings["unused_bytes"])
         # a script that ended early leaves a piece of a step
         trace.steps = trace.steps[: int(facts["num_traced"])]
         first_step = int(facts["first_traced"])

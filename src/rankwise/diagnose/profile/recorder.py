@@ -262,6 +262,7 @@ class Recorder:
                 "find_unused": bool(told["find_unused_parameters"]),
                 "bucket_view": bool(told["gradient_as_bucket_view"]),
                 "gradient_bytes": told["total_parameter_size_bytes"],
+                "unused_bytes": told.get("unused_parameter_size"),
             }
         if self._loader is not None:
             found |= {"num_workers": self._loader.num_workers, "prefetch": self._loader.prefetch_factor}
