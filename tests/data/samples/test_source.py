@@ -248,14 +248,6 @@ def test_all_fields_are_read_at_once(tmp_path):
     assert {name: values.tolist() for name, values in got.items()} == {name: [5, 1] for name in ("a", "b", "memory")}
 
 
-def test_a_closed_source_opens_anew(tmp_path):
-    """`close` and `with` give threads and files back; reading afterwards works."""
-    zarr.create_array(tmp_path, data=np.arange(8), chunks=(4,))
-    with ArraySource({"x": tmp_path}) as source:
-        assert source[3]["x"] == 3
-    assert source[5]["x"] == 5
-
-
 def test_what_cannot_be_a_source_is_refused(tmp_path):
     """No arrays, unequal lengths (listed), nothing in them, objects, single values, tensors, missing arrays."""
     with pytest.raises(ConfigError, match="at least one array"):
