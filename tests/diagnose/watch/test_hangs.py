@@ -1,5 +1,6 @@
 """Jobs of 4 real ranks that hang, watched by one variable: the verdict names the culprit and the line."""
 
+import fcntl
 import json
 import os
 import re
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from rankwise.diagnose.watch.jobs import running_jobs
 from rankwise.testing.held_ports import hold_port
 
 JOB = Path(__file__).with_name("job.py")
@@ -126,3 +128,37 @@ def test_a_running_job_is_looked_at_on_demand(jobs):
     assert launchers["missing"] in done.stderr
     done = subprocess.run([*command, "--list"], capture_output=True, text=True, check=True, timeout=SECONDS)
     assert set(launchers.values()) <= {line.split()[0] for line in done.stdout.splitlines()}
+
+
+def has_open(process, path):
+    """Whether a process has a file open now, or has ended."""
+    numbers = [] if process.poll() is not None else list(Path(f"/proc/{process.pid}/fd").iterdir())
+    return not numbers or any(os.path.realpath(number) == str(path) for number in numbers)
+
+
+def test_two_watchers_at_once_both_get_whole_answers(jobs):
+    """Two whole processes ask the same four ranks: held back until both want the stacks of rank 0."""
+    folder, launchers = jobs
+    wait_for(folder / "missing.log", "saved as ")
+    [job] = [found for found in running_jobs() if str(found.launcher) == launchers["missing"]]
+    stacks = job.ranks[0].folder / "stacks-0"
+    command = [sys.executable, "-m", "rankwise", "watch", launchers["missing"], "--json"]
+    with stacks.open("rb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        watchers = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+        release_s = time.monotonic() + SECONDS
+        while time.monotonic() < release_s:
+            waiting = [has_open(each, stacks.resolve()) for each in watchers]
+            if all(waiting):
+                break
+            if any(waiting):  # who waits for a second for its turn asks without
+                release_s = min(release_s, time.monotonic() + 0.5)
+            time.sleep(0.01)
+    told = [json.loads(each.communicate(timeout=SECONDS)[0]) for each in watchers]
+    assert [each.returncode for each in watchers] == [0, 0]
+    for found in told:
+        assert (found["verdict"]["kind"], found["verdict"]["ranks"]) == ("missing", [2])
+        assert line_of("    time.sleep(600)") in found["verdict"]["text"]
+        assert [state["rank"] for state in found["states"] if state["groups"]] == [0, 1, 2, 3]
+        for rank, text in found["stacks"].items():  # neither cut off nor with those of the other's question
+            assert len(re.findall(r"in <module>$", text, re.MULTILINE)) == 1, (rank, text)
