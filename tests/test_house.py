@@ -14,9 +14,11 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 DATA = ROOT / "src/rankwise/data"
-# What is public under `rankwise.data`: tests that import deeper names are tied to how things are built.
+# What is public under `rankwise.data` (`contract`: bases for sources of one's own): tests that import deeper names are
+# tied to how things are built.
 PUBLIC = {
-    f"rankwise.data.{name}" for name in ("samples", "crops", "rows", "rows.samplers", "rows.abc", "rows.types", "store")
+    f"rankwise.data.{name}"
+    for name in ("samples", "crops", "rows", "rows.samplers", "rows.abc", "rows.types", "store", "contract")
 }
 
 
@@ -39,7 +41,7 @@ def modules_of_a_loader() -> list[str]:
 WAY_OF_A_BATCH = """
 import sys, threading
 import numpy as np, zarr
-from rankwise.data.order import Order
+from rankwise import Order
 from rankwise.data.samples import ArraySource, SampleLoader
 from rankwise.world import World
 
@@ -136,7 +138,7 @@ LIMITS = {
     "files under 60 lines": (9, 30),
     "modules that end in -ing": (8, 10),
     "modules of ours that a rows loader loads": (135, 160),
-    "percent of test lines in files that import private data modules": (52, 20),
+    "percent of test lines in files that import private data modules": (38, 20),
 }
 
 

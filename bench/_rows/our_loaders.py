@@ -48,7 +48,7 @@ class Ordered(_Loading):
     """`OrderedLoader` over an `Order` with the same batch size; what was left in the cache goes beforehand."""
 
     def __init__(self, task: Task, output: str = "rows") -> None:
-        from rankwise.data.order import Order
+        from rankwise import Order
         from rankwise.data.rows import OrderedLoader, RowSource
 
         cache = {} if task.cache_bytes is None else {"cache": task.cache_bytes}

@@ -72,7 +72,7 @@ def measure(make: Make, store: str, num_rows: int, batches: int, *, rank: int, n
     import pandas as pd  # noqa: F401
     import zarr  # noqa: F401
 
-    from rankwise.data.order import Order
+    from rankwise import Order
     from rankwise.data.rows import OrderedLoader
 
     warnings.simplefilter("ignore")  # of anndata, about coming defaults

@@ -10,8 +10,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from rankwise import Trainer, guarded
-from rankwise.data.order import Order
+from rankwise import Order, Trainer, guarded
 from rankwise.diagnose.report import write_report
 from rankwise.errors import ConfigError, GuardError, StepError
 from rankwise.guard import CHECKS, GuardOptions

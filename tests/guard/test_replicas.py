@@ -97,7 +97,7 @@ def good_frozen_accumulated_zero(world):
 
 @case
 def good_exact_step(world):
-    from rankwise.data.order import Order
+    from rankwise import Order
     from rankwise.testing import ArrayLoader
 
     model = prepare(net(), world)

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import nn
 
-from rankwise.data.order import Order
+from rankwise import Order
 from rankwise.errors import ConfigError
 from rankwise.testing import ArrayLoader
 from rankwise.tracking import MlflowSink, Refused, Service, Tracker, WandbSink

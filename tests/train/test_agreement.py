@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from rankwise.data.order import Order
+from rankwise import Order
 from rankwise.data.samples import ArraySource, DatasetLoader, SampleLoader
 from rankwise.errors import DesyncError, StepError
 from rankwise.testing import run_ranks

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from rankwise.data.order import Order
+from rankwise import Order
 from rankwise.data.samples import ArraySource, SampleLoader
 from rankwise.testing.new_threads import threads_since
 from rankwise.testing.patience import until

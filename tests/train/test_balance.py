@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import nn
 
+from rankwise import Order
 from rankwise.data.contract import num_micro_batches, shares, whole_speeds
-from rankwise.data.order import Order
 from rankwise.data.samples import ArraySource, DatasetLoader, SampleLoader
 from rankwise.errors import ConfigError, DesyncError, StepError
 from rankwise.testing import run_ranks

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
 
-from rankwise.data.order import Order
+from rankwise import Order
 from rankwise.errors import ConfigError, RankwiseError
 from rankwise.testing import ArrayLoader, run_ranks
 from rankwise.train import ExactStep, Trainer, Window, prepare

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from rankwise.data.order import Order
+from rankwise import Order
 from rankwise.errors import CheckpointError, ConfigError
 from rankwise.testing import ArrayLoader, run_ranks
 from rankwise.train import EMA, ExactStep, Trainer, evaluate, prepare

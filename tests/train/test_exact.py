@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from rankwise.data.order import Order
+from rankwise import Order
 from rankwise.errors import StepError
 from rankwise.testing import ArrayLoader, run_ranks
 from rankwise.train import ExactStep, Window, prepare

@@ -5,9 +5,9 @@ import pytest
 import torch
 from torch import nn
 
+from rankwise import Order
 from rankwise.data.contract import BaseLoader, BatchLoader
 from rankwise.data.crops.index.pipeline import IndexPipeline
-from rankwise.data.order import Order
 from rankwise.data.rows.ordered import OrderedLoader
 from rankwise.data.samples import ArraySource, DatasetLoader, SampleLoader
 from rankwise.errors import ConfigError

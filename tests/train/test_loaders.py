@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from rankwise.data.order import Order
+from rankwise import Order
 from rankwise.data.samples import ArraySource, DatasetLoader, SampleLoader
 from rankwise.testing import ArrayLoader, run_ranks
 from rankwise.train import ExactStep, prepare

@@ -4,8 +4,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from rankwise import Order
 from rankwise.checkpoint import Checkpointer, ModelState, OptimizerState
-from rankwise.data.order import Order
 from rankwise.errors import CheckpointError
 from rankwise.testing import ArrayLoader, run_ranks
 from rankwise.train import ExactStep, prepare, prepare_optimizer

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from rankwise.data.order import Order
+from rankwise import Order
 from rankwise.errors import StepError
 from rankwise.testing import ArrayLoader
 from rankwise.train import read_output

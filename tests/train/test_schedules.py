@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from rankwise.data.order import Order
+from rankwise import Order
 from rankwise.data.samples import ArraySource, SampleLoader
 from rankwise.errors import ConfigError, RunDirError
 from rankwise.train import BySamples, Hooks, Trainer

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
+from rankwise import Order
 from rankwise.checkpoint import Checkpointer
-from rankwise.data.order import Order
 from rankwise.data.samples import DatasetLoader
 from rankwise.errors import CheckpointError, ConfigError, RunDirError
 from rankwise.testing import ArrayLoader, run_ranks

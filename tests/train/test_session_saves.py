@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from rankwise import Order
 from rankwise.checkpoint import Checkpointer, Replicated
-from rankwise.data.order import Order
 from rankwise.testing import ArrayLoader, run_ranks
 from rankwise.train import Hooks, Trainer, unwrapped
 from rankwise.world import World

@@ -9,9 +9,8 @@ import torch
 import zarr
 from torch import nn
 
-from rankwise import Trainer
+from rankwise import Order, Trainer
 from rankwise.data.crops import CropIndex, IndexPipeline, Take
-from rankwise.data.order import Order
 from rankwise.diagnose.report import write_report
 from rankwise.errors import StepError
 from rankwise.testing import run_ranks

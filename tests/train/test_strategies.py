@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from rankwise.data.order import Order
+from rankwise import Order
 from rankwise.testing import ArrayLoader, run_ranks
 from rankwise.train import ExactStep, Hooks, Trainer, prepare, prepare_optimizer
 from rankwise.world import World

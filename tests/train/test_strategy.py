@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from rankwise.data.order import Order
+from rankwise import Order
 from rankwise.errors import ConfigError, RankwiseError
 from rankwise.testing import ArrayLoader, run_ranks
 from rankwise.train import Evidence, ExactStep, Trainer, is_sharded, prepare, prepare_optimizer, shards_state

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from rankwise.data.order import Order
+from rankwise import Order
 from rankwise.errors import ConfigError, RunDirError, StepError
 from rankwise.testing import ArrayLoader, run_ranks
 from rankwise.tracking import read_metrics

@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch import nn
 
+from rankwise import Order
 from rankwise.checkpoint import Replicated
-from rankwise.data.order import Order
 from rankwise.errors import StepError
 from rankwise.testing import ArrayLoader, run_ranks
 from rankwise.train import ExactStep, prepare, unwrapped

@@ -107,7 +107,7 @@ SPAWNED = """
     import os, sys
     import torch.multiprocessing as mp
     import rankwise
-    from rankwise.data.order import Order
+    from rankwise import Order
 
     def main(rank, size):
         os.environ["MASTER_ADDR"] = "127.0.0.1"  # where most examples of mp.spawn set it
@@ -183,7 +183,7 @@ def test_numbers_that_do_not_tell_the_place(monkeypatch, wishes, variables, erro
 
 def test_orders_follow_the_seed_of_the_world(monkeypatch):
     """Inside bind an order without a seed has the world's; a given one stays; without a world it is 1889, as it was."""
-    from rankwise.data.order import Order
+    from rankwise import Order
 
     for name in set(os.environ) - set(CLEAN):
         monkeypatch.delenv(name)

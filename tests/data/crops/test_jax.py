@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import rankwise.data.crops as damacy
-from rankwise.data.order import Order
+from rankwise import Order
 
 jax = pytest.importorskip("jax", reason="JAX is not installed")
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from rankwise import Order
 from rankwise.data.contract import FieldSpec, ReadReport
 from rankwise.data.feed import FeedLoader
-from rankwise.data.order import Order
 from rankwise.errors import DataError, SampleError
 from rankwise.testing.free_plans import FreePlan, FreeSource
 from rankwise.testing.new_threads import threads_since

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import zarr
 
-from rankwise.data.order import Order
+from rankwise import Order
 from rankwise.data.samples import ArraySource, SampleLoader
 from rankwise.testing.shares import RankPlace
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from rankwise import Order
 from rankwise.data.contract import FieldSpec
 from rankwise.data.feed.prefetch import window_depth
-from rankwise.data.order import Order
 from rankwise.testing.free_plans import FreeSource
 
 

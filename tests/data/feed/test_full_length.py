@@ -2,9 +2,9 @@
 
 import pytest
 
+from rankwise import Order
 from rankwise.data.contract import OrderState
 from rankwise.data.feed import Cursor, CursorLoader
-from rankwise.data.order import Order
 from rankwise.errors import ConfigError
 
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
+from rankwise import Order
 from rankwise.data.contract import FieldSpec, ReadReport
 from rankwise.data.feed import FeedLoader
-from rankwise.data.order import Order
 from rankwise.errors import ConfigError, SampleError
 from rankwise.testing.free_plans import FreeSource
 from rankwise.testing.new_threads import threads_end, threads_since
@@ -283,7 +283,7 @@ def test_the_interpreter_exits_with_an_open_iterator(tmp_path, ending):
     script.write_text(
         "import atexit, os, signal, threading\nimport numpy as np, zarr\n"
         "atexit.register(lambda: print('left:', [t.name for t in threading.enumerate() if 'rankwise' in t.name]))\n"
-        "from rankwise.data.order import Order\nfrom rankwise.data.samples import ArraySource\n"
+        "from rankwise import Order\nfrom rankwise.data.samples import ArraySource\n"
         "from rankwise.data.feed import FeedLoader\n"
         f"zarr.create_array({str(tmp_path / 'a')!r}, data=np.arange(4000).reshape(1000, 4), chunks=(2, 4))\n"
         f"source = ArraySource({{'x': {str(tmp_path / 'a')!r}}}, cache=0)\n"

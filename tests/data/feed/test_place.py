@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from rankwise import Order
 from rankwise.data.contract import FieldSpec, ReadReport
 from rankwise.data.feed import FeedLoader, HostBuffer
 from rankwise.data.feed.csr import csr_parts
 from rankwise.data.feed.place import make_placer
-from rankwise.data.order import Order
 from rankwise.errors import ConfigError, MissingExtraError
 from rankwise.testing.free_plans import FreePlan, FreeSource
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
+from rankwise import Order
 from rankwise.data.contract import FieldSpec, ReadReport, sample_keys
 from rankwise.data.feed import FeedLoader
 from rankwise.data.feed.place_jax import is_jax_target
-from rankwise.data.order import Order
 from rankwise.errors import ConfigError
 from rankwise.testing.free_plans import FreePlan, FreeSource
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from rankwise import Order
 from rankwise.data.feed import RankLoader
-from rankwise.data.order import Order
 from rankwise.data.samples import ArraySource, DatasetLoader
 from rankwise.errors import ConfigError
 from rankwise.testing import run_ranks

@@ -5,10 +5,10 @@ import logging
 import numpy as np
 import pytest
 
+from rankwise import Order
 from rankwise.data.contract import FieldSpec, ReadReport, sample_keys
 from rankwise.data.feed import FeedLoader
 from rankwise.data.feed.csr import csr_parts
-from rankwise.data.order import Order
 from rankwise.errors import ConfigError, SampleError
 from rankwise.testing.free_plans import FreePlan, FreeSource
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rankwise import Order
 from rankwise.data.contract import FieldSpec, ReadReport
 from rankwise.data.feed import FeedLoader, RankLoader
-from rankwise.data.order import Order
 from rankwise.errors import ConfigError, DataError
 from rankwise.testing.free_plans import FreePlan, FreeSource
 from rankwise.testing.new_threads import threads_end, threads_since

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from rankwise import Order
 from rankwise.data.contract import FieldSpec, ReadReport
 from rankwise.data.feed import FeedLoader, memory
 from rankwise.data.feed.memory import allocate_bytes
-from rankwise.data.order import Order
 from rankwise.errors import DataError, SampleError
 from rankwise.testing.free_plans import FreePlan, FreeSource
 from rankwise.testing.patience import until

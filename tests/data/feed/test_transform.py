@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from rankwise import Order
 from rankwise.data.contract import FieldSpec, ReadReport, sample_keys
 from rankwise.data.feed import FeedLoader
-from rankwise.data.order import Order
 from rankwise.errors import ConfigError
 from rankwise.testing.free_plans import FreePlan, FreeSource
 

@@ -8,8 +8,8 @@ import pytest
 import zarr
 from torch.utils.data import DataLoader
 
+from rankwise import Order
 from rankwise.data.crops import CropIndex, IndexPipeline
-from rankwise.data.order import Order
 from rankwise.data.rows import OrderedLoader
 from rankwise.data.samples import ArraySource, SampleLoader
 from rankwise.testing.row_stores import make_stores
@@ -71,7 +71,7 @@ LEFT_OPEN = """
 import sys, warnings
 warnings.simplefilter("ignore")
 from torch.utils.data import DataLoader
-from rankwise.data.order import Order
+from rankwise import Order
 from rankwise.data.rows import OrderedLoader
 
 places = sys.argv[1:]

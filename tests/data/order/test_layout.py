@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
+from rankwise import Order
 from rankwise.data.contract import FieldSpec
-from rankwise.data.order import Order
 from rankwise.data.order.layout import Facts, choose_lanes, choose_window, whole
 from rankwise.errors import ConfigError
 from rankwise.testing.free_plans import FreeSource

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rankwise import Order
 from rankwise.data.contract import FieldSpec, OrderState, num_micro_batches, shares
 from rankwise.data.contract import Order as OrderProtocol
-from rankwise.data.order import Order
 from rankwise.errors import ConfigError
 from rankwise.testing.free_plans import FreeSource
 

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankwise.data.order import Order
+from rankwise import Order
 from rankwise.data.order.lanes import Grid, LaneColumns, lane_columns, run_of_samples, samples_at
 from rankwise.data.order.permutation import mix_words, permute
 

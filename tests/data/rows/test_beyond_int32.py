@@ -9,7 +9,7 @@ import pytest
 import scipy.sparse as sp
 import zarr
 
-from rankwise.data.order import Order
+from rankwise import Order
 from rankwise.data.rows import Loader, OrderedLoader, RowSource
 from rankwise.data.rows.matrices import RowPointers
 from rankwise.data.rows.samplers import RandomSampler

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rankwise.data.order import Order
+from rankwise import Order
 from rankwise.data.rows import DatasetCollection, OrderedLoader, RowSource
 from rankwise.errors import ConfigError
 from rankwise.testing.row_stores import make_stores

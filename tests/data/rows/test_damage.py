@@ -11,7 +11,7 @@ import scipy.sparse as sp
 import zarr
 from zarr.codecs import BloscCodec, Crc32cCodec
 
-from rankwise.data.order import Order
+from rankwise import Order
 from rankwise.data.rows import Loader, OrderedLoader, RowSource, write_sharded
 from rankwise.data.rows.samplers import SequentialSampler
 from rankwise.errors import SampleError

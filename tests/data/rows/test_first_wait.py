@@ -7,7 +7,7 @@ import pytest
 import scipy.sparse
 import zarr
 
-from rankwise.data.order import Order
+from rankwise import Order
 from rankwise.data.rows import Loader, OrderedLoader, RowSource
 from rankwise.data.rows.writing import write_sharded
 from rankwise.data.store.decode.kernel import KernelDecoder

@@ -11,7 +11,7 @@ import zarr
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from rankwise.data.order import Order
+from rankwise import Order
 from rankwise.data.rows import Loader, OrderedLoader, RowSource
 from rankwise.data.rows.abc import Sampler
 from rankwise.data.rows.loader.stored import load_group

@@ -14,9 +14,9 @@ import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rankwise import Order
 from rankwise.data.feed import FeedLoader, HostBuffer
 from rankwise.data.feed.csr import scipy_csr
-from rankwise.data.order import Order
 from rankwise.data.rows import DatasetCollection, RowSource
 from rankwise.errors import ConfigError, DataError
 from rankwise.testing.row_stores import NUM_COLS, make_stores

@@ -12,7 +12,7 @@ import pytest
 import scipy.sparse as sp
 from scipy import stats
 
-from rankwise.data.order import Order
+from rankwise import Order
 from rankwise.data.rows import DatasetCollection, RowSource
 from rankwise.data.rows.collection.places import Placing, cut_datasets
 from rankwise.testing.small_rows import write_anndata

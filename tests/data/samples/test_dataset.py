@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils.data import Subset, TensorDataset
 
-from rankwise.data.order import Order
+from rankwise import Order
 from rankwise.data.samples import ArraySource, DatasetLoader, sample_key
 from rankwise.errors import ConfigError
 from rankwise.testing.shares import RankPlace

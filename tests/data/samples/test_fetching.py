@@ -3,8 +3,8 @@
 import torch
 from torch.utils.data import DataLoader
 
+from rankwise import Order
 from rankwise.data.feed import Cursor
-from rankwise.data.order import Order
 from rankwise.data.samples.dataset import Fetching, Requests
 
 

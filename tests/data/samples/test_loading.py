@@ -11,7 +11,7 @@ import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankwise.data.order import Order
+from rankwise import Order
 from rankwise.data.samples import ArraySource, SampleLoader
 from rankwise.errors import ConfigError, SampleError
 from rankwise.testing import run_ranks
@@ -132,7 +132,7 @@ def test_one_process_is_a_world_of_one(tmp_path):
 
 
 def _epoch(world, path):
-    from rankwise.data.order import Order
+    from rankwise import Order
     from rankwise.data.samples import ArraySource, SampleLoader
 
     source = ArraySource.open(path)

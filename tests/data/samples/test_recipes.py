@@ -17,7 +17,7 @@ import xarray
 import zarr
 from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset, TensorDataset
 
-from rankwise.data.order import Order
+from rankwise import Order
 from rankwise.data.samples import ArraySource, DatasetLoader, SampleLoader
 from rankwise.errors import ConfigError, DataError
 

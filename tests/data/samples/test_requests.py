@@ -1,8 +1,8 @@
 """What torch's DataLoader is asked for."""
 
+from rankwise import Order
 from rankwise.data.contract import sample_keys
 from rankwise.data.feed import Cursor
-from rankwise.data.order import Order
 from rankwise.data.samples.dataset import Requests
 
 

@@ -119,7 +119,7 @@ import torch
 import zarr
 import rankwise
 from rankwise.data import crops, rows
-from rankwise.data.order import Order
+from rankwise import Order
 from rankwise.data.samples import ArraySource, SampleLoader
 from rankwise.train import ExactStep
 

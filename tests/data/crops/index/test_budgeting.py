@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import rankwise.data.crops as damacy
+from rankwise import Order
 from rankwise.data.crops import CropIndex, Foreground, IndexPipeline, Stage, Take
 from rankwise.data.crops.budget import Caps
 from rankwise.data.crops.index.source import settle_index
-from rankwise.data.order import Order
 from rankwise.errors import ConfigError
 
 CROP = 8 * 8 * 8 * 4

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import rankwise.data.crops as damacy
-from rankwise.data.order import Order
+from rankwise import Order
 from rankwise.testing.new_threads import threads_since
 
 

@@ -6,9 +6,9 @@ import logging
 import pytest
 import zarr
 
+from rankwise import Order
 from rankwise.data.crops import CropIndex, IndexPipeline, Take
 from rankwise.data.crops.index.pipeline import most_files
-from rankwise.data.order import Order
 
 
 @pytest.mark.parametrize("extent", [1, 2, 5, 8, 9, 12])

@@ -71,9 +71,9 @@ def test_a_plate_gives_its_fields_with_their_identity(plate):
 
 def test_channels_by_name_and_labels_of_the_image(plate):
     """A channel is chosen by name, in any order, and a label image is cut at the place of the crop, at any level."""
+    from rankwise import Order
     from rankwise.data.contract import FieldSpec
     from rankwise.data.crops.index.pipeline import IndexPipeline
-    from rankwise.data.order import Order
     from rankwise.world import World
 
     path, values = plate

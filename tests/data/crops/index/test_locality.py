@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import zarr
 
+from rankwise import Order
 from rankwise.data.crops.index import CropIndex
 from rankwise.data.crops.index.pipeline import IndexPipeline
-from rankwise.data.order import Order
 from rankwise.world import World
 
 

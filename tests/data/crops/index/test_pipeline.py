@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from rankwise import Order
 from rankwise.data.crops.exceptions import ShutdownError
 from rankwise.data.crops.index import CropIndex, Take
 from rankwise.data.crops.index.pipeline import IndexPipeline
-from rankwise.data.order import Order
 from rankwise.errors import ConfigError
 from rankwise.testing import run_ranks
 from rankwise.testing.new_threads import threads_since

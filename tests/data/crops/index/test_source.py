@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import zarr
 
+from rankwise import Order
 from rankwise.data.crops import CropIndex, IndexPipeline
-from rankwise.data.order import Order
 
 
 @pytest.fixture

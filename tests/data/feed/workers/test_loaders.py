@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
+from rankwise import Order
 from rankwise.data.contract import FieldSpec, ReadReport
 from rankwise.data.feed import FeedLoader
-from rankwise.data.order import Order
 from rankwise.data.store.reading import WorkCrew
 from rankwise.errors import ConfigError, SampleError
 from rankwise.testing.free_plans import FreeSource
@@ -306,7 +306,7 @@ import sys
 import numpy as np
 from rankwise.data.contract import BaseSource, FieldSpec
 from rankwise.data.feed import FeedLoader
-from rankwise.data.order import Order
+from rankwise import Order
 
 class Nothing(BaseSource):
     fingerprint, chunk_samples, num_samples = "nothing", 1, 9

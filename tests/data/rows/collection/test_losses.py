@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 import zarr
 
-from rankwise.data.order import Order
+from rankwise import Order
 from rankwise.data.rows import DatasetCollection, Loader, OrderedLoader, RowSource
 from rankwise.data.rows.collection.journal import work_folder
 from rankwise.data.rows.writing import rows_of_size

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 import scipy.sparse as sp
 
-from rankwise.data.order import Order
+from rankwise import Order
 from rankwise.data.rows import DatasetCollection, Loader, OrderedLoader, RowSource, log1p_cpm
 from rankwise.data.rows.datasets import find_datasets
 from rankwise.data.rows.matrices import held as held_matrices

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rankwise.data.order import Order
+from rankwise import Order
 from rankwise.data.rows import OrderedLoader, RowSource
 from rankwise.data.rows.drawing import DrawOptions, RowDraws, RowWeights
 from rankwise.data.rows.obs import RowGroups

@@ -9,7 +9,7 @@ import pytest
 import scipy.sparse as sp
 import zarr
 
-from rankwise.data.order import Order
+from rankwise import Order
 from rankwise.data.rows import OrderedLoader, RowSource
 from rankwise.data.rows.fields.variables import modality_of
 from rankwise.errors import ConfigError

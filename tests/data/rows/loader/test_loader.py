@@ -13,7 +13,7 @@ import zarr
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rankwise.data.order import Order
+from rankwise import Order
 from rankwise.data.rows import DatasetCollection, Loader, OrderedLoader, RowSource, notices, write_sharded
 from rankwise.data.rows.abc import Sampler
 from rankwise.data.rows.datasets import COLLECTION_TYPE

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import zarr
 
-from rankwise.data.order import Order
+from rankwise import Order
 from rankwise.data.rows import OrderedLoader, RowSource, notices
 from rankwise.errors import SampleError
 from rankwise.testing.small_rows import random_csr, write_anndata

@@ -6,7 +6,7 @@ import pytest
 import zarr
 from zarr.codecs import BloscCodec, GzipCodec
 
-from rankwise.data.order import Order
+from rankwise import Order
 from rankwise.data.rows import Loader, OrderedLoader, RowSource
 from rankwise.data.rows.samplers import SequentialSampler
 from rankwise.errors import SampleError

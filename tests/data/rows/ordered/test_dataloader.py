@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from rankwise import Order
 from rankwise.data.feed.csr import csr_parts
-from rankwise.data.order import Order
 from rankwise.data.rows import OrderedLoader, RowSource, log1p_cpm
 from rankwise.testing import run_ranks
 from rankwise.testing.row_stores import NUM_COLS, make_stores

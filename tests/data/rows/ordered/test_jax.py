@@ -10,7 +10,7 @@ import pytest
 from scipy.sparse import csr_matrix
 from torch import nn
 
-from rankwise.data.order import Order
+from rankwise import Order
 from rankwise.data.rows import Loader, Log1pCounts, OrderedLoader, RowSource
 from rankwise.data.rows.abc import Sampler
 from rankwise.data.rows.samplers import DistributedSampler, RandomSampler

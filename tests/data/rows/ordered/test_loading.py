@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from rankwise import Order
 from rankwise.data.feed import FeedLoader
 from rankwise.data.feed.csr import csr_parts, scipy_csr
-from rankwise.data.order import Order
 from rankwise.data.rows import OrderedLoader, RowSource
 from rankwise.errors import SampleError
 from rankwise.testing import run_ranks

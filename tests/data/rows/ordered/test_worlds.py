@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from rankwise.data.order import Order
+from rankwise import Order
 from rankwise.data.rows import DatasetCollection, OrderedLoader, RowSource, log1p_cpm
 from rankwise.testing import run_ranks
 from rankwise.testing.row_stores import make_stores

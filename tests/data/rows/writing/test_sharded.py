@@ -10,7 +10,7 @@ import pytest
 import scipy.sparse as sp
 import zarr
 
-from rankwise.data.order import Order
+from rankwise import Order
 from rankwise.data.rows import DatasetCollection, OrderedLoader
 from rankwise.data.rows.datasets import Dataset
 from rankwise.data.rows.matrices import stack_matrices

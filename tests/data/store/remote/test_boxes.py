@@ -122,8 +122,8 @@ def test_wrong_bytes_are_damage(bucket, files_at, proxy):
 
 def test_pipelines_of_crops_take_the_same_options(bucket, files_at, proxy):
     """Both kinds of pipelines read behind an endpoint that the environment does not know, with bounded requests."""
+    from rankwise import Order
     from rankwise.data import crops
-    from rankwise.data.order import Order
     from rankwise.data.store import open_image
 
     array = zarr.create_array(
