@@ -2,8 +2,8 @@
 
     python bench/launch.py [--rounds 3] [--ranks 2 4] [--only NAME ...]
 
-Every way starts the same work on N gloo ranks: import torch (at the top of the script, as scripts do, but in the row
-of functions whose caller has no torch), join a group, one all_reduce. Each round runs all ways, in changing order.
+Every way starts the same work on N gloo ranks: import torch (at the top of the script, as scripts do, but at the top of
+the function in the row of functions whose caller has no torch), join a group, one all_reduce. Each round runs all ways, in changing order.
 Printed are median and quartiles of the seconds until the last rank has its result, of the CPU seconds of the command
 and everything below it, and the ratios of both to `torchrun` and to `mp.spawn`, round by round: under load the ratios
 say more than the seconds. Then, for `rankwise run`: from a rank's death to its traceback and to the command's end, and
@@ -42,6 +42,10 @@ def work(rank, size, joined=False):
     if not joined:
         dist.destroy_process_group()
 
+def function(*_):
+    import torch
+    announced()
+
 def announced(*_):
     work(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
 """
@@ -54,7 +58,7 @@ def free_port():
         return str(held.getsockname()[1])
 """
 MAIN = "if __name__ == '__main__':\n    import sys\n    size = int(sys.argv[1])\n    "
-FUNCTION = MAIN + "import rankwise, work\n    rankwise.run(work.announced, num_ranks=size)\n"
+FUNCTION = MAIN + "import rankwise, work\n    rankwise.run(work.function, num_ranks=size)\n"
 # a function beside the imports of a script; `mp.spawn` and `rankwise.run` get the same one
 BESIDE = "import os\nimport torch\nimport work\n\ndef each(*_):\n    work.announced()\n\n"
 SCRIPTS = {

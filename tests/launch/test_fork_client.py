@@ -1,16 +1,21 @@
 """Ranks that a fork server forks are as ranks that were started one by one, and where they might not be, they are."""
 
 import ctypes
+import functools
+import importlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from packaging.version import parse as parse_version
 
 from rankwise.errors import ConfigError
+from rankwise.launch import pickled_call
 from rankwise.launch.job import Job
 from rankwise.launch.local import fork_client
 from rankwise.launch.local.binding import Seat
@@ -56,21 +61,24 @@ SEEN = """
         json.dump(about, file)
     print("out", own["RANK"], flush=True)
 """
+CALL = """
+if __name__ == "__main__":
+    import rankwise, sys
+    assert "torch" not in sys.modules
+    rankwise.run(each, 3, rate=NUM, num_ranks=2, tee="all", env={"RANKWISE_START": sys.argv[1]})
+"""
 # by rank, or by attempt
 NAMES = ["RANK", "LOCAL_RANK", "ROLE_RANK", "MASTER_PORT", "RANKWISE_VITALS", "RANKWISE_SECRET", "TORCHELASTIC_RUN_ID"]
 
 
-def test_a_forked_rank_is_as_one_that_was_started(launcher):
-    """Environment, arguments, streams, limits, signals, modules: the same; generators: each rank its own."""
-    script = launcher.script(SEEN.replace("NAMES", repr(NAMES)))
-    (launcher.folder / "typed").write_text("a line\n")
-    launcher.env["OMP_NUM_THREADS"] = "1"
+def compare(folder, started, lines):
+    """Two ranks that were forked, then two that were started one by one, see the same of themselves."""
     for start in ("auto", "fresh"):
-        with (launcher.folder / "typed").open() as typed:
-            options = ("--nproc", 2, "--tee", "all", "--env", f"RANKWISE_START={start}", "--env", "A=b=c")
-            done = launcher.run(*options, script, "word", "--flag", stdin=typed)
-        assert (done.returncode, sorted(done.stdout.split("\n"))) == (0, ["", "[1] out 1", "out 0"]), done.stderr
-    forked, fresh = ([json.loads(launcher.text(f"{start}-{rank}")) for rank in (0, 1)] for start in ("auto", "fresh"))
+        done = started(start)
+        assert (done.returncode, sorted(done.stdout.split("\n"))) == (0, ["", *lines]), done.stderr
+    texts = [[(folder / f"{start}-{rank}").read_text() for rank in (0, 1)] for start in ("auto", "fresh")]
+    # a call lies in a folder of its own
+    forked, fresh = ([json.loads(re.sub("rankwise-[0-9a-f]{12}", "call", text)) for text in one] for one in texts)
     assert [about["forked"] for about in (*forked, *fresh)] == [True, True, False, False]
     for rank in (0, 1):
         for name, value in fresh[rank]["seen"].items():
@@ -79,10 +87,44 @@ def test_a_forked_rank_is_as_one_that_was_started(launcher):
             assert forked[rank]["seen"][name] == value, name
         assert forked[rank]["own"].keys() == fresh[rank]["own"].keys()
         assert forked[rank]["own"]["RANK"] == forked[rank]["own"]["LOCAL_RANK"] == str(rank)
-        assert (forked[rank]["line"], fresh[rank]["line"]) == (("a line\n", "a line\n") if rank == 0 else ("", ""))
+        assert forked[rank]["line"] == fresh[rank]["line"]
     assert forked[0]["parent"] == forked[1]["parent"]
     for mine, other in zip(forked[0]["random"], forked[1]["random"], strict=True):
         assert mine != other
+    return [about["line"] for about in forked]
+
+
+def test_a_forked_rank_is_as_one_that_was_started(launcher):
+    """Environment, arguments, streams, limits, signals, modules: the same; generators: each rank its own."""
+    script = launcher.script(SEEN.replace("NAMES", repr(NAMES)))
+    (launcher.folder / "typed").write_text("a line\n")
+    launcher.env["OMP_NUM_THREADS"] = "1"
+
+    def started(start):
+        with (launcher.folder / "typed").open() as typed:
+            options = ("--nproc", 2, "--tee", "all", "--env", f"RANKWISE_START={start}", "--env", "A=b=c")
+            return launcher.run(*options, script, "word", "--flag", stdin=typed)
+
+    assert compare(launcher.folder, started, ["[1] out 1", "out 0"]) == ["a line\n", ""]
+
+
+@pytest.mark.parametrize("where", ["main", "module"])
+def test_a_function_that_imports_torch_first(launcher, where):
+    """Its ranks are forked too, from a caller that has no torch, and see what started ones see."""
+    text = '"""Words."""\nimport os\n\nNUM = 3\n\ndef each(number, *, rate=0.5):\n    "Words."'
+    text += SEEN.replace("NAMES", repr(NAMES))
+    (launcher.folder / "near.py").write_text(text)
+    main = text if where == "main" else "import near\nNUM, each = 3, near.each\n"
+    (launcher.folder / "main.py").write_text(main + CALL)
+    launcher.env["OMP_NUM_THREADS"] = "1"
+
+    def started(start):
+        command = [sys.executable, "main.py", start]
+        return subprocess.run(
+            command, cwd=launcher.folder, env=launcher.env, capture_output=True, text=True, timeout=240, check=False
+        )
+
+    compare(launcher.folder, started, ["[1] out 1", "out 0"])
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
@@ -194,6 +236,59 @@ def test_what_a_script_imports_first(tmp_path, text, names):
     path = tmp_path / "script.py"
     path.write_bytes(text.encode("latin-1"))
     assert leading_imports(path) == names
+
+
+@pytest.mark.parametrize(
+    ("before", "inside", "names"),
+    [
+        ("", "import torch", ("torch",)),
+        (
+            '"""Words."""\nimport os\nimport numpy as np\nRATE = 0.1',
+            '"""Words."""\n    import torch',
+            ("numpy", "torch"),
+        ),
+        ("def other(a, b=1, *, c=None): import pandas", "import rankwise, torch", ("torch",)),
+        ("if __name__ == '__main__':\n    import pandas", "import torch", ("torch",)),
+        ("import torch", "import pandas", ("torch",)),
+        ("if __name__ != '__main__':\n    import pandas", "import torch", ()),
+        ("if __name__ == '__main__':\n    pass\nelse:\n    import pandas", "import torch", ()),
+        ("import os\nos.environ['A'] = '1'", "import torch", ()),
+        ("import os\nA = os.environ.pop('A', 1)", "import torch", ()),
+        ("import pandas", "import torch", ()),
+        ("class A: import pandas", "import torch", ()),
+        ("def other(a=print()): pass", "import torch", ()),
+        ("@print\ndef other(): pass", "import torch", ()),
+        ("", "x = 1; import torch", ()),
+        ("", "import pandas, torch", ()),
+        ("", "if x: import torch", ()),
+        ("def each(x=None):\n    import torch", "pass", ()),
+    ],
+)
+def test_what_a_function_imports_first(tmp_path, before, inside, names):
+    """As a script, if its file does nothing before."""
+    path = tmp_path / "script.py"
+    path.write_text(f"{before}\ndef each(x=None):\n    {inside}\n")
+    assert leading_imports(path, "each") == names
+    decorated = path.read_text().replace("def each", "@print\ndef each")
+    path.write_text(decorated)
+    assert leading_imports(path, "each") == (names if before == "import torch" else ())
+
+
+def test_which_call_is_told(tmp_path, monkeypatch):
+    """Only a plain function of a file that nothing else comes before, and arguments that load nothing."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "near_one.py").write_text("def each(*_): pass\nclass A:\n    def each(self): pass\nsame = lambda: 1\n")
+    near = importlib.import_module("near_one")
+    told = {"main": str(tmp_path / "near_one.py"), "function": "each", "path": pickled_call._absolute_path()}
+
+    def first(fn, *args):
+        return pickled_call.first_import(pickled_call.pack_call(fn, args, {}), fn, (args, {}))
+
+    assert first(near.each) == first(near.each, [1, "a", (None, 2.0)], {"b": b"c"}) == told
+    others = (near.A, functools.partial(near.each), near.A.each, near.A().each, near.same, parse_version, os.getpid)
+    for other in others:
+        assert first(other) == {}
+    assert first(near.each, Path()) == first(near.each, {"a": {1}}) == {}
 
 
 def test_which_file_comes_first(tmp_path, monkeypatch):

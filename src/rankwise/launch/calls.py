@@ -77,15 +77,19 @@ def run(
         "master_addr": "127.0.0.1",
         "master_port": None,
     }
-    return launch_packed(lambda: pack_call(fn, args, kwargs), options)
+    return launch_packed(lambda: pack_call(fn, args, kwargs), options, fn=fn, arguments=(args, kwargs))
 
 
-def launch_packed(pack: Callable[[], bytes], options: Mapping[str, Any]) -> list[Any]:
+def launch_packed(
+    pack: Callable[[], bytes], options: Mapping[str, Any], *, fn: Callable[..., Any] | None = None, arguments: Any = ()
+) -> list[Any]:
     """Check the options, pack the call, and run it on the ranks.
 
     Args:
         pack: makes the packed call.
         options: as `service` reads them.
+        fn: the function that the ranks call; None if they call something around it.
+        arguments: of `fn`.
 
     Raises:
         LaunchError: this is a rank that is importing the main script.
@@ -99,4 +103,4 @@ def launch_packed(pack: Callable[[], bytes], options: Mapping[str, Any]) -> list
         raise ConfigError(f"num_ranks must be a whole number from 1, got {options['num_ranks']!r}")
     parse_show(options["tee"]).check(options["num_ranks"])
     call = pack()
-    return call_ranks({**options, **first_import(call)}, call)
+    return call_ranks({**options, **first_import(call, fn, arguments)}, call)

@@ -132,17 +132,44 @@ def pack_call(
     )
 
 
-def first_import(call: bytes) -> dict[str, Any]:
+def first_import(call: bytes, fn: Callable[..., Any] | None = None, arguments: Any = ()) -> dict[str, Any]:
     """Return "main" and "path", the file that the ranks import before they make a call and their `sys.path`.
 
-    The supervisor, which unpickles nothing, is told so; {} if they import no such file.
+    "function" too, if a plain function of that file is then called, and nothing is loaded for its arguments. The
+    supervisor, which unpickles nothing, is told so; {} if they import no such file.
 
     Args:
         call: as `pack_call` made it.
+        fn: what is called; None if that is not clear.
+        arguments: of `fn`.
     """
     main = _describe_main() or {}
-    uses_main = "path" in main and _MAIN.encode() in call
-    return {"main": main["path"], "path": _absolute_path()} if uses_main else {}
+    if _MAIN.encode() in call and "path" not in main:
+        return {}
+    first = main["path"] if _MAIN.encode() in call else ""
+    file = _file_of(fn) if isinstance(fn, types.FunctionType) and _is_plain(arguments) else ""
+    if file and file == (first or file):
+        return {"main": file, "function": fn.__name__, "path": _absolute_path()}  # type: ignore[union-attr]
+    return {"main": first, "path": _absolute_path()} if first else {}
+
+
+def _file_of(fn: types.FunctionType) -> str:
+    """Return the file that is executed when ranks import a function, "" if they import more, or send it by value."""
+    found = _reference(fn)
+    if found is None or found.depth or "." in found.module + found.qualname:
+        return ""
+    file = os.path.abspath(fn.__code__.co_filename)  # noqa: PTH100
+    here = getattr(sys.modules[found.module], "__file__", None)
+    return file if here and file.endswith(".py") and os.path.abspath(here) == file else ""  # noqa: PTH100
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether ranks load nothing to unpickle a value."""
+    if type(value) in (tuple, list):
+        return all(map(_is_plain, value))
+    if type(value) is dict:
+        return all(map(_is_plain, value)) and all(map(_is_plain, value.values()))
+    return value is None or type(value) in (bool, int, float, complex, str, bytes)
 
 
 def _absolute_path() -> list[str]:

@@ -39,12 +39,17 @@ def source_of(target: Target) -> tuple[Path | None, str | None]:
             return main, None if main is None else str(main.parent)
 
 
-def leading_imports(path: Path) -> tuple[str, ...]:
+def leading_imports(path: Path, function: str = "") -> tuple[str, ...]:
     """Return what to import, in order and up to torch, so that nothing of the script can tell the difference; else ().
 
     That is so if torch is imported at the top, after nothing else than modules of the standard library, numpy and
     rankwise: what else stands before it (an assignment to `os.environ`, a change of `sys.path`, a filter of warnings,
-    another library) may be there to change how torch is loaded.
+    another library) may be there to change how torch is loaded. Or else at the top of the function that is called, if
+    its file does nothing but import the same, and define plain functions and constants.
+
+    Args:
+        path: the file that is executed first.
+        function: the one of its functions that is called then, without decorators; "" if there is none.
     """
     try:
         if path.stat().st_size > _MOST_BYTES:
@@ -54,19 +59,39 @@ def leading_imports(path: Path) -> tuple[str, ...]:
             tree: Any = compile(path.read_bytes(), os.fspath(path), "exec", _ONLY_TREE, dont_inherit=True)
     except (OSError, SyntaxError, ValueError):
         return ()  # the rank will tell
+    bodies = [[each for each in tree.body if not (function and _is_inert(each))]]
+    bodies += [each.body for each in tree.body if type(each).__name__ == "FunctionDef" and each.name == function][-1:]
     before: list[str] = []
-    for number, statement in enumerate(tree.body):
-        names = _imported(statement, first=number == 0)
-        if names is None:
-            return ()
-        for name in names:
-            if name == _TORCH:
-                return (*before, _TORCH)
-            if name in _BEFORE:
-                before.append(name)
-            elif name not in _IGNORED:
+    for body in bodies:
+        for number, statement in enumerate(body):
+            names = _imported(statement, first=number == 0)
+            if names is None:
                 return ()
+            for name in names:
+                if name == _TORCH:
+                    return (*before, _TORCH)
+                if name in _BEFORE:
+                    before.append(name)
+                elif name not in _IGNORED:
+                    return ()
     return ()
+
+
+def _is_inert(statement: Any) -> bool:
+    """Whether a statement of a file that is imported runs nothing: a plain function, a constant, the main program."""
+    match type(statement).__name__:
+        case "FunctionDef":
+            defaults = [*statement.args.defaults, *filter(None, statement.args.kw_defaults)]
+            return not statement.decorator_list and all(type(value).__name__ == "Constant" for value in defaults)
+        case "Assign":
+            plain = all(type(target).__name__ == "Name" for target in statement.targets)
+            return plain and type(statement.value).__name__ == "Constant"
+        case "If":
+            test = statement.test
+            parts = [test.left, *test.comparators] if type(test).__name__ == "Compare" else []
+            names = {getattr(part, "id", None) or getattr(part, "value", None) for part in parts}
+            return names == {"__name__", "__main__"} and type(test.ops[0]).__name__ == "Eq" and not statement.orelse
+    return False
 
 
 def _imported(statement: Any, *, first: bool) -> list[str] | None:

@@ -25,7 +25,8 @@ class Target:
             without arguments) or "call" (a file with a pickled call, as `rankwise.run` writes it).
         name: path, dotted module name, or `module:function`.
         args: what the target finds in `sys.argv[1:]`.
-        main: the file that the ranks import before they make a call, "" if there is none.
+        main: the file that the ranks import before they make a call, "" if there is none, or if it is not clear.
+        function: the function of this file that they call, "" if it is not clear.
         path: the `sys.path` with which they do it.
 
     Raises:
@@ -36,6 +37,7 @@ class Target:
     name: str
     args: tuple[str, ...] = ()
     main: str = ""
+    function: str = ""
     path: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

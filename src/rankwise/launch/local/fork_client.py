@@ -59,7 +59,7 @@ def names_to_load(job: Job, seats: Sequence[Seat], environments: Sequence[Mappin
     if any(_common(env) != _common(first) for env in others):
         return ()
     path, _ = source_of(job.target)
-    return leading_imports(path) if path is not None else ()
+    return leading_imports(path, job.target.function) if path is not None else ()
 
 
 def _common(env: Mapping[str, str]) -> dict[str, str]:

@@ -80,8 +80,8 @@ def _job(options: dict[str, Any], folder: Path) -> Job:
 
 
 def _target(options: dict[str, Any], folder: Path) -> Target:
-    main, path = options.get("main", ""), options.get("path", [])
-    return Target(kind="call", name=str(folder / "call"), main=main, path=tuple(path))
+    main, function, path = options.get("main", ""), options.get("function", ""), options.get("path", [])
+    return Target(kind="call", name=str(folder / "call"), main=main, function=function, path=tuple(path))
 
 
 def _meeting(store_file: str | None, folder: Path) -> dict[str, str]:
