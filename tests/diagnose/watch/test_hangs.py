@@ -108,7 +108,9 @@ def test_ranks_whose_store_is_gone_answer_for_themselves(jobs):
 def test_who_moves_is_left_alone(jobs):
     """A job whose ranks go on calling hears nothing, however long the others hang."""
     wait_for(jobs[0] / "missing.log", "saved as ")
-    assert (jobs[0] / "moving.log").read_text() == ""
+    told = (jobs[0] / "moving.log").read_text().splitlines()
+    # torch itself warns when the resolver of a busy machine does not answer in time
+    assert [line for line in told if "[c10d] The hostname of the client socket" not in line] == []
 
 
 def test_a_running_job_is_looked_at_on_demand(jobs):
