@@ -3,11 +3,12 @@
     python bench/launch.py [--rounds 3] [--ranks 2 4] [--only NAME ...]
 
 Every way starts the same work on N gloo ranks: import torch (at the top of the script, as scripts do, but at the top of
-the function in the row of functions whose caller has no torch), join a group, one all_reduce. Each round runs all ways, in changing order.
-Printed are median and quartiles of the seconds until the last rank has its result, of the CPU seconds of the command
-and everything below it, and the ratios of both to `torchrun` and to `mp.spawn`, round by round: under load the ratios
-say more than the seconds. Then, for `rankwise run`: from a rank's death to its traceback and to the command's end, and
-from Ctrl-C to the command's end, with no process left. What is not installed is left out and named.
+the function in the row of functions whose caller has no torch), join a group, one all_reduce. Each round runs all ways,
+in changing order. Printed are median and quartiles of the seconds until the last rank has its result, of the CPU
+seconds of the command and everything below it, and the ratios of both to `torchrun` and to `mp.spawn`, round by round:
+under load the ratios say more than the seconds. Then, for `rankwise run`: from a rank's death to its traceback and to
+the command's end, and from Ctrl-C to the command's end, with no process left. What is not installed is left out and
+named.
 """
 
 from __future__ import annotations
