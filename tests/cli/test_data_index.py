@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import zarr
 
-from rankwise.data.store.meta.catalogue import Catalogue
+from rankwise.data.store import Catalogue
 
 NO_TORCH = """
 import sys

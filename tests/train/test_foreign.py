@@ -7,8 +7,8 @@ from torch import nn
 
 from rankwise import Order
 from rankwise.data.contract import BaseLoader, BatchLoader
-from rankwise.data.crops.index.pipeline import IndexPipeline
-from rankwise.data.rows.ordered import OrderedLoader
+from rankwise.data.crops import IndexPipeline
+from rankwise.data.rows import OrderedLoader
 from rankwise.data.samples import ArraySource, DatasetLoader, SampleLoader
 from rankwise.errors import ConfigError
 from rankwise.testing import ArrayLoader

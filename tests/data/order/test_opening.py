@@ -2,7 +2,8 @@
 
 import pytest
 
-from rankwise.data.order import BatchSampler, Order, openers
+from rankwise import Order
+from rankwise.data.order import BatchSampler, openers
 from rankwise.errors import ConfigError
 from rankwise.testing.free_plans import FreeSource
 

@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
+from rankwise import Order
 from rankwise.data.contract import Stateful
-from rankwise.data.order import BatchSampler, Order
+from rankwise.data.order import BatchSampler
 from rankwise.errors import ConfigError
 
 

@@ -8,8 +8,7 @@ import scipy.sparse
 import zarr
 
 from rankwise import Order
-from rankwise.data.rows import Loader, OrderedLoader, RowSource
-from rankwise.data.rows.writing import write_sharded
+from rankwise.data.rows import Loader, OrderedLoader, RowSource, write_sharded
 from rankwise.data.store.decode.kernel import KernelDecoder
 from rankwise.testing.new_threads import threads_since
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import zarr
 
-from rankwise.data.crops.index import CropIndex, Take
+from rankwise.data.crops import CropIndex, Take
 from rankwise.data.crops.index.inputs import gather_images
-from rankwise.data.store.meta.catalogue import build_catalogue
+from rankwise.data.store import build_catalogue
 from rankwise.errors import ConfigError
 
 
@@ -73,7 +73,7 @@ def test_channels_by_name_and_labels_of_the_image(plate):
     """A channel is chosen by name, in any order, and a label image is cut at the place of the crop, at any level."""
     from rankwise import Order
     from rankwise.data.contract import FieldSpec
-    from rankwise.data.crops.index.pipeline import IndexPipeline
+    from rankwise.data.crops import IndexPipeline
     from rankwise.world import World
 
     path, values = plate

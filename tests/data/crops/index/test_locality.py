@@ -5,8 +5,7 @@ import pytest
 import zarr
 
 from rankwise import Order
-from rankwise.data.crops.index import CropIndex
-from rankwise.data.crops.index.pipeline import IndexPipeline
+from rankwise.data.crops import CropIndex, IndexPipeline
 from rankwise.world import World
 
 

@@ -9,9 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from rankwise import Order
-from rankwise.data.crops.exceptions import ShutdownError
-from rankwise.data.crops.index import CropIndex, Take
-from rankwise.data.crops.index.pipeline import IndexPipeline
+from rankwise.data.crops import CropIndex, IndexPipeline, ShutdownError, Take
 from rankwise.errors import ConfigError
 from rankwise.testing import run_ranks
 from rankwise.testing.new_threads import threads_since
@@ -85,7 +83,7 @@ def test_random_crops_are_the_same_at_every_world_size(volumes, options):
 
 def test_fields_come_with_their_own_dtype_and_normalisation(volumes):
     """Each field has the dtype and scaling that its `Take` asks for; labels of images come along."""
-    from rankwise.data.crops.reading import Scaling
+    from rankwise.data.crops import Scaling
 
     index = CropIndex(
         volumes.images,

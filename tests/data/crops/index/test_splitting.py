@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankwise.data.crops.index import CropIndex
+from rankwise.data.crops import CropIndex
 from rankwise.data.crops.index.inputs import split_images
 from rankwise.data.order import SplitRule, place_of_group
 from rankwise.errors import ConfigError

@@ -17,8 +17,9 @@ from rankwise.data.crops import (
     Pipeline,
     Sample,
     Scaling,
+    Take,
 )
-from rankwise.data.crops.index import Take, plain_level
+from rankwise.data.crops.index import plain_level
 from rankwise.data.store import read_meta
 from rankwise.errors import ConfigError
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import zarr
 
-from rankwise.data.crops.exceptions import DecodeError, DtypeMismatch, InvalidSample, RankMismatch, Status, StorageError
-from rankwise.data.crops.reading import CropField, CropReader, FieldBoxes, Scaling
+from rankwise.data.crops import DecodeError, DtypeMismatch, InvalidSample, RankMismatch, Scaling, Status, StorageError
+from rankwise.data.crops.reading import CropField, CropReader, FieldBoxes
 from rankwise.data.feed import HostBuffer
 from rankwise.data.store import read_meta
 from rankwise.errors import ConfigError, SampleError

@@ -8,8 +8,8 @@ import pytest
 import zarr
 
 import rankwise.data.crops as damacy
+from rankwise.data.crops import LatencyModel
 from rankwise.data.crops.stream.opener import Openings
-from rankwise.data.crops.tuning import LatencyModel
 from rankwise.errors import DataError
 
 

@@ -33,7 +33,7 @@ def test_an_endless_generator_is_pulled_as_far_as_needed(volume, config, check):
 def test_metadata_of_coming_samples_are_fetched_before_their_turn(tmp_path, monkeypatch):
     """While the first batch is still being read, the arrays of the next two are open already."""
     from rankwise.data.crops.stream import opener
-    from rankwise.data.store.reader import BoxReader
+    from rankwise.data.store import BoxReader
 
     paths = [str(tmp_path / f"{number}.zarr") for number in range(12)]
     for number, path in enumerate(paths):

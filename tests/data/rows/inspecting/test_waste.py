@@ -5,10 +5,10 @@ import pytest
 import scipy.sparse as sp
 import zarr
 
+from rankwise.data.rows import write_sharded
 from rankwise.data.rows.datasets import Dataset
 from rankwise.data.rows.inspecting import decode_factor
 from rankwise.data.rows.matrices import open_matrix, stack_matrices
-from rankwise.data.rows.writing import write_sharded
 from rankwise.data.store import BoxReader
 from rankwise.testing.small_rows import small_anndata, write_csr
 

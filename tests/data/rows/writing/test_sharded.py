@@ -11,10 +11,10 @@ import scipy.sparse as sp
 import zarr
 
 from rankwise import Order
-from rankwise.data.rows import DatasetCollection, OrderedLoader
+from rankwise.data.rows import DatasetCollection, OrderedLoader, write_sharded
 from rankwise.data.rows.datasets import Dataset
 from rankwise.data.rows.matrices import stack_matrices
-from rankwise.data.rows.writing import parse_size, quiet_anndata, sharded, write_sharded
+from rankwise.data.rows.writing import parse_size, quiet_anndata, sharded
 from rankwise.data.store import BoxReader
 from rankwise.errors import ConfigError
 from rankwise.testing.small_rows import small_anndata

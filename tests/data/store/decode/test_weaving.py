@@ -5,7 +5,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rankwise.data.store.boxes import OUTSIDE, TWICE, Spread
+from rankwise.data.store import Spread
+from rankwise.data.store.boxes import OUTSIDE, TWICE
 from rankwise.data.store.decode import KIND_FILL, KIND_RAW, ChunkTasks, Scratch, address_of
 from rankwise.data.store.decode.dense_rows import DenseRows
 from rankwise.data.store.decode.kernel import KernelDecoder

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import zarr
 
-from rankwise.data.store.meta import read_meta
+from rankwise.data.store import read_meta
 from rankwise.errors import DataError
 
 # What zarr-python opens and we refuse on purpose.

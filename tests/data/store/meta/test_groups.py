@@ -3,7 +3,7 @@
 import pytest
 import zarr
 
-from rankwise.data.store.meta import list_arrays, read_meta
+from rankwise.data.store import list_arrays, read_meta
 from rankwise.errors import DataError
 
 

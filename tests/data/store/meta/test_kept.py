@@ -6,7 +6,7 @@ import time
 import pytest
 import zarr
 
-from rankwise.data.store.meta import read_meta
+from rankwise.data.store import read_meta
 from rankwise.data.store.meta.arrays import KeptMetas
 
 HOUR_NS = 3600 * 10**9

@@ -6,9 +6,8 @@ from itertools import count
 import pytest
 import zarr
 
-from rankwise.data.store.meta import StoredNodes, list_arrays, read_meta
-from rankwise.data.store.meta.catalogue import Catalogue, build_catalogue
-from rankwise.data.store.meta.ngff import iter_images, open_image
+from rankwise.data.store import Catalogue, build_catalogue, iter_images, list_arrays, open_image, read_meta
+from rankwise.data.store.meta import StoredNodes
 from rankwise.data.store.remote import RemoteFiles, memory_store
 from rankwise.errors import ConfigError, DataError
 

@@ -7,9 +7,8 @@ import shutil
 import pytest
 import zarr
 
-from rankwise.data.store.meta import STORES, list_arrays, read_meta
-from rankwise.data.store.meta.catalogue import Catalogue, build_catalogue
-from rankwise.data.store.meta.ngff import iter_images, open_image, open_plate
+from rankwise.data.store import Catalogue, build_catalogue, iter_images, list_arrays, open_image, open_plate, read_meta
+from rankwise.data.store.meta import STORES
 from rankwise.errors import DataError
 
 

@@ -5,8 +5,7 @@ import random
 
 import pytest
 
-from rankwise.data.store.meta.catalogue import build_catalogue
-from rankwise.data.store.meta.ngff import iter_images, open_image, open_plate
+from rankwise.data.store import build_catalogue, iter_images, open_image, open_plate
 from rankwise.errors import DataError
 
 

@@ -5,7 +5,7 @@ import shutil
 import pytest
 import zarr
 
-from rankwise.data.store.meta.ngff import iter_images
+from rankwise.data.store import iter_images
 from rankwise.errors import DataError
 
 

@@ -5,8 +5,8 @@ import pickle
 import pytest
 import zarr
 
-from rankwise.data.store.meta import read_meta
-from rankwise.data.store.meta.ngff import Axis, open_image
+from rankwise.data.store import open_image, read_meta
+from rankwise.data.store.meta.ngff import Axis
 from rankwise.errors import DataError
 
 

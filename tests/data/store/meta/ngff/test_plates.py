@@ -4,7 +4,8 @@ import shutil
 
 import pytest
 
-from rankwise.data.store.meta.ngff import Acquisition, open_plate
+from rankwise.data.store import open_plate
+from rankwise.data.store.meta.ngff import Acquisition
 from rankwise.errors import DataError
 
 
