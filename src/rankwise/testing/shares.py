@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
-from rankwise.data.contract import IntArray, OrderState, Share, Step, shares
+from rankwise.data.contract import BaseSource, IntArray, Order, OrderState, Share, Step, shares
+from rankwise.data.samples import SampleLoader
+from rankwise.world import World
 
-__all__ = ["RankPlace", "share_of"]
+__all__ = ["RankPlace", "loader_of", "share_of"]
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,23 @@ class RankPlace:
     def local_world_size(self) -> int:
         """Ranks of this machine."""
         return self.world_size
+
+
+def loader_of(
+    source: BaseSource, order: Order, *, rank: int = 0, world_size: int = 1, device: Any = None, **options: Any
+) -> SampleLoader:
+    """Return the loader of one of so many ranks, with two steps ready, which gives NumPy arrays.
+
+    Args:
+        source: the samples, of whatever kind.
+        order: which samples form which step.
+        rank: which.
+        world_size: how many there are.
+        device: where tensors go; None gives NumPy arrays.
+        **options: of `SampleLoader`.
+    """
+    place = cast("World", RankPlace(rank, world_size))
+    return SampleLoader(source, order=order, world=place, device=device, **{"depth": 2, **options})
 
 
 def share_of(ids: Sequence[int] | IntArray) -> Share:

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from rankwise import Order
 from rankwise.data.contract import FieldSpec, ReadReport
-from rankwise.data.feed import FeedLoader
 from rankwise.errors import DataError, SampleError
 from rankwise.testing.free_plans import FreePlan, FreeSource
 from rankwise.testing.new_threads import threads_since
 from rankwise.testing.patience import until
+from rankwise.testing.shares import loader_of
 
 
 class Noted(FreeSource):
@@ -61,7 +61,7 @@ class Noted(FreeSource):
 
 def loader(source=None, *, batch_size=8, kind=None, **options):
     source = source or Noted()
-    return FeedLoader(source, Order(source.num_samples, batch_size=batch_size, kind=kind), **options)
+    return loader_of(source, Order(source.num_samples, batch_size=batch_size, kind=kind), **options)
 
 
 def shown(mine, *, stop_after=None, mark=True):

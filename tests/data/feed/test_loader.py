@@ -1,4 +1,4 @@
-"""`FeedLoader` over a source that can be watched."""
+"""`SampleLoader` over a source that can be watched."""
 
 import gc
 import os
@@ -13,11 +13,11 @@ import torch
 
 from rankwise import Order
 from rankwise.data.contract import FieldSpec, ReadReport
-from rankwise.data.feed import FeedLoader
 from rankwise.errors import ConfigError, SampleError
 from rankwise.testing.free_plans import FreeSource
 from rankwise.testing.new_threads import threads_end, threads_since
 from rankwise.testing.patience import until
+from rankwise.testing.shares import loader_of
 
 
 class PlainPlan:
@@ -75,7 +75,7 @@ def readers():
 def loader(num_samples=50, *, batch_size=8, **options):
     source = options.pop("source", None) or Watched(num_samples)
     order = options.pop("order", None) or Order(source.num_samples, batch_size=batch_size)
-    return FeedLoader(source, order, **options)
+    return loader_of(source, order, **options)
 
 
 @pytest.mark.parametrize("device", [None, "cpu"])
@@ -284,10 +284,10 @@ def test_the_interpreter_exits_with_an_open_iterator(tmp_path, ending):
         "import atexit, os, signal, threading\nimport numpy as np, zarr\n"
         "atexit.register(lambda: print('left:', [t.name for t in threading.enumerate() if 'rankwise' in t.name]))\n"
         "from rankwise import Order\nfrom rankwise.data.samples import ArraySource\n"
-        "from rankwise.data.feed import FeedLoader\n"
+        "from rankwise.testing.shares import loader_of\n"
         f"zarr.create_array({str(tmp_path / 'a')!r}, data=np.arange(4000).reshape(1000, 4), chunks=(2, 4))\n"
         f"source = ArraySource({{'x': {str(tmp_path / 'a')!r}}}, cache=0)\n"
-        "steps = iter(FeedLoader(source, Order(source, batch_size=100)))\nnext(steps)\n" + ending
+        "steps = iter(loader_of(source, Order(source, batch_size=100)))\nnext(steps)\n" + ending
     )
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=150, check=False)
     wanted = {"": 0, "raise SystemExit(3)": 3}.get(ending, -signal.SIGINT)

@@ -8,11 +8,12 @@ import torch
 
 from rankwise import Order
 from rankwise.data.contract import FieldSpec, ReadReport
-from rankwise.data.feed import FeedLoader, HostBuffer
+from rankwise.data.feed import HostBuffer
 from rankwise.data.feed.csr import csr_parts
 from rankwise.data.feed.place import make_placer
 from rankwise.errors import ConfigError, MissingExtraError
 from rankwise.testing.free_plans import FreePlan, FreeSource
+from rankwise.testing.shares import loader_of
 
 RAGGED = {
     "r": FieldSpec(shape=(6,), dtype=np.dtype("f4"), ragged=True),
@@ -85,7 +86,7 @@ def test_cuda_batches_are_whole_and_stay_so():
     Work that is still queued on the current stream when the loader moves on sees the values of its own batch.
     """
     sums, ids = [], []
-    loader = FeedLoader(Large(), Order(96, batch_size=8), device="cuda", depth=2)
+    loader = loader_of(Large(), Order(96, batch_size=8), device="cuda", depth=2)
     for (batch,) in loader:
         assert batch["x"].is_cuda
         torch.cuda._sleep(20_000_000)  # the step is still running on the device when the next batch is pulled

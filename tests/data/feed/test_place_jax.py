@@ -8,10 +8,10 @@ import scipy.sparse as sp
 
 from rankwise import Order
 from rankwise.data.contract import FieldSpec, ReadReport, sample_keys
-from rankwise.data.feed import FeedLoader
 from rankwise.data.feed.place_jax import is_jax_target
 from rankwise.errors import ConfigError
 from rankwise.testing.free_plans import FreePlan, FreeSource
+from rankwise.testing.shares import loader_of
 
 jax = pytest.importorskip("jax")
 jnp = jax.numpy
@@ -49,7 +49,7 @@ class Numbers(FreeSource):
 
 
 def loader(source, device="jax", **options):
-    return FeedLoader(source, Order(NUM, batch_size=BATCH), device=device, **options)
+    return loader_of(source, Order(NUM, batch_size=BATCH), device=device, **options)
 
 
 def sharding(spec=("data",), shape=(1,), names=("data",)):
@@ -119,7 +119,7 @@ def drawn(device, batch_size):
         return {**fields, "noise": noise}
 
     source, found = Numbers(x="float32"), {}
-    made = FeedLoader(source, Order(NUM, batch_size=batch_size), device=device, batch_transform=transform)
+    made = loader_of(source, Order(NUM, batch_size=batch_size), device=device, batch_transform=transform)
     for (batch,) in made:
         assert batch["noise"].shape == batch["x"].shape[:1]
         found |= zip(batch.ids.tolist(), np.asarray(batch["noise"]).tolist(), strict=False)
@@ -158,7 +158,7 @@ def test_sharded_batches_have_one_shape(micro_batch):
 def test_weights_of_repeats(sharded):
     """Every batch has them: ones, and zeros for the repeats of an order that pads."""
     device = sharding() if sharded else "jax"
-    padded = FeedLoader(Numbers(x="float32"), Order(NUM, batch_size=BATCH, remainder="pad"), device=device)
+    padded = loader_of(Numbers(x="float32"), Order(NUM, batch_size=BATCH, remainder="pad"), device=device)
     *_, (last,) = padded
     assert isinstance(last.weights, jax.Array) == sharded
     assert sorted(np.asarray(last.weights).tolist()) == [0.0] * (BATCH - NUM % BATCH) + [1.0] * (NUM % BATCH)

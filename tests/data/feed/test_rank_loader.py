@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from rankwise import Order
-from rankwise.data.feed import RankLoader
-from rankwise.data.samples import ArraySource, DatasetLoader
+from rankwise.data.samples import ArraySource, DatasetLoader, SampleLoader
 from rankwise.errors import ConfigError
 from rankwise.testing import run_ranks
 from rankwise.testing.free_plans import FreeSource
@@ -31,7 +30,7 @@ def test_ranks_share_and_the_context_closes():
     source = Closing({"x": np.arange(10)})
     seen = []
     for rank in range(3):
-        with RankLoader(source, order=Order(source, batch_size=4), world=RankPlace(rank, 3)) as loader:
+        with SampleLoader(source, order=Order(source, batch_size=4), world=RankPlace(rank, 3)) as loader:
             seen += [x for (batch,) in loader for x in batch["x"].tolist()]
     assert sorted(seen) == list(range(10))
     assert (source.closed, source.asked) == (3, 10)
@@ -40,31 +39,31 @@ def test_ranks_share_and_the_context_closes():
 def test_an_order_of_other_data_is_refused():
     """Where samples do not match, before anything is read."""
     with pytest.raises(ConfigError, match="the order is over 7 samples, the data have 10"):
-        RankLoader(Closing({"x": np.arange(10)}), order=Order(7, batch_size=2), world=RankPlace())
+        SampleLoader(Closing({"x": np.arange(10)}), order=Order(7, batch_size=2), world=RankPlace())
 
 
 def test_a_place_is_no_source():
     """What holds no samples is named, with what would."""
     with pytest.raises(ConfigError, match="such as an ArraySource or a RowSource, got str"):
-        RankLoader("cells.zarr", order=Order(7, batch_size=2), world=RankPlace())
+        SampleLoader("cells.zarr", order=Order(7, batch_size=2), world=RankPlace())
 
 
 def test_draws_are_not_samples():
     """An order that draws rows counts draws: another source of as many samples is refused."""
     drawn = Order(FreeSource(draw_options="some"), batch_size=2)
-    for make in (RankLoader, DatasetLoader):
+    for make in (SampleLoader, DatasetLoader):
         with pytest.raises(ConfigError, match="the order draws its samples"):
             make(Closing({"x": np.arange(10)}), order=drawn, world=RankPlace())
 
 
 def loaders_of(source, order):
-    return [RankLoader(source, order=order, device=None), DatasetLoader(source, order=order, device=None)]
+    return [SampleLoader(source, order=order, device=None), DatasetLoader(source, order=order, device=None)]
 
 
 def test_before_there_is_a_group_the_launchers_numbers_share(monkeypatch):
     """Made before `init_process_group`, or without one: each rank gets its share, all of them each sample once."""
     source = ArraySource({"x": np.arange(10)})
-    order, seen = Order(source, batch_size=4), {"RankLoader": [], "DatasetLoader": []}
+    order, seen = Order(source, batch_size=4), {"SampleLoader": [], "DatasetLoader": []}
     monkeypatch.setenv("WORLD_SIZE", "3")
     for rank in range(3):
         monkeypatch.setenv("RANK", str(rank))
@@ -80,7 +79,7 @@ def read_in_a_group(world):
     for options in ({}, {"world": World.single()}):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(adopt, "group_world", lambda: None)
-            loaders = [make(source, order=order, device=None, **options) for make in (RankLoader, DatasetLoader)]
+            loaders = [make(source, order=order, device=None, **options) for make in (SampleLoader, DatasetLoader)]
         for loader in [*loaders, loaders[0].with_full_length()]:
             try:
                 told.append([sample for (batch,) in loader for sample in batch.ids.tolist()])

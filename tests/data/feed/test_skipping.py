@@ -7,10 +7,10 @@ import pytest
 
 from rankwise import Order
 from rankwise.data.contract import FieldSpec, ReadReport, sample_keys
-from rankwise.data.feed import FeedLoader
 from rankwise.data.feed.csr import csr_parts
 from rankwise.errors import ConfigError, SampleError
 from rankwise.testing.free_plans import FreePlan, FreeSource
+from rankwise.testing.shares import loader_of
 
 
 class Damaged(FreeSource):
@@ -48,7 +48,7 @@ class Damaged(FreeSource):
 
 
 def loader(source, *, batch_size=10, **options):
-    return FeedLoader(source, Order(source.num_samples, batch_size=batch_size, remainder="split"), **options)
+    return loader_of(source, Order(source.num_samples, batch_size=batch_size, remainder="split"), **options)
 
 
 @pytest.mark.parametrize("transform", [None, lambda fields, key: {**fields, "key": key}])
@@ -137,7 +137,7 @@ def test_padding_of_weight_zero_is_no_loss():
     """A damaged sample that only pads the batch is dropped without being counted as lost."""
     source = Damaged(5, {0})
     order = Order(5, batch_size=8, remainder="pad")
-    ((batch,),) = FeedLoader(source, order, on_bad_sample=3)
+    ((batch,),) = loader_of(source, order, on_bad_sample=3)
     assert batch.count == 4
     assert batch.num_lost == 1
     assert 0 not in batch.ids
@@ -148,13 +148,13 @@ def test_a_rank_without_samples_learns_from_a_good_one():
     """What a transform makes is learnt from a sample of the step that can be read, by a rank that has none itself."""
     source = Damaged(3, {0, 1})
     order = Order(3, batch_size=3, kind="sequential")
-    mine = FeedLoader(
+    mine = loader_of(
         source, order, rank=0, world_size=4, transform=lambda fields, key: {"z": fields["x"][:2]}, on_bad_sample=3
     )
     for (batch,) in mine:
         assert batch["z"].shape == (0, 2)
     with pytest.raises(SampleError, match="sample 0 is broken"):
-        list(FeedLoader(source, order, rank=0, world_size=4, transform=lambda fields, key: {"z": fields["x"]}))
+        list(loader_of(source, order, rank=0, world_size=4, transform=lambda fields, key: {"z": fields["x"]}))
 
 
 @pytest.mark.parametrize("wrong", ["skip", -1, 1.5, True, None])

@@ -11,10 +11,11 @@ import pytest
 
 from rankwise import Order
 from rankwise.data.contract import FieldSpec, ReadReport
-from rankwise.data.feed import FeedLoader, RankLoader
+from rankwise.data.samples import SampleLoader
 from rankwise.errors import ConfigError, DataError
 from rankwise.testing.free_plans import FreePlan, FreeSource
 from rankwise.testing.new_threads import threads_end, threads_since
+from rankwise.testing.shares import loader_of
 from rankwise.world import World
 
 
@@ -50,7 +51,7 @@ class Noted(FreeSource):
 
 def loader(source=None, *, depth=3, **options):
     """Seven steps of up to 8 samples."""
-    return FeedLoader(source or Noted(), Order(50, batch_size=8), depth=depth, **options)
+    return loader_of(source or Noted(), Order(50, batch_size=8), depth=depth, **options)
 
 
 def shown(mine, *, stop_after=None):
@@ -197,7 +198,7 @@ def test_where_nothing_is_read_early(why):
     """With no thread, where the source may change, and beside an iteration; the answer tells."""
     source = Noted()
     source.stateless = why != "may change"
-    mine = RankLoader(
+    mine = SampleLoader(
         source, order=Order(50, batch_size=8), device=None, depth=3 * (why != "depth"), world=World.single()
     )
     steps = iter(mine)
@@ -214,7 +215,7 @@ def test_where_nothing_is_read_early(why):
 
 def test_stopped_loaders_refuse():
     """As iterating does, with the same words; so do closed ones."""
-    closed = RankLoader(Noted(), order=Order(50, batch_size=8), device=None, world=World.single())
+    closed = SampleLoader(Noted(), order=Order(50, batch_size=8), device=None, world=World.single())
     closed.close()
     with pytest.raises(ConfigError, match="the loader was closed"):
         closed.start_prefetch()
@@ -231,7 +232,7 @@ def test_ending_it_while_it_reads(way):
     """Closing waits for the thread, and so does forgetting the loader; nothing is left."""
     source = Noted()
     source.may_read.clear()
-    mine = RankLoader(source, order=Order(50, batch_size=8), device=None, depth=3, world=World.single())
+    mine = SampleLoader(source, order=Order(50, batch_size=8), device=None, depth=3, world=World.single())
     assert mine.start_prefetch()
     threading.Timer(0.05, source.may_read.set).start()
     if way == "cycle":

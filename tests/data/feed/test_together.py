@@ -5,11 +5,12 @@ import pytest
 
 from rankwise import Order
 from rankwise.data.contract import FieldSpec, ReadReport
-from rankwise.data.feed import FeedLoader, memory
+from rankwise.data.feed import memory
 from rankwise.data.feed.memory import allocate_bytes
 from rankwise.errors import DataError, SampleError
 from rankwise.testing.free_plans import FreePlan, FreeSource
 from rankwise.testing.patience import until
+from rankwise.testing.shares import loader_of
 
 
 class Kept(FreeSource):
@@ -69,7 +70,7 @@ def allocated(monkeypatch):
 
 def steps(source, *, depth=3, mark=None, loader=None, **options):
     """Everything that comes, and what it was read by."""
-    loader = loader or FeedLoader(source, Order(50, batch_size=8), depth=depth, **options)
+    loader = loader or loader_of(source, Order(50, batch_size=8), depth=depth, **options)
     found = []
     for number, batches in enumerate(loader):
         found.append([(b.ids.tolist(), b["x"].tolist(), b["rows"].toarray().tolist()) for b in batches])
@@ -107,7 +108,7 @@ def test_they_lie_where_they_were_read():
     """Of those that are read as one only the last step is copied, and few steps: the next ones are read meanwhile."""
     held = Kept()
     held.filled, copied = [], []
-    for (batch,) in FeedLoader(held, Order(50, batch_size=8), depth=3, device=None):
+    for (batch,) in loader_of(held, Order(50, batch_size=8), depth=3, device=None):
         copied.append(not any(np.shares_memory(batch["x"], filled) for filled in held.filled))
     assert copied == [False, False, True, False, False, True, True]
 
@@ -116,7 +117,7 @@ def test_few_steps_at_the_end_keep_no_reader_waiting():
     """The first steps of the next epoch are read while those before the last few of this one are in use."""
     held = Kept()
     held.num_samples = 40
-    loader = FeedLoader(held, Order(40, batch_size=8), depth=4, across_epochs=True)
+    loader = loader_of(held, Order(40, batch_size=8), depth=4, across_epochs=True)
     for number, _ in enumerate(loader):
         if number == 1:  # of five, four of which are read as one
             assert until(lambda: [count for what, count in held.events if what == "read"] == [32, 8, 32])
@@ -167,7 +168,7 @@ def until_it_fails(source):
     """Ids of the steps that come, and the error that ends them."""
     seen = []
     try:
-        for (batch,) in FeedLoader(source, Order(50, batch_size=8), depth=3):
+        for (batch,) in loader_of(source, Order(50, batch_size=8), depth=3):
             seen.append(batch.ids.tolist())
     except DataError as error:
         return seen, error
@@ -212,7 +213,7 @@ def test_transforms_of_samples_see_their_own():
 
     options = {"transform": doubled, "depth": 3}
     found = [
-        [batch["x"].tolist() for (batch,) in FeedLoader(Kept(together=one), Order(50, batch_size=8), **options)]
+        [batch["x"].tolist() for (batch,) in loader_of(Kept(together=one), Order(50, batch_size=8), **options)]
         for one in (True, False)
     ]
     assert found[0] == found[1]

@@ -8,9 +8,9 @@ import torch
 
 from rankwise import Order
 from rankwise.data.contract import FieldSpec, ReadReport, sample_keys
-from rankwise.data.feed import FeedLoader
 from rankwise.errors import ConfigError
 from rankwise.testing.free_plans import FreePlan, FreeSource
+from rankwise.testing.shares import loader_of
 
 
 class Squares(FreeSource):
@@ -35,7 +35,7 @@ class Squares(FreeSource):
 
 def batches(transform=None, *, batch_size=4, **options):
     order = Order(11, batch_size=batch_size)
-    loader = FeedLoader(Squares(), order, transform=transform, **options)
+    loader = loader_of(Squares(), order, transform=transform, **options)
     return [b.detach() for step in loader for b in step]
 
 
@@ -167,7 +167,7 @@ def test_sparse_rows_go_in_and_come_out(device, world_size):
     seen = []
     for rank in range(world_size):
         options = {"rank": rank, "world_size": world_size, "device": device, "transform": tripled}
-        for batch in [b.detach() for step in FeedLoader(Ragged(), Order(11, batch_size=5), **options) for b in step]:
+        for batch in [b.detach() for step in loader_of(Ragged(), Order(11, batch_size=5), **options) for b in step]:
             dense = {name: batch[name].to_dense() if device else batch[name].toarray() for name in ("x", "cut")}
             assert (dense["x"].shape, dense["cut"].shape) == ((len(batch), 4), (len(batch), 2))
             for at, sample in enumerate(batch.ids.tolist()):
@@ -189,4 +189,4 @@ def test_sparse_rows_go_in_and_come_out(device, world_size):
 def test_sparse_rows_that_cannot_be(transform, said):
     """One row each, and always sparse or always dense."""
     with pytest.raises(ConfigError, match=said):
-        list(FeedLoader(Ragged(), Order(11, batch_size=4, kind="sequential"), transform=transform))
+        list(loader_of(Ragged(), Order(11, batch_size=4, kind="sequential"), transform=transform))

@@ -15,12 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankwise import Order
-from rankwise.data.feed import FeedLoader, HostBuffer
+from rankwise.data.feed import HostBuffer
 from rankwise.data.feed.csr import scipy_csr
 from rankwise.data.rows import DatasetCollection, RowSource
 from rankwise.errors import ConfigError, DataError
 from rankwise.testing.row_stores import NUM_COLS, make_stores
-from rankwise.testing.shares import share_of
+from rankwise.testing.shares import loader_of, share_of
 from rankwise.testing.small_rows import random_csr, write_anndata, write_csr
 
 ALL = ("X", "layers/counts", "layers/full", "obsm/pca")
@@ -311,7 +311,7 @@ def test_chunks_are_decoded_once_an_epoch(tmp_path):
     held = make_stores(tmp_path, (400,), chunk=40)
     with RowSource(held.places, threads=1) as source:
         assert source.locality.chunk_samples == round(40 / held.matrices["X"].nnz * 400)
-        list(FeedLoader(source, Order(source, batch_size=16)))
+        list(loader_of(source, Order(source, batch_size=16)))
         num_chunks = -(-held.matrices["X"].nnz // 40)
         assert source.stats.chunks_decoded == 2 * num_chunks + -(-401 // 40)  # data, indices, row pointers
 
@@ -338,7 +338,7 @@ def test_memory_is_that_of_batches(tmp_path, options):
     del group["X"]
     write_csr(group, "X", matrix, chunk=2000, shard=20_000)
     source = RowSource(tmp_path / "a.zarr", threads=1, cache=2**18, **options)
-    loader = FeedLoader(source, Order(source, batch_size=50, lanes=2, window=1))
+    loader = loader_of(source, Order(source, batch_size=50, lanes=2, window=1))
     tracemalloc.start()
     try:
         for _ in loader:
@@ -358,4 +358,4 @@ def test_obs_alone(one):
     check(fields, one, np.arange(5, 60), source)
     assert report.valid.all()
     assert source.stats.boxes == 0
-    assert sorted(i for (b,) in FeedLoader(source, Order(source, batch_size=20)) for i in b.ids) == list(range(55))
+    assert sorted(i for (b,) in loader_of(source, Order(source, batch_size=20)) for i in b.ids) == list(range(55))

@@ -1,4 +1,4 @@
-"""A `FeedLoader` inside torch's DataLoader: the batches of a plain loop, whoever reads them."""
+"""A `SampleLoader` inside torch's DataLoader: the batches of a plain loop, whoever reads them."""
 
 import logging
 import os
@@ -16,10 +16,10 @@ from torch.utils.data import DataLoader
 
 from rankwise import Order
 from rankwise.data.contract import FieldSpec, ReadReport
-from rankwise.data.feed import FeedLoader
 from rankwise.data.store.reading import WorkCrew
 from rankwise.errors import ConfigError, SampleError
 from rankwise.testing.free_plans import FreeSource
+from rankwise.testing.shares import loader_of
 from rankwise.world.loader_worker import LoaderWorker, current_worker
 
 pytestmark = [
@@ -68,7 +68,7 @@ class Samples(FreeSource):
 def loader(source=None, *, batch_size=8, kind=None, device="cpu", **options):
     source = source or Samples()
     order = Order(source.num_samples, batch_size=batch_size, kind=kind)
-    return FeedLoader(source, order, device=device, **options)
+    return loader_of(source, order, device=device, **options)
 
 
 def inside(mine, num_workers=2, *, batch_size=None, **options):
@@ -304,16 +304,19 @@ def test_indexing_is_refused():
 WITHOUT_TORCH = """
 import sys
 import numpy as np
-from rankwise.data.contract import BaseSource, FieldSpec
-from rankwise.data.feed import FeedLoader
 from rankwise import Order
+from rankwise.data.contract import BaseSource, FieldSpec
+from rankwise.data.samples import SampleLoader
 
 class Nothing(BaseSource):
     fingerprint, chunk_samples, num_samples = "nothing", 1, 9
     fields = {"x": FieldSpec(shape=(), dtype=np.dtype("i8"))}
     plan = read = None
 
-mine = FeedLoader(Nothing(), Order(9, batch_size=3))
+class Place:
+    rank, world_size, local_world_size = 0, 1, 1
+
+mine = SampleLoader(Nothing(), order=Order(9, batch_size=3), world=Place(), device=None)
 assert "torch" not in sys.modules
 from torch.utils.data import DataLoader
 try:

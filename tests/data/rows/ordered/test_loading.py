@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from torch import nn
 
 from rankwise import Order
-from rankwise.data.feed import FeedLoader
 from rankwise.data.feed.csr import csr_parts, scipy_csr
 from rankwise.data.rows import OrderedLoader, RowSource
 from rankwise.errors import SampleError
@@ -19,6 +18,7 @@ from rankwise.testing import run_ranks
 from rankwise.testing.new_threads import threads_since
 from rankwise.testing.row_stores import NUM_COLS, make_stores
 from rankwise.testing.shares import RankPlace
+from rankwise.testing.shares import loader_of as rank_loader_of
 from rankwise.train import ExactStep, prepare
 from rankwise.world import World
 
@@ -115,7 +115,9 @@ def test_any_stores_orders_and_worlds(tmp_path, data):
     assert source.locality.chunk_samples <= max(1, sum(sizes))
     seen = []
     for rank in range(world_size):
-        loader = FeedLoader(source, order, rank=rank, world_size=world_size, micro_batch=draw(st.none() | st.just(3)))
+        loader = rank_loader_of(
+            source, order, rank=rank, world_size=world_size, micro_batch=draw(st.none() | st.just(3))
+        )
         loader.set_epoch(draw(st.integers(0, 3)) if world_size == 1 else 2)
         for batches in loader:
             for batch in batches:
