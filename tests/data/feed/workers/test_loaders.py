@@ -314,7 +314,7 @@ class Nothing(BaseSource):
     plan = read = None
 
 class Place:
-    rank, world_size, local_world_size = 0, 1, 1
+    rank, world_size, device = 0, 1, None
 
 mine = SampleLoader(Nothing(), order=Order(9, batch_size=3), world=Place(), device=None)
 assert "torch" not in sys.modules
