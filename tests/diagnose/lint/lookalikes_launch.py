@@ -197,6 +197,18 @@ export MASTER_ADDR=head
 torchrun --nnodes 2 --nproc-per-node 8 --node-rank $RANK train.py
 torchrun --nnodes 1 --nproc-per-node 8 train.py
 """,
+    "RW614": """
+import os
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+def work(rank, world_size):
+    dist.init_process_group("gloo", rank=rank, world_size=world_size)
+
+if __name__ == "__main__":
+    os.environ.update(MASTER_ADDR="localhost", MASTER_PORT="29500")
+    mp.spawn(work, args=(2,), nprocs=2)
+""",
     "RW701": """
 import rankwise
 from torch.nn.functional import cross_entropy

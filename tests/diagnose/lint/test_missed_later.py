@@ -101,6 +101,62 @@ def load(net, path):
         net.load_state_dict(torch.load(path))
 """
 )
+EVALUATION_OF_ANOTHER_FILE_ON_ONE_RANK = """
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+from utils import validate
+
+def main(args, net, loader):
+    net = DDP(net)
+    for epoch in range(args.epochs):
+        if args.local_rank == 0:
+            validate(loader, net)
+"""
+SPAWNED_WITHOUT_ADDRESS = """
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+def setup(rank, world_size):
+    dist.init_process_group("nccl", rank=rank, world_size=world_size)
+    torch.cuda.set_device(rank)
+
+def work(rank, world_size):
+    setup(rank, world_size)
+
+mp.spawn(work, args=(2,), nprocs=2)
+"""
+LOCAL_RANK_BY_A_PARAMETER = (
+    HEAD
+    + """
+def train(rank, world_size, data):
+    dist.init_process_group("gloo")
+    return torch.utils.data.DistributedSampler(data, num_replicas=world_size, rank=rank, shuffle=False)
+
+if __name__ == "__main__":
+    train(rank=int(os.environ["LOCAL_RANK"]), world_size=int(os.environ["WORLD_SIZE"]), data=range(9))
+"""
+)
+TWO_WAYS_TO_ACCUMULATE = (
+    HEAD
+    + """
+def train(net, loader, optimizer, scaler, half, accum_steps):
+    dist.init_process_group("gloo")
+    model, number = DDP(net), 0
+    for x in loader:
+        if half:
+            scaler.scale(model(x).sum()).backward()
+            number += 1
+            if number % accum_steps == 0:
+                scaler.step(optimizer)
+                scaler.update()
+        else:
+            model(x).sum().backward()
+            number += 1
+            if number % accum_steps == 0:
+                optimizer.step()
+"""
+)
 LAUNCHER_BY_ITS_FILE = "python /opt/env/site-packages/torch/distributed/launch.py --nproc_per_node=8 train.py\n"
 
 
@@ -116,6 +172,14 @@ LAUNCHER_BY_ITS_FILE = "python /opt/env/site-packages/torch/distributed/launch.p
         (HOROVOD_ON_ONE_RANK, "train.py", [("collective-in-rank-branch", 7)]),
         (EVALUATION_ON_ONE_RANK, "train.py", [("wrapped-forward-on-one-rank", 14)]),
         (COPIED_HELPER, "train.py", [("uncalled-rank-guard", 11), ("load-without-map-location", 12)]),
+        (EVALUATION_OF_ANOTHER_FILE_ON_ONE_RANK, "train.py", [("wrapped-forward-on-one-rank", 10)]),
+        (SPAWNED_WITHOUT_ADDRESS, "train.py", [("spawn-without-address", 7)]),
+        (LOCAL_RANK_BY_A_PARAMETER, "train.py", [("sampler-rank", 9)]),
+        (
+            TWO_WAYS_TO_ACCUMULATE,
+            "train.py",
+            [("accumulation-without-no-sync", 12), ("accumulation-without-no-sync", 18)],
+        ),
         (LAUNCHER_BY_ITS_FILE, "run.sh", [("deprecated-dist-api", 1)]),
     ],
 )
@@ -134,6 +198,13 @@ LEFT_ALONE = {
     ).replace("        accelerator.wait_for_everyone()\n        acc", "        acc"),
     "the checkpoint on all ranks": CHECKPOINT_OF_AN_ENGINE_ON_ONE_RANK.replace("if dist.get_rank() == 0", "if path"),
     "the model behind the wrap": EVALUATION_ON_ONE_RANK.replace("evaluate(model, loader))", "evaluate(net, loader))"),
+    "the model behind the wrap elsewhere": EVALUATION_OF_ANOTHER_FILE_ON_ONE_RANK.replace(", net)", ", net.module)"),
+    "another function elsewhere": EVALUATION_OF_ANOTHER_FILE_ON_ONE_RANK.replace("validate", "save_checkpoint"),
+    "an address in a variable": SPAWNED_WITHOUT_ADDRESS.replace(
+        "mp.spawn", "mp.os.environ['MASTER_ADDR'] = 'a'\nmp.spawn"
+    ),
+    "an address in the call": SPAWNED_WITHOUT_ADDRESS.replace('"nccl", ', '"nccl", init_method=URL, '),
+    "a local rank from one of two callers": LOCAL_RANK_BY_A_PARAMETER + "    train(0, 1, range(9))\n",
     "a called helper": COPIED_HELPER.replace("is_main_process:", "is_main_process():"),
     "another file of that name": LAUNCHER_BY_ITS_FILE.replace("torch/distributed/", "tools/"),
 }

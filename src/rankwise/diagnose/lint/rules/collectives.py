@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from rankwise.diagnose.lint.facts import (
@@ -240,11 +241,16 @@ def wrapped_forward_on_one_rank(module: Module) -> Iterator[Hit]:
                 yield Hit(call.node, {"name": wrap.text, "ranks": "the main rank"})
 
 
+_EVALUATES = re.compile(r"(run_|do_)?(validate|evaluate|validation|evaluation|eval|test)(_model|_epoch|_one_epoch)?")
+
+
 def _gives(module: Module, call: Call, text: str) -> bool:
-    """Whether a call gives a model to a function of this file that calls it."""
+    """Whether a call gives a model to a function of this file that calls it, or to an imported one that evaluates."""
     target = module.local_function(call)
     if target is None:
-        return False
+        imported = "." not in call.text and call.text in module.imports.bound
+        first = [text_of(part) for part in call.node.args]
+        return imported and _EVALUATES.fullmatch(call.text) is not None and text in first
     inside = {found.text for found in target.calls}
     return any(
         name in inside and (given := call.argument(name, index)) is not None and text_of(given) == text

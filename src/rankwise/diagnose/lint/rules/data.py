@@ -365,12 +365,24 @@ def sampler_rank(module: Module) -> Iterator[Hit]:
     """rank= is a local rank."""
     for call in module.named(SAMPLER):
         given = call.argument("rank", 2)
-        if given is None or not is_local_rank(given, lambda text, call=call: _bound(module, text, call)):  # type: ignore[misc]
+        if given is None or not _is_local(module, given, call):
             continue
         edits = [edit for name in ("num_replicas", "rank") if (edit := _without_keyword(module, call, name))]
         # the removals of neighbours would overlap in their comma
         fix = Fix("let it ask the process group", tuple(edits)) if call.keyword("rank") and edits else None
         yield Hit(given, {"text": module.text(given)}, fix)
+
+
+def _is_local(module: Module, given: ast.expr, call: Call, depth: int = 3) -> bool:
+    """Whether an argument is a rank on its node: by itself, or as a parameter for which every call here gives one."""
+    if is_local_rank(given, lambda text: _bound(module, text, call)):
+        return True
+    name, scope = text_of(given), call.place.scope
+    if not depth or not isinstance(given, ast.Name) or name not in scope.params or _bound(module, name, call):
+        return False
+    callers = module.callers(scope)
+    parts = [(found.argument(name, scope.params.index(name)), found) for found in callers]
+    return bool(parts) and all(part is not None and _is_local(module, part, found, depth - 1) for part, found in parts)
 
 
 def _bound(module: Module, text: str, call: Call) -> ast.expr | None:

@@ -161,7 +161,7 @@ def accumulation_without_no_sync(module: Module) -> Iterator[Hit]:
     for call in module.methods("backward"):
         if call.place.loops and not call.place.side and _divided(call):
             yield Hit(call.node)
-    for call in module.methods("backward"):
+            continue
         if (
             not call.place.loops
             or call.place.side
@@ -177,7 +177,7 @@ def accumulation_without_no_sync(module: Module) -> Iterator[Hit]:
                 _ACCUMULATION.search(ast.unparse(test)) for test in tests
             ):
                 yield Hit(call.node)
-                return
+                break
 
 
 def _divided(call: Call) -> bool:

@@ -1,4 +1,4 @@
-"""RW202, RW204, RW208, RW210, RW216, RW611: the wrap itself: what is given to DDP, and what stands in its place."""
+"""RW202, RW204, RW208, RW210, RW216, RW611, RW614: the wrap itself: what is given to DDP, and what stands in its place."""
 
 from __future__ import annotations
 
@@ -186,3 +186,45 @@ def missing_init(module: Module) -> Iterator[Hit]:
     for wrap in wraps(module):
         if wrap.place.scope.parent is None and not wrap.place.branches:
             yield Hit(wrap.call.node.func)
+
+
+@rule(
+    "RW614", "spawn-without-address", "error", "medium",
+    message="ranks are spawned here, and nothing says where they meet: set MASTER_ADDR and MASTER_PORT, or give init_method",
+    why="torchrun sets both variables; torch.multiprocessing does not. init_process_group then raises ValueError.",
+    wrong="""
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+def work(rank, world_size):
+    dist.init_process_group("gloo", rank=rank, world_size=world_size)
+
+if __name__ == "__main__":
+    mp.spawn(work, args=(2,), nprocs=2)
+""",
+    right="""
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+def work(rank, world_size):
+    address = "tcp://127.0.0.1:29500"
+    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=world_size)
+
+if __name__ == "__main__":
+    mp.spawn(work, args=(2,), nprocs=2)
+""",
+    ignore="the shell, or something that was imported, sets the variables.",
+)  # fmt: skip
+def spawn_without_address(module: Module) -> Iterator[Hit]:
+    """A file that spawns its ranks, whose group is told rank and size and no address, and that names no variable."""
+    if not any(module.named("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes")):
+        return
+    texts = [node.value for node, _ in module.strings if isinstance(node.value, str)]
+    if has_framework(module) or any("MASTER_" in text or "://" in text for text in texts):
+        return
+    if any("environ" in call.text or "env" in call.method.lower() for call in module.calls):
+        return
+    for call in module.named("torch.distributed.init_process_group"):
+        given = {word.arg for word in call.node.keywords}
+        if {"rank", "world_size"} <= given and not {"init_method", "store", None} & given and len(call.node.args) < 2:
+            yield Hit(call.node.func)
