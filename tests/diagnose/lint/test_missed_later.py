@@ -157,6 +157,56 @@ def train(net, loader, optimizer, scaler, half, accum_steps):
                 optimizer.step()
 """
 )
+LOADER_IN_ORDER = """
+from accelerate import Accelerator
+from torch.utils.data import DataLoader
+
+def train(net, optimizer, data):
+    accelerator = Accelerator()
+    loader = DataLoader(data, batch_size=8, shuffle=False)
+    net, optimizer = accelerator.prepare(net, optimizer)
+    for x in loader:
+        accelerator.backward(net(x).sum())
+        optimizer.step()
+"""
+MODULE_BEHIND_A_WRAP_OF_ANOTHER_NAME = (
+    HEAD
+    + """
+class Trainer:
+    def __init__(self, model):
+        self.model = model
+
+    def save(self, path):
+        if dist.get_rank() == 0:
+            torch.save(self.model.module, path)
+
+def main(net, path):
+    dist.init_process_group("gloo")
+    Trainer(DDP(net)).save(path)
+"""
+)
+BEFORE_THE_SPAWN = """
+import os
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+def work(rank, labels):
+    dist.init_process_group("nccl", rank=rank, world_size=2)
+    torch.cuda.set_device(rank)
+
+def label(path):
+    labels = torch.load(path)
+    torch.save(labels, path)
+    return labels
+
+def main():
+    os.environ["MASTER_ADDR"] = "localhost"
+    mp.spawn(work, args=(label("labels.pt"),), nprocs=2)
+
+if __name__ == "__main__":
+    main()
+"""
 LAUNCHER_BY_ITS_FILE = "python /opt/env/site-packages/torch/distributed/launch.py --nproc_per_node=8 train.py\n"
 
 
@@ -175,6 +225,13 @@ LAUNCHER_BY_ITS_FILE = "python /opt/env/site-packages/torch/distributed/launch.p
         (EVALUATION_OF_ANOTHER_FILE_ON_ONE_RANK, "train.py", [("wrapped-forward-on-one-rank", 10)]),
         (SPAWNED_WITHOUT_ADDRESS, "train.py", [("spawn-without-address", 7)]),
         (LOCAL_RANK_BY_A_PARAMETER, "train.py", [("sampler-rank", 9)]),
+        (LOADER_IN_ORDER, "train.py", [("missing-sampler", 7)]),
+        (MODULE_BEHIND_A_WRAP_OF_ANOTHER_NAME, "train.py", [("save-whole-module", 13)]),
+        (
+            BEFORE_THE_SPAWN.replace("spawn(work", "spawn(label").replace('label("labels.pt")', '"labels.pt"'),
+            "train.py",
+            [("load-without-map-location", 12)],
+        ),
         (
             TWO_WAYS_TO_ACCUMULATE,
             "train.py",
@@ -205,6 +262,11 @@ LEFT_ALONE = {
     ),
     "an address in the call": SPAWNED_WITHOUT_ADDRESS.replace('"nccl", ', '"nccl", init_method=URL, '),
     "a local rank from one of two callers": LOCAL_RANK_BY_A_PARAMETER + "    train(0, 1, range(9))\n",
+    "the process that spawns": BEFORE_THE_SPAWN,
+    "a loader of Opacus": LOADER_IN_ORDER.replace(
+        "    for", "    loader = engine.make_private(data_loader=loader)\n    for"
+    ),
+    "a prepared loader in order": LOADER_IN_ORDER.replace("prepare(net, optimizer)", "prepare(net, optimizer, loader)"),
     "a called helper": COPIED_HELPER.replace("is_main_process:", "is_main_process():"),
     "another file of that name": LAUNCHER_BY_ITS_FILE.replace("torch/distributed/", "tools/"),
 }

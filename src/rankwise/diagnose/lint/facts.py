@@ -26,6 +26,7 @@ __all__ = [
     "environment_writes",
     "guard_of",
     "has_framework",
+    "is_before_ranks",
     "is_const",
     "is_distributed",
     "loop_bodies",
@@ -137,6 +138,47 @@ def has_framework(module: Module) -> bool:
         trainer = any(name.startswith("transformers.") and "Trainer" in name for name in module.imports.bound.values())
         found = module.cache["framework"] = trainer or any(module.imports.uses(name) for name in _FRAMEWORKS)
     return bool(found)
+
+
+def is_before_ranks(module: Module, place: Place) -> bool:
+    """Whether only the process that spawns the ranks comes here: to what calls spawn, and what only that calls."""
+    found = module.cache.get("before ranks")
+    if found is None:
+        found = module.cache["before ranks"] = _scopes_before_ranks(module)
+    scope = next((each for each in place.scope.chain() if each.is_function), None)
+    return scope in found  # type: ignore[operator]
+
+
+def _is_main(place: Place) -> bool:
+    """Whether only the main program comes here; ranks import the rest of its file."""
+    return any("__name__" in ast.unparse(branch.test) for branch in place.branches)
+
+
+def _scopes_before_ranks(module: Module) -> set[Scope]:
+    spawns = list(module.named("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes"))
+    starts = list(module.named("torch.distributed.init_process_group"))
+    functions = [scope for scope in module.scopes if scope.is_function]
+    if not spawns or not starts or any(not call.place.scope.is_function for call in starts):
+        return set()
+    # a function that is handed over by name may be what the ranks run
+    handed = {part.id for call in module.calls for part in call.node.args if isinstance(part, ast.Name)}
+    handed |= {
+        word.value.id for call in module.calls for word in call.node.keywords if isinstance(word.value, ast.Name)
+    }
+    callers = {scope: [call.place for call in module.callers(scope)] for scope in functions}
+    found = {call.place.scope for call in spawns if call.place.scope.is_function} - {
+        call.place.scope for call in starts
+    }
+    while True:
+        more = {each.scope for scope in found for each in callers[scope] if each.scope.is_function}
+        more |= {
+            scope
+            for scope, known in callers.items()
+            if known and scope.name not in handed and all(each.scope in found or _is_main(each) for each in known)
+        }
+        if more <= found:
+            return found
+        found |= more
 
 
 def uses_cuda(module: Module) -> bool:

@@ -6,7 +6,15 @@ import ast
 import re
 from collections.abc import Iterator
 
-from rankwise.diagnose.lint.facts import effective_side, has_framework, is_distributed, names_in, uses_cuda, wraps
+from rankwise.diagnose.lint.facts import (
+    effective_side,
+    has_framework,
+    is_before_ranks,
+    is_distributed,
+    names_in,
+    uses_cuda,
+    wraps,
+)
 from rankwise.diagnose.lint.module import Call, Module, position
 from rankwise.diagnose.lint.names import last, text_of
 from rankwise.diagnose.lint.record import Edit, Fix, Hit, rule
@@ -83,7 +91,7 @@ def save_on_all_ranks(module: Module) -> Iterator[Hit]:
             continue
         scope = next((found for found in place.scope.chain() if found.is_function), None)
         guarded = scope is not None and any(found.place.side == "main" for found in module.callers(scope))
-        if _is_own(module, call, target):
+        if _is_own(module, call, target) or is_before_ranks(module, place):
             continue
         path = module.value(target, place.scope)
         own = any(_OF_ITS_OWN.search(name) for name in names_in(target) | names_in(path))
@@ -149,7 +157,10 @@ def save_whole_module(module: Module) -> Iterator[Hit]:
         saved = call.argument("obj", 0)
         if isinstance(saved, ast.Call) and isinstance(saved.func, ast.Attribute) and saved.func.attr == "cpu":
             saved = saved.func.value
-        if isinstance(saved, ast.Name | ast.Attribute) and text_of(saved).removesuffix(".module") in names:
+        if not isinstance(saved, ast.Name | ast.Attribute):
+            continue
+        behind = isinstance(saved, ast.Attribute) and saved.attr == "module" and bool(wraps(module))
+        if behind or text_of(saved).removesuffix(".module") in names:
             yield Hit(saved, {"name": text_of(saved)})
 
 
@@ -219,7 +230,7 @@ def load_without_map_location(module: Module) -> Iterator[Hit]:
     if not started and not any(name in module.by_name for name in _LIBRARIES):
         return
     for call in module.named("torch.load"):
-        if not started and not _is_state(module, call):
+        if (not started and not _is_state(module, call)) or is_before_ranks(module, call.place):
             continue
         given = call.argument("map_location", 1)
         # `if is_main_process:` with an imported function holds on every rank

@@ -23,7 +23,14 @@ from rankwise.diagnose.lint.record import Edit, Fix, Hit, rule
 _SHARDS = re.compile(r"rank|world|shard|replica|worker|split", re.IGNORECASE)
 _SHARDED_MODELS = ("torch.distributed.fsdp.FullyShardedDataParallel", "torch.distributed.fsdp.fully_shard")
 # what takes a loader and shards it
-_SHARDERS = ("prepare", "prepare_data_loader", "setup_dataloaders", "deepspeed_io")
+_SHARDERS = (
+    "prepare",
+    "prepare_data_loader",
+    "setup_dataloaders",
+    "deepspeed_io",
+    "make_private",
+    "make_private_with_epsilon",
+)
 _SHARDING_CALLS = ("split_dataset_by_node", "shard", "split_by_node", "skip")
 
 
@@ -141,7 +148,7 @@ def missing_sampler(module: Module) -> Iterator[Hit]:
         if any(_SHARDS.search(name) for name in names_in(data)):
             continue
         shuffled = call.keyword("shuffle")
-        if shuffled is None or is_const(shuffled.value, True):
+        if shuffled is None or isinstance(shuffled.value, ast.Constant):
             yield Hit(call.node.func)
 
 
