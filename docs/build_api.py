@@ -29,11 +29,20 @@ PACKAGES = (
     "rankwise.data.rows.types",
     "rankwise.data.samples",
     "rankwise.data.store",
+    "rankwise.data.store.remote",
+    "rankwise.diagnose",
+    "rankwise.diagnose.doctor",
+    "rankwise.diagnose.explain",
+    "rankwise.diagnose.lint",
+    "rankwise.diagnose.profile",
+    "rankwise.diagnose.report",
     "rankwise.errors",
+    "rankwise.guard",
     "rankwise.metrics",
     "rankwise.testing",
     "rankwise.tracking",
     "rankwise.train",
+    "rankwise.world",
 )
 
 

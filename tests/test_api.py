@@ -1,6 +1,8 @@
 """The API reference: every public name has its entry, and nothing else has one."""
 
+import ast
 import importlib.util
+import re
 import sys
 from pathlib import Path
 
@@ -45,3 +47,31 @@ def test_each_page_shows_its_names_and_the_index_leads_there(reference):
         assert f'href="{name}.html"' in index
         assert all(f'id="{member.name}"' in page for member in module.members.values() if member.name != "__version__")
         assert not module.submodules or {sub.fullname for sub in module.submodules} <= set(modules)
+
+
+def shown_imports():
+    """What the pages, the README and the examples import of rankwise: place, module, name."""
+    blocks = re.compile(r"^( *)```python\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    texts = [(page.name, block) for page in pages for _, block in blocks.findall(page.read_text())]
+    texts += [(str(path.relative_to(ROOT)), path.read_text()) for path in (ROOT / "examples").rglob("*.py")]
+    for place, text in texts:
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "rankwise":
+                yield from ((place, node.module, alias.name) for alias in node.names)
+
+
+def test_what_is_shown_to_users_is_public(reference):
+    """Pages and examples import nothing that the reference does not name."""
+    _, modules = reference
+    found = list(shown_imports())
+    assert len(found) > 100
+    private = [
+        (place, module, name)
+        for place, module, name in found
+        if f"{module}.{name}" not in modules and name not in getattr(sys.modules.get(module), "__all__", ())
+    ]
+    private += [
+        (place, module, "") for place, module, name in found if module not in modules and module != "rankwise.data"
+    ]
+    assert private == []

@@ -18,7 +18,17 @@ DATA = ROOT / "src/rankwise/data"
 # tied to how things are built.
 PUBLIC = {
     f"rankwise.data.{name}"
-    for name in ("samples", "crops", "rows", "rows.samplers", "rows.abc", "rows.types", "store", "contract")
+    for name in (
+        "samples",
+        "crops",
+        "rows",
+        "rows.samplers",
+        "rows.abc",
+        "rows.types",
+        "store",
+        "store.remote",
+        "contract",
+    )
 }
 
 
@@ -138,7 +148,7 @@ LIMITS = {
     "files under 60 lines": (9, 30),
     "modules that end in -ing": (8, 10),
     "modules of ours that a rows loader loads": (135, 160),
-    "percent of test lines in files that import private data modules": (34, 20),
+    "percent of test lines in files that import private data modules": (33, 20),
 }
 
 

@@ -21,7 +21,7 @@ from torch.nn.functional import scaled_dot_product_attention as attention
 
 import rankwise
 from rankwise.data.samples import DatasetLoader
-from rankwise.train.trainer import FitResult
+from rankwise.train import FitResult
 
 CONTEXT, HEADS = 256, 4  # most bytes of a document; heads of attention
 

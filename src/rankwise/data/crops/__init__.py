@@ -21,7 +21,7 @@ from rankwise.data.crops.exceptions import (
     StorageError,
     TryAgain,
 )
-from rankwise.data.crops.index import CropImage, CropIndex, CropPlace, Foreground, Mask, Stage, Take
+from rankwise.data.crops.index import CropImage, CropIndex, CropPlace, Foreground, Mask, Stage, Take, plain_level
 from rankwise.data.crops.index.pipeline import IndexPipeline
 from rankwise.data.crops.reading import Scaling
 from rankwise.data.crops.sample import Crop, Dtype, Sample
@@ -70,6 +70,7 @@ __all__ = [
     "Take",
     "TryAgain",
     "max_concurrency",
+    "plain_level",
     "set_log_level",
     "set_log_quiet",
 ]

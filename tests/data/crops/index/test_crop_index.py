@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import zarr
 
-from rankwise.data.crops import CropIndex, Foreground, Mask, Stage, Take
-from rankwise.data.crops.index import plain_level
+from rankwise.data.crops import CropIndex, Foreground, Mask, Stage, Take, plain_level
 from rankwise.data.crops.index.maps import label_cells
 from rankwise.data.store import BoxReader, read_meta
 from rankwise.errors import ConfigError

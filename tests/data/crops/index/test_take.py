@@ -18,8 +18,8 @@ from rankwise.data.crops import (
     Sample,
     Scaling,
     Take,
+    plain_level,
 )
-from rankwise.data.crops.index import plain_level
 from rankwise.data.store import read_meta
 from rankwise.errors import ConfigError
 
