@@ -9,11 +9,11 @@ from anndata.io import sparse_dataset
 
 from rankwise import Order
 from rankwise.data import crops
-from rankwise.data.feed.csr import csr_parts
 from rankwise.data.rows import Loader, OrderedLoader, RowSource
 from rankwise.data.rows.samplers import ClassSampler, DistributedSampler, SequentialSampler
 from rankwise.data.samples import ArraySource, DatasetLoader, SampleLoader
 from rankwise.testing.row_stores import make_stores
+from rankwise.testing.small_rows import csr_parts
 
 NUM = 50
 IMAGES = np.random.default_rng(0).random((NUM, 3, 4), dtype="f4")

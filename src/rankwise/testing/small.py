@@ -12,6 +12,7 @@ import numpy as np
 from rankwise.data.contract import (
     JSON,
     BaseLoader,
+    FieldSpec,
     IntArray,
     NDArray,
     Order,
@@ -22,7 +23,7 @@ from rankwise.data.contract import (
     shares,
 )
 
-__all__ = ["ArrayBatch", "ArrayLoader"]
+__all__ = ["ArrayBatch", "ArrayLoader", "PlainMemory"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,3 +145,22 @@ class ArrayLoader(BaseLoader):
         fields = {name: torch.from_numpy(values[share.ids]) for name, values in self.arrays.items()}
         real = share.num_samples if share.weights is None else int((share.weights > 0).sum())
         return ArrayBatch(share=share, fields=fields, ids=share.ids, count=real)
+
+
+class PlainMemory:
+    """Implements `BatchBuffer` with NumPy arrays that are new at each call, and filled with what no test writes."""
+
+    def reserve(self, specs: Mapping[str, FieldSpec], num_samples: int, capacity: Mapping[str, int]) -> None:
+        """Make the arrays of a batch."""
+        self._held: dict[str, tuple[NDArray, ...]] = {}
+        for name, spec in specs.items():
+            if spec.ragged:
+                sizes = ((capacity[name], spec.dtype), (capacity[name], spec.index_dtype))
+                kinds = (*sizes, (num_samples + 1, spec.index_dtype))
+                self._held[name] = tuple(np.full(size, 77, dtype) for size, dtype in kinds)
+            else:
+                self._held[name] = (np.full((num_samples, *spec.shape), 77, spec.dtype),)
+
+    def arrays(self, field: str) -> tuple[NDArray, ...]:
+        """Return the arrays of a field."""
+        return self._held[field]

@@ -22,25 +22,7 @@ from rankwise.data.samples import ArraySource
 from rankwise.errors import ConfigError, SampleError
 from rankwise.testing.row_stores import make_stores
 from rankwise.testing.shares import share_of
-
-
-class Memory:
-    """Memory of a batch, new for each; filled with what no test writes."""
-
-    def reserve(self, specs, num_samples, capacity):
-        self.held = {
-            name: self._ragged(spec, num_samples, capacity[name])
-            if spec.ragged
-            else (np.full((num_samples, *spec.shape), 77, spec.dtype),)
-            for name, spec in specs.items()
-        }
-
-    def _ragged(self, spec, num_samples, num_values):
-        sizes = ((num_values, spec.dtype), (num_values, spec.index_dtype), (num_samples + 1, spec.index_dtype))
-        return tuple(np.full(size, 77, dtype) for size, dtype in sizes)
-
-    def arrays(self, field):
-        return self.held[field]
+from rankwise.testing.small import PlainMemory
 
 
 def images(seed):
@@ -116,7 +98,7 @@ def made(kind, tmp_path):
 
 def read_share(source, share, memory=None):
     """The fields of a share, dense, and the report."""
-    memory = Memory() if memory is None else memory
+    memory = PlainMemory() if memory is None else memory
     plan = source.plan(share)
     assert plan.share is share
     assert min(plan.num_chunks, plan.read_bytes, plan.decode_bytes) >= 0
@@ -158,7 +140,7 @@ def test_nothing_but_the_declared_is_needed(made):
 def test_samples_are_those_of_the_reference(made):
     """Any ids, in any order, also several times, into memory that is used again; none at all gives empty arrays."""
     source, wanted = made
-    rng, memory = np.random.default_rng(1), Memory()
+    rng, memory = np.random.default_rng(1), PlainMemory()
     for ids in ([0], [source.num_samples - 1, 0, 0], rng.permutation(source.num_samples), rng.integers(0, 20, 31), []):
         for _ in range(2):  # the second time chunks may come from a cache
             found, report = read(source, ids, memory)

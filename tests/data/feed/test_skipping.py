@@ -7,10 +7,10 @@ import pytest
 
 from rankwise import Order
 from rankwise.data.contract import FieldSpec, ReadReport, sample_keys
-from rankwise.data.feed.csr import csr_parts
 from rankwise.errors import ConfigError, SampleError
 from rankwise.testing.free_plans import FreePlan, FreeSource
 from rankwise.testing.shares import loader_of
+from rankwise.testing.small_rows import csr_parts
 
 
 class Damaged(FreeSource):

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from rankwise.data.feed import HostBuffer
 from rankwise.data.rows import Log1pCounts, RowSource
 from rankwise.errors import ConfigError
 from rankwise.testing.row_stores import make_stores
 from rankwise.testing.shares import share_of
+from rankwise.testing.small import PlainMemory
 
 
 @pytest.fixture(scope="module")
@@ -16,7 +16,7 @@ def held(tmp_path_factory):
 
 
 def read(source):
-    buffer = HostBuffer()
+    buffer = PlainMemory()
     source.read(source.plan(share_of([3, 5])), buffer)
     return {name: buffer.arrays(name)[0] for name in source.fields}
 

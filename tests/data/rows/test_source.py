@@ -10,17 +10,17 @@ from pathlib import Path
 import anndata
 import numpy as np
 import pytest
+import scipy.sparse
 import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankwise import Order
-from rankwise.data.feed import HostBuffer
-from rankwise.data.feed.csr import scipy_csr
 from rankwise.data.rows import DatasetCollection, RowSource
 from rankwise.errors import ConfigError, DataError
 from rankwise.testing.row_stores import NUM_COLS, make_stores
 from rankwise.testing.shares import loader_of, share_of
+from rankwise.testing.small import PlainMemory
 from rankwise.testing.small_rows import random_csr, write_anndata, write_csr
 
 ALL = ("X", "layers/counts", "layers/full", "obsm/pca")
@@ -40,14 +40,14 @@ def one(tmp_path_factory):
 
 def read(source, ids, into=None):
     """The fields of samples, CSR ones as SciPy matrices."""
-    buffer = HostBuffer() if into is None else into
+    buffer = PlainMemory() if into is None else into
     plan = source.plan(share_of(ids))
     source.hint(plan)
     report = source.read(plan, buffer)
     fields = {}
     for name, spec in source.fields.items():
         arrays = buffer.arrays(name)
-        fields[name] = scipy_csr(arrays, spec.shape[0]) if spec.ragged else arrays[0]
+        fields[name] = scipy.sparse.csr_matrix(arrays, shape=(len(ids), spec.shape[0])) if spec.ragged else arrays[0]
     return fields, report
 
 
@@ -100,7 +100,7 @@ def test_chosen_genes(one, genes):
     """By name and number, in the order asked for, of X and layers alone; memory of earlier batches does not shine."""
     columns = [7, 0, 3] if len(genes) == 3 else list(genes)
     with RowSource(one.places, matrices=ALL, genes=genes) as source:
-        buffer = HostBuffer()
+        buffer = PlainMemory()
         for ids in (np.arange(93), np.arange(20, 5, -1), np.arange(0)):
             fields, _ = read(source, ids, buffer)
             for name in ALL[:3]:

@@ -11,17 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
 
-from rankwise.data.feed import HostBuffer
 from rankwise.data.samples import ArraySource
 from rankwise.data.store import ChunkCache, read_meta
 from rankwise.errors import ConfigError, DataError, SampleError
 from rankwise.testing.shares import share_of
+from rankwise.testing.small import PlainMemory
 
 COMPRESSORS = {"zstd": [ZstdCodec(level=1)], "blosc": [BloscCodec(cname="lz4")], "gzip": [GzipCodec()], "raw": None}
 
 
 def read(source, ids):
-    buffer = HostBuffer()
+    buffer = PlainMemory()
     plan = source.plan(share_of(ids))
     source.hint(plan)
     report = source.read(plan, buffer)

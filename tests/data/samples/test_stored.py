@@ -9,13 +9,13 @@ import pytest
 import zarr
 from zarr.codecs import BytesCodec, GzipCodec, ShardingCodec, TransposeCodec, ZstdCodec
 
-from rankwise.data.feed import HostBuffer
 from rankwise.data.samples import ArraySource
 from rankwise.testing.shares import share_of
+from rankwise.testing.small import PlainMemory
 
 
 def read(source, ids):
-    buffer = HostBuffer()
+    buffer = PlainMemory()
     report = source.read(source.plan(share_of(ids)), buffer)
     assert report.valid.all(), report.errors
     return {name: buffer.arrays(name)[0] for name in source.fields}, report

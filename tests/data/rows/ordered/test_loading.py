@@ -5,13 +5,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import scipy.sparse
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
 from rankwise import Order
-from rankwise.data.feed.csr import csr_parts, scipy_csr
 from rankwise.data.rows import OrderedLoader, RowSource
 from rankwise.errors import SampleError
 from rankwise.testing import run_ranks
@@ -19,6 +19,7 @@ from rankwise.testing.new_threads import threads_since
 from rankwise.testing.row_stores import NUM_COLS, make_stores
 from rankwise.testing.shares import RankPlace
 from rankwise.testing.shares import loader_of as rank_loader_of
+from rankwise.testing.small_rows import csr_parts
 from rankwise.train import ExactStep, prepare
 from rankwise.world import World
 
@@ -38,9 +39,9 @@ def loader_of(places, world, *, batch_size=BATCH, source=None, **options):
 
 def array_of(field):
     parts = csr_parts(field)
-    if parts is None:
+    if not parts:
         return field.numpy()
-    return scipy_csr(tuple(part.numpy() for part in parts), field.shape[1]).toarray()
+    return scipy.sparse.csr_matrix(tuple(part.numpy() for part in parts), shape=tuple(field.shape)).toarray()
 
 
 def seen_by(loader, steps=None):
