@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -65,8 +66,10 @@ def find_place(world: World | None, device: str | torch.device | jax.sharding.Sh
     if world is None:
         from rankwise.world.adopt import current_world, known_world
 
-        if find_spec("torch") is None and known_world() is None:
-            if not (device is None or is_jax_target(device)):
+        no_tensors = device is None or is_jax_target(device)
+        # a process that has not loaded torch is in no process group: arrays need no import of it
+        if known_world() is None and (find_spec("torch") is None or (no_tensors and "torch" not in sys.modules)):
+            if not no_tensors:
                 raise MissingExtraError(
                     f"device={device!r} gives tensors of torch, which is not installed: pip install 'rankwise[train]', "
                     "or pass device=None for NumPy arrays and SciPy matrices, 'jax' for JAX"

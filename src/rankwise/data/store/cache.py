@@ -43,7 +43,6 @@ class ChunkCache:
         self._lock = threading.Lock()
         self._kept: OrderedDict[Hashable, NDArray] = OrderedDict()
         self._kept_bytes = 0
-        self._num_evicted = 0
 
     def __reduce__(self) -> tuple[type[ChunkCache], tuple[int]]:
         """Travel to another process as an empty cache of the same size."""
@@ -53,11 +52,6 @@ class ChunkCache:
     def kept_bytes(self) -> int:
         """Bytes held now, never more than `capacity_bytes`."""
         return self._kept_bytes
-
-    @property
-    def num_evicted(self) -> int:
-        """Arrays that had to leave for others so far."""
-        return self._num_evicted
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -96,7 +90,6 @@ class ChunkCache:
         while self._kept_bytes > self.capacity_bytes:
             _, oldest = self._kept.popitem(last=False)
             self._kept_bytes -= oldest.nbytes
-            self._num_evicted += 1
 
 
 def _is_amount(value: object) -> bool:
