@@ -48,6 +48,20 @@ args = parser.parse_args()
 torch.cuda.set_device(args.local_rank)
 dist.init_process_group(backend="nccl")
 """
+OBJECTS_ON_NO_DEVICE = (
+    HEAD
+    + """
+def main(rank, losses):
+    dist.init_process_group(backend="nccl", rank=rank, world_size=3)
+    gathered = [None] * 3
+    dist.all_gather_object(gathered, losses)
+
+if __name__ == "__main__":
+    os.environ.update(MASTER_ADDR="localhost", MASTER_PORT="29500")
+    os.environ["CUDA_VISIBLE_DEVICES"] = "0,1,2"
+    torch.multiprocessing.spawn(main, args=([1.0],), nprocs=3)
+"""
+)
 WAITING_ON_ONE_RANK = """
 from accelerate import Accelerator
 
@@ -238,6 +252,14 @@ LAUNCHER_BY_ITS_FILE = "python /opt/env/site-packages/torch/distributed/launch.p
             [("accumulation-without-no-sync", 12), ("accumulation-without-no-sync", 18)],
         ),
         (LAUNCHER_BY_ITS_FILE, "run.sh", [("deprecated-dist-api", 1)]),
+        (OBJECTS_ON_NO_DEVICE, "train.py", [("no-set-device", 10)]),
+        (
+            OBJECTS_ON_NO_DEVICE.replace("all_gather_object(gathered, ", "gather_object("),
+            "train.py",
+            [("no-set-device", 10)],
+        ),
+        (OBJECTS_ON_NO_DEVICE.replace("import os", "import os, deepspeed"), "train.py", [("no-set-device", 10)]),
+        (OBJECTS_ON_NO_DEVICE.replace('"0,1,2"', '"0, 1, 2"'), "train.py", [("no-set-device", 10)]),
     ],
 )
 def test_a_mistake_that_was_missed_is_found_at_its_line(text: str, name: str, expected: list[tuple[str, int]]) -> None:
@@ -268,6 +290,15 @@ LEFT_ALONE = {
     ),
     "a prepared loader in order": LOADER_IN_ORDER.replace("prepare(net, optimizer)", "prepare(net, optimizer, loader)"),
     "a called helper": COPIED_HELPER.replace("is_main_process:", "is_main_process():"),
+    "objects over gloo": OBJECTS_ON_NO_DEVICE.replace("nccl", "gloo"),
+    "objects in a group of their own": OBJECTS_ON_NO_DEVICE.replace("losses)\n\n", "losses, group=small)\n\n"),
+    "objects on the GPU of the rank": OBJECTS_ON_NO_DEVICE.replace(
+        "    gath", "    torch.cuda.set_device(rank)\n    gath"
+    ),
+    "a framework at work": OBJECTS_ON_NO_DEVICE.replace("import os", "import os, deepspeed").replace(
+        "    gath", "    deepspeed.init_distributed()\n    gath"
+    ),
+    "one visible GPU": OBJECTS_ON_NO_DEVICE.replace('"0,1,2"', "str(rank)"),
     "another file of that name": LAUNCHER_BY_ITS_FILE.replace("torch/distributed/", "tools/"),
 }
 

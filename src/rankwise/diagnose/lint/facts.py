@@ -49,6 +49,7 @@ _COLLECTIVES = frozenset(
     "reduce_scatter_tensor scatter scatter_object_list all_to_all all_to_all_single "
     "fsdp.FullyShardedDataParallel.state_dict_type fsdp.FullyShardedDataParallel.optim_state_dict".split()
 )
+_OF_OBJECTS = tuple(f"torch.distributed.{name}" for name in sorted(_COLLECTIVES) if "_object" in name)
 _HOROVOD = (
     "allreduce allreduce_ allgather broadcast broadcast_ broadcast_parameters broadcast_optimizer_state "
     "broadcast_object allgather_object barrier"
@@ -138,6 +139,13 @@ def has_framework(module: Module) -> bool:
         trainer = any(name.startswith("transformers.") and "Trainer" in name for name in module.imports.bound.values())
         found = module.cache["framework"] = trainer or any(module.imports.uses(name) for name in _FRAMEWORKS)
     return bool(found)
+
+
+def calls_framework(module: Module) -> bool:
+    """Whether such a library is called here, too: an import that nothing uses chooses no device."""
+    return has_framework(module) and any(
+        "Trainer" in name or name.startswith(tuple(f"{each}." for each in _FRAMEWORKS)) for name in module.by_name
+    )
 
 
 def is_before_ranks(module: Module, place: Place) -> bool:
@@ -357,3 +365,11 @@ def after(one: ast.AST, other: ast.AST) -> bool:
 def bound_to(module: Module, text: str, scope: Scope) -> list[Binding]:
     """Return all bindings of a variable that a scope sees."""
     return list(module.bindings_of(text, scope))
+
+
+def objects_over_nccl(module: Module) -> list[Call]:
+    """Collectives of pickled objects: NCCL sends them through a buffer on the current device."""
+    given = [call.argument("backend", 0) for call in module.named("torch.distributed.init_process_group")]
+    if not all(isinstance(part, ast.Constant) and part.value == "nccl" for part in given):
+        return []
+    return [call for call in module.named(*_OF_OBJECTS) if not call.keyword("group")]

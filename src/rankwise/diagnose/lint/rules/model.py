@@ -7,9 +7,11 @@ import re
 from collections.abc import Iterator
 
 from rankwise.diagnose.lint.facts import (
+    calls_framework,
     environment_writes,
     has_framework,
     is_const,
+    objects_over_nccl,
     uses_cuda,
     wraps,
 )
@@ -211,24 +213,19 @@ def main(net, local_rank):
     ignore="each process sees one GPU only, by CUDA_VISIBLE_DEVICES of its launcher.",
 )  # fmt: skip
 def no_set_device(module: Module) -> Iterator[Hit]:
-    """A wrap of a model that was moved to a device without index, and no word about devices in the file."""
-    if "torch.distributed.init_process_group" not in module.by_name or not wraps(module) or has_framework(module):
+    """A model moved to a device without index and wrapped, or objects over NCCL, and no word about devices in the file."""
+    if "torch.distributed.init_process_group" not in module.by_name or calls_framework(module) or _tells_device(module):
         return
-    if any("device" in call.method and call.method not in {"device", "device_count"} for call in module.calls):
-        return
-    if any(call.keyword("device_id") for call in module.named("torch.distributed.init_process_group")):
-        return
-    if any(wrap.call.keyword("device_ids") for wrap in wraps(module)):
-        return
-    if any(
-        isinstance(node.value, str) and (node.value == "CUDA_VISIBLE_DEVICES" or "cuda:" in node.value)
-        for node, _ in module.strings
-    ):
-        return
-    if any(call.node.args for call in module.methods("cuda")) or any(
-        len(call.node.args) > 1 or call.node.keywords for call in module.named("torch.device")
-    ):
-        return
+    if moved := _bare_move(module):
+        yield moved
+    elif objects := objects_over_nccl(module):
+        yield Hit(objects[0].node, {"text": f"the buffer of {last(objects[0].name)}"})
+
+
+def _bare_move(module: Module) -> Hit | None:
+    """A model moved to a device without index, in a file that wraps one and names no device_ids."""
+    if has_framework(module) or not wraps(module) or any(wrap.call.keyword("device_ids") for wrap in wraps(module)):
+        return None
     for call in module.methods("cuda", "to"):
         bare = call.method == "cuda" and not call.node.args and not call.node.keywords
         bare |= (
@@ -238,8 +235,22 @@ def no_set_device(module: Module) -> Iterator[Hit]:
             and call.node.args[0].value == "cuda"
         )
         if bare and not call.place.branches:
-            yield Hit(call.node, {"text": f".{call.method}({'' if call.method == 'cuda' else repr('cuda')})"})
-            return
+            return Hit(call.node, {"text": f".{call.method}({'' if call.method == 'cuda' else repr('cuda')})"})
+    return None
+
+
+def _tells_device(module: Module) -> bool:
+    """Whether the file chooses a GPU in any way. A list of several visible GPUs chooses none."""
+    texts = [node.value for node, _ in module.strings if isinstance(node.value, str)]
+    several = any(re.fullmatch(r"\d+( ?, ?\d+)+", text) for text in texts)
+    groups = module.named("torch.distributed.init_process_group")
+    return (
+        any("device" in call.method and call.method not in {"device", "device_count"} for call in module.calls)
+        or any(call.keyword("device_id") for call in groups)
+        or any("cuda:" in text or (text == "CUDA_VISIBLE_DEVICES" and not several) for text in texts)
+        or any(call.node.args for call in module.methods("cuda"))
+        or any(len(call.node.args) > 1 or call.node.keywords for call in module.named("torch.device"))
+    )
 
 
 @rule(
