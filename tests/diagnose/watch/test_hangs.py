@@ -1,5 +1,6 @@
 """Jobs of 4 real ranks that hang, watched by one variable: the verdict names the culprit and the line."""
 
+import contextlib
 import fcntl
 import json
 import os
@@ -134,8 +135,12 @@ def test_a_running_job_is_looked_at_on_demand(jobs):
 
 def has_open(process, path):
     """Whether a process has a file open now, or has ended."""
-    numbers = [] if process.poll() is not None else list(Path(f"/proc/{process.pid}/fd").iterdir())
-    return not numbers or any(os.path.realpath(number) == str(path) for number in numbers)
+    found = []
+    with contextlib.suppress(FileNotFoundError):  # the process, or a descriptor that it has closed meanwhile
+        for number in Path(f"/proc/{process.pid}/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                found.append(number.readlink())
+    return process.poll() is not None or path in found
 
 
 def test_two_watchers_at_once_both_get_whole_answers(jobs):
@@ -145,9 +150,10 @@ def test_two_watchers_at_once_both_get_whole_answers(jobs):
     [job] = [found for found in running_jobs() if str(found.launcher) == launchers["missing"]]
     stacks = job.ranks[0].folder / "stacks-0"
     command = [sys.executable, "-m", "rankwise", "watch", launchers["missing"], "--json"]
-    with stacks.open("rb") as held:
+    with contextlib.ExitStack() as stack:
+        held = stack.enter_context(stacks.open("rb"))
         fcntl.flock(held, fcntl.LOCK_EX)
-        watchers = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+        watchers = [stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True)) for _ in range(2)]
         release_s = time.monotonic() + SECONDS
         while time.monotonic() < release_s:
             waiting = [has_open(each, stacks.resolve()) for each in watchers]
@@ -156,7 +162,8 @@ def test_two_watchers_at_once_both_get_whole_answers(jobs):
             if any(waiting):  # who waits for a second for its turn asks without
                 release_s = min(release_s, time.monotonic() + 0.5)
             time.sleep(0.01)
-    told = [json.loads(each.communicate(timeout=SECONDS)[0]) for each in watchers]
+        fcntl.flock(held, fcntl.LOCK_UN)
+        told = [json.loads(each.communicate(timeout=SECONDS)[0]) for each in watchers]
     assert [each.returncode for each in watchers] == [0, 0]
     for found in told:
         assert (found["verdict"]["kind"], found["verdict"]["ranks"]) == ("missing", [2])
