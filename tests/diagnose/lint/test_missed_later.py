@@ -171,6 +171,36 @@ def train(net, loader, optimizer, scaler, half, accum_steps):
                 optimizer.step()
 """
 )
+THE_SAME_EPOCH_EACH_TIME = (
+    HEAD
+    + """
+def main(net, data, optimizer):
+    dist.init_process_group("gloo")
+    model, start = DDP(net), 0
+    number = 0
+    sampler = torch.utils.data.DistributedSampler(data)
+    loader = torch.utils.data.DataLoader(data, sampler=sampler)
+    for epoch in range(9):
+        sampler.set_epoch(number)
+        for x in loader:
+            model(x).sum().backward()
+            optimizer.step()
+"""
+)
+STATE_BY_A_VARIABLE = (
+    HEAD
+    + """
+def save(path, net, optimizer):
+    state = {"model": net.state_dict(), "optimizer": optimizer.state_dict()}
+    torch.save(state, path)
+
+def main(net, optimizer, path):
+    dist.init_process_group("gloo")
+    model = DDP(net)
+    if dist.get_rank() == 0:
+        save(path, model, optimizer)
+"""
+)
 LOADER_IN_ORDER = """
 from accelerate import Accelerator
 from torch.utils.data import DataLoader
@@ -239,6 +269,8 @@ LAUNCHER_BY_ITS_FILE = "python /opt/env/site-packages/torch/distributed/launch.p
         (EVALUATION_OF_ANOTHER_FILE_ON_ONE_RANK, "train.py", [("wrapped-forward-on-one-rank", 10)]),
         (SPAWNED_WITHOUT_ADDRESS, "train.py", [("spawn-without-address", 7)]),
         (LOCAL_RANK_BY_A_PARAMETER, "train.py", [("sampler-rank", 9)]),
+        (THE_SAME_EPOCH_EACH_TIME, "train.py", [("missing-set-epoch", 11)]),
+        (STATE_BY_A_VARIABLE, "train.py", [("save-wrapped-state", 8)]),
         (LOADER_IN_ORDER, "train.py", [("missing-sampler", 7)]),
         (MODULE_BEHIND_A_WRAP_OF_ANOTHER_NAME, "train.py", [("save-whole-module", 13)]),
         (
@@ -284,6 +316,10 @@ LEFT_ALONE = {
     ),
     "an address in the call": SPAWNED_WITHOUT_ADDRESS.replace('"nccl", ', '"nccl", init_method=URL, '),
     "a local rank from one of two callers": LOCAL_RANK_BY_A_PARAMETER + "    train(0, 1, range(9))\n",
+    "a number that moves": THE_SAME_EPOCH_EACH_TIME.replace("        for x", "        number += 1\n        for x"),
+    "the state of the model behind the wrap": STATE_BY_A_VARIABLE.replace(
+        "save(path, model,", "save(path, model.module,"
+    ),
     "the process that spawns": BEFORE_THE_SPAWN,
     "a loader of Opacus": LOADER_IN_ORDER.replace(
         "    for", "    loader = engine.make_private(data_loader=loader)\n    for"

@@ -29,6 +29,7 @@ __all__ = [
     "is_before_ranks",
     "is_const",
     "is_distributed",
+    "is_fixed",
     "loop_bodies",
     "names_in",
     "training_loops",
@@ -316,6 +317,14 @@ def names_in(node: ast.AST | None) -> set[str]:
 def is_const(node: ast.expr | None, value: object) -> bool:
     """Whether an expression is this constant."""
     return isinstance(node, ast.Constant) and node.value is value
+
+
+def is_fixed(module: Module, node: ast.expr, scope: Scope) -> bool:
+    """Whether an expression is a constant, or a variable of this scope that is bound once, to a constant."""
+    if isinstance(node, ast.Name):
+        found = list(module.bindings_of(node.id, scope))
+        return len(found) == 1 and found[0].place.scope is scope and isinstance(found[0].value, ast.Constant)
+    return isinstance(node, ast.Constant)
 
 
 def environment_reads(module: Module) -> Iterator[tuple[str, ast.expr, Place, bool]]:

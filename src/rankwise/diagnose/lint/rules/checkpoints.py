@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 
 from rankwise.diagnose.lint.facts import (
+    Wrap,
     effective_side,
     has_framework,
     is_before_ranks,
@@ -184,21 +185,44 @@ def save(net, path):
     fix="unsafe",
 )  # fmt: skip
 def save_wrapped_state(module: Module) -> Iterator[Hit]:
-    """model.state_dict() inside torch.save, where nothing in the file loads or renames it."""
+    """model.state_dict() that torch.save gets, also by way of a variable, where nothing in the file loads or renames it."""
     names = {wrap.text: wrap for wrap in wraps(module) if (wrap.text and wrap.text != wrap.inner) or wrap.text}
     renamed = any(isinstance(node.value, str) and node.value.startswith("module.") for node, _ in module.strings)
     if not names or renamed or module.has_call("consume_prefix_in_state_dict_if_present"):
         return
     loaded = {call.base for call in module.methods("load_state_dict")}
-    saves = {part: call for call in module.named("torch.save") for part in ast.walk(call.node)}
+    saves = {part for call in module.named("torch.save") for part in ast.walk(_saved(module, call))}
     for call in module.methods("state_dict"):
-        wrap = names.get(call.base)
+        wrap = names.get(call.base) or _given_wrap(module, call, names)
         if wrap is None or call.node not in saves or call.base in loaded or _conditional(wrap.call, call):
             continue
         if position(call.node) > position(wrap.call.node) or call.place.scope is not wrap.place.scope:
             end = module.span(call.node.func)[1] - len(".state_dict")
             fix = Fix(f"{call.base}.module.state_dict()", (Edit(end, end, ".module"),), safe=False)
             yield Hit(call.node.func, {"name": call.base}, fix)
+
+
+def _saved(module: Module, call: Call) -> ast.expr:
+    """Return what torch.save gets: the value of a variable of the same function, or the call as it is."""
+    saved = call.argument("obj", 0)
+    found = list(module.bindings_of(saved.id, call.place.scope)) if isinstance(saved, ast.Name) else []
+    one = len(found) == 1 and found[0].place.scope is call.place.scope
+    return (found[0].value if one else None) or call.node
+
+
+def _given_wrap(module: Module, call: Call, names: dict[str, Wrap]) -> Wrap | None:
+    """Return the wrap that every call in this file gives to the function for the parameter whose state is taken."""
+    scope = call.place.scope
+    if call.base not in scope.params or not scope.is_function:
+        return None
+    index = scope.params.index(call.base)
+    given = [(found, found.argument(call.base, index)) for found in module.callers(scope)]
+    wraps_ = [names.get(text_of(part)) for _, part in given if isinstance(part, ast.Name)]
+    known = len(wraps_) == len(given) and all(
+        wrap is not None and wrap.place.scope is found.place.scope
+        for wrap, (found, _) in zip(wraps_, given, strict=False)
+    )
+    return wraps_[0] if known and wraps_ else None
 
 
 def _conditional(wrap: Call, call: Call) -> bool:
