@@ -14,8 +14,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 DATA = ROOT / "src/rankwise/data"
-# What is public under `rankwise.data` (`contract`: bases for sources of one's own): tests that import deeper names are
-# tied to how things are built.
+# What is public under `rankwise.data`, as docs/build_api.py lists it: tests that import deeper names are tied to how
+# things are built.
 PUBLIC = {
     f"rankwise.data.{name}"
     for name in (
@@ -28,6 +28,7 @@ PUBLIC = {
         "store",
         "store.remote",
         "contract",
+        "order",
     )
 }
 
@@ -148,7 +149,7 @@ LIMITS = {
     "files under 60 lines": (9, 30),
     "modules that end in -ing": (8, 10),
     "modules of ours that a rows loader loads": (135, 160),
-    "percent of test lines in files that import private data modules": (30, 20),
+    "percent of test lines in files that import private data modules": (29, 20),
 }
 
 

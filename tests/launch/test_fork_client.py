@@ -322,6 +322,11 @@ def test_when_ranks_are_forked(tmp_path, monkeypatch):
     monkeypatch.setattr(fork_client, "_has_gpu", lambda: False)
     assert names() == names(RANKWISE_START="auto") == ("torch",)
     assert names(RANKWISE_START="fresh") == names((bound, bound)) == ()
+    monkeypatch.chdir(tmp_path)
+    Path("later.py").write_text("RATE = 3\ndef main():\n    import torch\ndef other():\n    pass\n")
+    for function, wanted in (("main", ("torch",)), ("other", ()), ("none", ())):
+        later = Job(target=Target(kind="function", name=f"later:{function}"), num_ranks=2)
+        assert fork_client.names_to_load(later, (free, free), ranks) == wanted
     for tool in ("LD_PRELOAD", "COVERAGE_PROCESS_START"):
         assert names(**{tool: "something"}) == ()
     assert fork_client.names_to_load(job, (free,), ranks[:1]) == ()

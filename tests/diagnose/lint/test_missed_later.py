@@ -187,6 +187,18 @@ def main(net, data, optimizer):
             optimizer.step()
 """
 )
+SAMPLER_BY_A_STAR = """
+from utils import *
+
+def main(net, data, optimizer):
+    sampler = DistributedSampler(data)
+    loader = DataLoader(data, sampler=sampler)
+    model = DistributedDataParallel(net)
+    for epoch in range(9):
+        for x in loader:
+            model(x).sum().backward()
+            optimizer.step()
+"""
 STATE_BY_A_VARIABLE = (
     HEAD
     + """
@@ -269,7 +281,8 @@ LAUNCHER_BY_ITS_FILE = "python /opt/env/site-packages/torch/distributed/launch.p
         (EVALUATION_OF_ANOTHER_FILE_ON_ONE_RANK, "train.py", [("wrapped-forward-on-one-rank", 10)]),
         (SPAWNED_WITHOUT_ADDRESS, "train.py", [("spawn-without-address", 7)]),
         (LOCAL_RANK_BY_A_PARAMETER, "train.py", [("sampler-rank", 9)]),
-        (THE_SAME_EPOCH_EACH_TIME, "train.py", [("missing-set-epoch", 11)]),
+        (SAMPLER_BY_A_STAR, "train.py", [("missing-set-epoch", 5)]),
+        (THE_SAME_EPOCH_EACH_TIME, "train.py", [("missing-set-epoch", 14)]),
         (STATE_BY_A_VARIABLE, "train.py", [("save-wrapped-state", 8)]),
         (LOADER_IN_ORDER, "train.py", [("missing-sampler", 7)]),
         (MODULE_BEHIND_A_WRAP_OF_ANOTHER_NAME, "train.py", [("save-whole-module", 13)]),
@@ -316,6 +329,7 @@ LEFT_ALONE = {
     ),
     "an address in the call": SPAWNED_WITHOUT_ADDRESS.replace('"nccl", ', '"nccl", init_method=URL, '),
     "a local rank from one of two callers": LOCAL_RANK_BY_A_PARAMETER + "    train(0, 1, range(9))\n",
+    "a star import beside it": SAMPLER_BY_A_STAR.replace("data)", "data)\n    sampler.set_epoch(1)"),
     "a number that moves": THE_SAME_EPOCH_EACH_TIME.replace("        for x", "        number += 1\n        for x"),
     "the state of the model behind the wrap": STATE_BY_A_VARIABLE.replace(
         "save(path, model,", "save(path, model.module,"

@@ -136,6 +136,13 @@ class Exit:
     place: Place
 
 
+_BY_A_STAR = (
+    "torch.nn.parallel.DistributedDataParallel",
+    "torch.utils.data.distributed.DistributedSampler",
+    "torch.utils.data.DataLoader",
+)
+
+
 class Module:
     """One file and its tables. `rankwise.diagnose.lint.walk` fills them; calls are sorted by where they stand.
 
@@ -184,7 +191,11 @@ class Module:
         self.by_name, self.by_method = dict(by_name), dict(by_method)
 
     def _guess_dist(self) -> None:
-        """Take `dist` for torch.distributed where a star import or another file of the project brings it."""
+        """Take names of torch, and `dist`, for what they say where a star import or another file brings them."""
+        defined = {scope.name for scope in self.scopes} | {found.text for found in self.bindings}
+        for full in _BY_A_STAR if "*" in self.imports.bound else ():
+            if last(full) not in defined:
+                self.imports.bound.setdefault(last(full), full)
         bound = self.imports.bound.get("dist", "")
         words = {"dist.init_process_group", "dist.get_rank", "dist.barrier", "dist.all_reduce"}
         if (not bound or bound.endswith(".dist")) and any(call.text in words for call in self.calls):

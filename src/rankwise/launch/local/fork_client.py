@@ -58,8 +58,10 @@ def names_to_load(job: Job, seats: Sequence[Seat], environments: Sequence[Mappin
         return ()
     if any(_common(env) != _common(first) for env in others):
         return ()
-    path, _ = source_of(job.target)
-    return leading_imports(path, job.target.function) if path is not None else ()
+    target = job.target
+    path, _ = source_of(target)
+    function = target.name.partition(":")[2] if target.kind == "function" else target.function
+    return leading_imports(path, function) if path is not None else ()
 
 
 def _common(env: Mapping[str, str]) -> dict[str, str]:

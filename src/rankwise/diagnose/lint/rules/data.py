@@ -264,11 +264,11 @@ def train(dataset, model, criterion, optimizer):
 )
 def missing_set_epoch(module: Module) -> Iterator[Hit]:
     """A shuffling sampler, a loop over epochs in the same file, and nothing that could tell it the epoch."""
-    told = list(module.methods("set_epoch"))
-    same = [call for call in told if call.node.args and is_fixed(module, call.node.args[0], call.place.scope)]
-    if SAMPLER not in module.by_name or has_framework(module) or len(same) < len(told):
-        return
-    if not told and ("set_epoch" in module.attributes or _set_epoch_elsewhere(module)):
+    for call in module.methods("set_epoch"):
+        if call.place.loops and call.node.args and is_fixed(module, call.node.args[0], call.place.scope):
+            yield Hit(call.node)
+    told = module.has_call("set_epoch") or "set_epoch" in module.attributes
+    if told or SAMPLER not in module.by_name or has_framework(module) or _set_epoch_elsewhere(module):
         return
     loops = [loop for loop in _epoch_loops(module) if not _runs_once(loop)]
     if not loops:
