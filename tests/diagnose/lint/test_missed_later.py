@@ -334,6 +334,10 @@ LEFT_ALONE = {
     "the state of the model behind the wrap": STATE_BY_A_VARIABLE.replace(
         "save(path, model,", "save(path, model.module,"
     ),
+    "the same epoch in a loop over loaders": THE_SAME_EPOCH_EACH_TIME.replace("range(9)", "net.parts"),
+    "a state behind a test of the wrap": STATE_BY_A_VARIABLE.replace(
+        "    state =", "    if isinstance(net, DDP):\n        net = net.module\n    state ="
+    ),
     "the process that spawns": BEFORE_THE_SPAWN,
     "a loader of Opacus": LOADER_IN_ORDER.replace(
         "    for", "    loader = engine.make_private(data_loader=loader)\n    for"

@@ -194,6 +194,10 @@ def save_wrapped_state(module: Module) -> Iterator[Hit]:
     saves = {part for call in module.named("torch.save") for part in ast.walk(_saved(module, call))}
     for call in module.methods("state_dict"):
         wrap = names.get(call.base) or _given_wrap(module, call, names)
+        # `if isinstance(net, DDP): net = net.module` makes it another
+        own = [found.value for found in call.place.scope.bindings.get(call.base, ()) if found.value is not None]
+        if any(text_of(value).endswith(".module") for value in own):
+            continue
         if wrap is None or call.node not in saves or call.base in loaded or _conditional(wrap.call, call):
             continue
         if position(call.node) > position(wrap.call.node) or call.place.scope is not wrap.place.scope:
@@ -213,7 +217,7 @@ def _saved(module: Module, call: Call) -> ast.expr:
 def _given_wrap(module: Module, call: Call, names: dict[str, Wrap]) -> Wrap | None:
     """Return the wrap that every call in this file gives to the function for the parameter whose state is taken."""
     scope = call.place.scope
-    if call.base not in scope.params or not scope.is_function:
+    if not scope.is_function or call.base not in scope.params or call.base in scope.bindings:
         return None
     index = scope.params.index(call.base)
     given = [(found, found.argument(call.base, index)) for found in module.callers(scope)]

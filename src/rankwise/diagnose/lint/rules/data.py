@@ -265,7 +265,8 @@ def train(dataset, model, criterion, optimizer):
 def missing_set_epoch(module: Module) -> Iterator[Hit]:
     """A shuffling sampler, a loop over epochs in the same file, and nothing that could tell it the epoch."""
     for call in module.methods("set_epoch"):
-        if call.place.loops and call.node.args and is_fixed(module, call.node.args[0], call.place.scope):
+        counted = any(isinstance(loop, ast.For) and "range" in names_in(loop.iter) for loop in call.place.loops)
+        if counted and call.node.args and is_fixed(module, call.node.args[0], call.place.scope):
             yield Hit(call.node)
     told = module.has_call("set_epoch") or "set_epoch" in module.attributes
     if told or SAMPLER not in module.by_name or has_framework(module) or _set_epoch_elsewhere(module):
@@ -320,12 +321,7 @@ def _makes_loader(module: Module, value: ast.expr | None) -> bool:
 
 
 def _runs_once(loop: ast.For) -> bool:
-    return (
-        isinstance(loop.iter, ast.Call)
-        and len(loop.iter.args) == 1
-        and isinstance(loop.iter.args[0], ast.Constant)
-        and loop.iter.args[0].value == 1
-    )
+    return isinstance(loop.iter, ast.Call) and len(loop.iter.args) == 1 and is_const(loop.iter.args[0], 1)
 
 
 def _set_epoch_fix(module: Module, bound: Binding | None, loops: list[ast.For]) -> Fix | None:
