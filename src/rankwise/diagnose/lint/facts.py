@@ -18,6 +18,7 @@ __all__ = [
     "RANKS",
     "SAMPLER",
     "Wrap",
+    "calls_framework",
     "collective_after",
     "collective_inside",
     "collectives",
@@ -32,6 +33,8 @@ __all__ = [
     "is_fixed",
     "loop_bodies",
     "names_in",
+    "objects_over_nccl",
+    "spawns",
     "training_loops",
     "trains",
     "uses_cuda",
@@ -149,6 +152,11 @@ def calls_framework(module: Module) -> bool:
     )
 
 
+def spawns(module: Module) -> list[Call]:
+    """Return the calls that start ranks as processes of this one."""
+    return list(module.named("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes"))
+
+
 def is_before_ranks(module: Module, place: Place) -> bool:
     """Whether only the process that spawns the ranks comes here: to what calls spawn, and what only that calls."""
     found = module.cache.get("before ranks")
@@ -164,20 +172,17 @@ def _is_main(place: Place) -> bool:
 
 
 def _scopes_before_ranks(module: Module) -> set[Scope]:
-    spawns = list(module.named("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes"))
-    starts = list(module.named("torch.distributed.init_process_group"))
-    functions = [scope for scope in module.scopes if scope.is_function]
-    if not spawns or not starts or any(not call.place.scope.is_function for call in starts):
+    spawned = {call.place.scope for call in spawns(module)}
+    starts = {call.place.scope for call in module.named("torch.distributed.init_process_group")}
+    if not spawned or not starts or not all(scope.is_function for scope in starts):
         return set()
     # a function that is handed over by name may be what the ranks run
     handed = {part.id for call in module.calls for part in call.node.args if isinstance(part, ast.Name)}
     handed |= {
         word.value.id for call in module.calls for word in call.node.keywords if isinstance(word.value, ast.Name)
     }
-    callers = {scope: [call.place for call in module.callers(scope)] for scope in functions}
-    found = {call.place.scope for call in spawns if call.place.scope.is_function} - {
-        call.place.scope for call in starts
-    }
+    callers = {scope: [call.place for call in module.callers(scope)] for scope in module.scopes if scope.is_function}
+    found = {scope for scope in spawned if scope.is_function} - starts
     while True:
         more = {each.scope for scope in found for each in callers[scope] if each.scope.is_function}
         more |= {

@@ -136,6 +136,7 @@ class Exit:
     place: Place
 
 
+# names that mean the same in every file that has them from `import *`
 _BY_A_STAR = (
     "torch.nn.parallel.DistributedDataParallel",
     "torch.utils.data.distributed.DistributedSampler",
@@ -177,7 +178,7 @@ class Module:
         """Resolve the calls and sort them into tables."""
         by_name: dict[str, list[Call]] = defaultdict(list)
         by_method: dict[str, list[Call]] = defaultdict(list)
-        self._guess_dist()
+        self._guess_names()
         resolve = self.imports.resolve
         self.calls.sort(key=lambda call: (call.node.lineno, call.node.col_offset))
         for call in self.calls:
@@ -190,12 +191,13 @@ class Module:
             self.call_of[call.node] = call
         self.by_name, self.by_method = dict(by_name), dict(by_method)
 
-    def _guess_dist(self) -> None:
+    def _guess_names(self) -> None:
         """Take names of torch, and `dist`, for what they say where a star import or another file brings them."""
-        defined = {scope.name for scope in self.scopes} | {found.text for found in self.bindings}
-        for full in _BY_A_STAR if "*" in self.imports.bound else ():
-            if last(full) not in defined:
-                self.imports.bound.setdefault(last(full), full)
+        if "*" in self.imports.bound:
+            defined = {scope.name for scope in self.scopes} | {found.text for found in self.bindings}
+            for full in _BY_A_STAR:
+                if last(full) not in defined:
+                    self.imports.bound.setdefault(last(full), full)
         bound = self.imports.bound.get("dist", "")
         words = {"dist.init_process_group", "dist.get_rank", "dist.barrier", "dist.all_reduce"}
         if (not bound or bound.endswith(".dist")) and any(call.text in words for call in self.calls):
@@ -278,6 +280,11 @@ class Module:
     def callers(self, scope: Scope) -> list[Call]:
         """Return the calls of a function in this file."""
         return [call for call in self.by_method.get(scope.name, ()) if self.local_function(call) is scope]
+
+    def given(self, scope: Scope, name: str) -> list[tuple[Call, ast.expr | None]]:
+        """Return every call of a function in this file, and what it gives for a parameter; None: it is not seen."""
+        index = scope.params.index(name)
+        return [(call, call.argument(name, index)) for call in self.callers(scope)]
 
     # Characters.
 

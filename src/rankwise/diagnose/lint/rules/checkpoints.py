@@ -186,7 +186,7 @@ def save(net, path):
 )  # fmt: skip
 def save_wrapped_state(module: Module) -> Iterator[Hit]:
     """model.state_dict() that torch.save gets, also by way of a variable, where nothing in the file loads or renames it."""
-    names = {wrap.text: wrap for wrap in wraps(module) if (wrap.text and wrap.text != wrap.inner) or wrap.text}
+    names = {wrap.text: wrap for wrap in wraps(module) if wrap.text}
     renamed = any(isinstance(node.value, str) and node.value.startswith("module.") for node, _ in module.strings)
     if not names or renamed or module.has_call("consume_prefix_in_state_dict_if_present"):
         return
@@ -219,14 +219,12 @@ def _given_wrap(module: Module, call: Call, names: dict[str, Wrap]) -> Wrap | No
     scope = call.place.scope
     if not scope.is_function or call.base not in scope.params or call.base in scope.bindings:
         return None
-    index = scope.params.index(call.base)
-    given = [(found, found.argument(call.base, index)) for found in module.callers(scope)]
-    wraps_ = [names.get(text_of(part)) for _, part in given if isinstance(part, ast.Name)]
-    known = len(wraps_) == len(given) and all(
-        wrap is not None and wrap.place.scope is found.place.scope
-        for wrap, (found, _) in zip(wraps_, given, strict=False)
-    )
-    return wraps_[0] if known and wraps_ else None
+    wrap = None
+    for found, part in module.given(scope, call.base):
+        wrap = names.get(text_of(part)) if isinstance(part, ast.Name) else None
+        if wrap is None or wrap.place.scope is not found.place.scope:
+            return None
+    return wrap
 
 
 def _conditional(wrap: Call, call: Call) -> bool:

@@ -386,9 +386,8 @@ def _is_local(module: Module, given: ast.expr, call: Call, depth: int = 3) -> bo
     name, scope = text_of(given), call.place.scope
     if not depth or not isinstance(given, ast.Name) or name not in scope.params or _bound(module, name, call):
         return False
-    callers = module.callers(scope)
-    parts = [(found.argument(name, scope.params.index(name)), found) for found in callers]
-    return bool(parts) and all(part is not None and _is_local(module, part, found, depth - 1) for part, found in parts)
+    parts = module.given(scope, name)
+    return bool(parts) and all(part is not None and _is_local(module, part, found, depth - 1) for found, part in parts)
 
 
 def _bound(module: Module, text: str, call: Call) -> ast.expr | None:

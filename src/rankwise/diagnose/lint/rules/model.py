@@ -12,6 +12,7 @@ from rankwise.diagnose.lint.facts import (
     has_framework,
     is_const,
     objects_over_nccl,
+    spawns,
     uses_cuda,
     wraps,
 )
@@ -151,9 +152,8 @@ def global_rank_as_device(module: Module) -> Iterator[Hit]:
 
 def _stays_on_one_node(module: Module) -> bool:
     """Whether the file spawns its ranks and lets them meet on localhost: the rank is the local rank then."""
-    spawns = module.named("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes")
     texts = {node.value for node, _ in module.strings if isinstance(node.value, str)}
-    return bool(list(spawns)) and "MASTER_ADDR" in texts and bool(texts & {"localhost", "127.0.0.1"})
+    return bool(spawns(module)) and "MASTER_ADDR" in texts and bool(texts & {"localhost", "127.0.0.1"})
 
 
 def _is_global_rank(module: Module, node: ast.expr, scope: Scope, depth: int = 3) -> bool:
@@ -179,11 +179,9 @@ def _is_global_rank(module: Module, node: ast.expr, scope: Scope, depth: int = 3
 
 def _is_given_global_rank(module: Module, scope: Scope, name: str, depth: int) -> bool:
     """Whether every call of a function in this file gives the global rank for a parameter."""
-    calls = module.callers(scope)
-    given = [call.argument(name, scope.params.index(name)) for call in calls]
-    return bool(calls) and all(
-        part is not None and _is_global_rank(module, part, call.place.scope, depth - 1)
-        for call, part in zip(calls, given, strict=True)
+    given = module.given(scope, name)
+    return bool(given) and all(
+        part is not None and _is_global_rank(module, part, call.place.scope, depth - 1) for call, part in given
     )
 
 

@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from rankwise.diagnose.lint.facts import has_framework, wraps
+from rankwise.diagnose.lint.facts import has_framework, spawns, wraps
 from rankwise.diagnose.lint.module import Module, position
 from rankwise.diagnose.lint.record import Hit, rule
 
@@ -217,7 +217,7 @@ if __name__ == "__main__":
 )  # fmt: skip
 def spawn_without_address(module: Module) -> Iterator[Hit]:
     """A file that spawns its ranks, whose group is told rank and size and no address, and that names no variable."""
-    if not any(module.named("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes")):
+    if not spawns(module):
         return
     texts = [node.value for node, _ in module.strings if isinstance(node.value, str)]
     if has_framework(module) or any("MASTER_" in text or "://" in text for text in texts):
