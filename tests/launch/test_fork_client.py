@@ -279,16 +279,18 @@ def test_which_call_is_told(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "near_one.py").write_text("def each(*_): pass\nclass A:\n    def each(self): pass\nsame = lambda: 1\n")
     near = importlib.import_module("near_one")
-    told = {"main": str(tmp_path / "near_one.py"), "function": "each", "path": pickled_call._absolute_path()}
+    told = (str(tmp_path / "near_one.py"), "each", pickled_call._absolute_path())
 
     def first(fn, *args):
-        return pickled_call.first_import(pickled_call.pack_call(fn, args, {}), fn, (args, {}))
+        packed = pickled_call.pack_call(fn, args, {})
+        return packed.main, packed.function, packed.path
 
     assert first(near.each) == first(near.each, [1, "a", (None, 2.0)], {"b": b"c"}) == told
+    nothing = ("", "", told[2])
     others = (near.A, functools.partial(near.each), near.A.each, near.A().each, near.same, parse_version, os.getpid)
     for other in others:
-        assert first(other) == {}
-    assert first(near.each, Path()) == first(near.each, {"a": {1}}) == {}
+        assert first(other) == nothing
+    assert first(near.each, Path()) == first(near.each, {"a": {1}}) == nothing
 
 
 def test_which_file_comes_first(tmp_path, monkeypatch):

@@ -17,7 +17,7 @@ from rankwise.launch.pickled_call import Reference, pack_call
 
 def test_by_name():
     """A function of an installed module is a reference, resolved to the same object."""
-    fn, args, kwargs = pickle.loads(pickle.loads(pack_call(json.dumps, (1,), {"indent": 2}))["call"])
+    fn, args, kwargs = pickle.loads(pickle.loads(pack_call(json.dumps, (1,), {"indent": 2}).data)["call"])
     assert isinstance(fn, Reference)
     assert fn.resolve() is json.dumps
     assert (args, kwargs) == ((1,), {"indent": 2})
@@ -37,7 +37,7 @@ def test_the_undecorated_function_is_found(monkeypatch):
 def test_by_value_where_no_name_leads():
     """Closures and test functions go by value."""
     value = 7
-    fn, _, _ = pickle.loads(pickle.loads(pack_call(lambda: value, (), {}))["call"])
+    fn, _, _ = pickle.loads(pickle.loads(pack_call(lambda: value, (), {}).data)["call"])
     assert fn() == 7
 
 

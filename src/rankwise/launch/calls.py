@@ -9,7 +9,7 @@ from rankwise.errors import ConfigError, LaunchError
 from rankwise.launch.bound import is_loading_main
 from rankwise.launch.cores import count_ranks
 from rankwise.launch.local.client import call_ranks
-from rankwise.launch.pickled_call import first_import, pack_call
+from rankwise.launch.pickled_call import Packed, pack_call
 from rankwise.launch.show import parse_show
 
 __all__ = ["launch_packed", "run"]
@@ -77,19 +77,15 @@ def run(
         "master_addr": "127.0.0.1",
         "master_port": None,
     }
-    return launch_packed(lambda: pack_call(fn, args, kwargs), options, fn=fn, arguments=(args, kwargs))
+    return launch_packed(lambda: pack_call(fn, args, kwargs), options)
 
 
-def launch_packed(
-    pack: Callable[[], bytes], options: Mapping[str, Any], *, fn: Callable[..., Any] | None = None, arguments: Any = ()
-) -> list[Any]:
+def launch_packed(pack: Callable[[], Packed], options: Mapping[str, Any]) -> list[Any]:
     """Check the options, pack the call, and run it on the ranks.
 
     Args:
         pack: makes the packed call.
         options: as `service` reads them.
-        fn: the function that the ranks call; None if they call something around it.
-        arguments: of `fn`.
 
     Raises:
         LaunchError: this is a rank that is importing the main script.
@@ -103,4 +99,4 @@ def launch_packed(
         raise ConfigError(f"num_ranks must be a whole number from 1, got {options['num_ranks']!r}")
     parse_show(options["tee"]).check(options["num_ranks"])
     call = pack()
-    return call_ranks({**options, **first_import(call, fn, arguments)}, call)
+    return call_ranks({**options, "main": call.main, "function": call.function, "path": call.path}, call.data)

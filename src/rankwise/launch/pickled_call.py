@@ -18,7 +18,7 @@ from typing import Any
 from rankwise.errors import ConfigError
 from rankwise.launch.contents import find_heavy, find_unsendable
 
-__all__ = ["Reference", "first_import", "pack_call"]
+__all__ = ["Packed", "Reference", "pack_call"]
 
 _MAIN = "__main__"
 _HEAVY_BYTES = 1 << 26  # that a function takes along: more is said
@@ -46,6 +46,23 @@ class Reference:
         for _ in range(self.depth):
             found = found.__wrapped__
         return found  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Packed:
+    """A call, and what the ranks import for it, for a supervisor that unpickles nothing.
+
+    Attributes:
+        data: the pickled call.
+        main: the file that the ranks import first, "" if there is none, or if it is not clear.
+        function: the plain function of that file that they call then, with nothing loaded for its arguments; or "".
+        path: their `sys.path`.
+    """
+
+    data: bytes
+    main: str
+    function: str
+    path: list[str]
 
 
 class _Watcher(pickle.Pickler):
@@ -100,7 +117,7 @@ class _Packer:
 
 def pack_call(
     fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], *, adapter: str = "", context: Any = None
-) -> bytes:
+) -> Packed:
     """Pickle a call for fresh interpreters, which `bound.run_call` makes.
 
     Args:
@@ -119,10 +136,10 @@ def pack_call(
     if reference is None and getattr(fn, "__module__", _MAIN) not in {_MAIN, "builtins"}:
         packer.by_value = _unreachable(sys.modules.get(fn.__module__))
     call = _dump_parts(packer, reference or fn, args, kwargs)
-    uses_main = _MAIN.encode() in call and packer.main is not None
-    return pickle.dumps(
+    meets_main = _MAIN.encode() in call
+    data = pickle.dumps(
         {
-            "main": packer.main if uses_main else None,
+            "main": packer.main if meets_main else None,
             "sys_path": _absolute_path(),
             "call": call,
             "name": name,
@@ -130,33 +147,14 @@ def pack_call(
             "context": context,
         }
     )
+    file = _file_of(fn, reference) if not adapter and _is_plain((args, kwargs)) else ""
+    main = (packer.main or {}).get("path", "") if meets_main else file
+    return Packed(data=data, main=main, function=fn.__name__ if file and file == main else "", path=_absolute_path())
 
 
-def first_import(call: bytes, fn: Callable[..., Any] | None = None, arguments: Any = ()) -> dict[str, Any]:
-    """Return "main" and "path", the file that the ranks import before they make a call and their `sys.path`.
-
-    "function" too, if a plain function of that file is then called, and nothing is loaded for its arguments. The
-    supervisor, which unpickles nothing, is told so; {} if they import no such file.
-
-    Args:
-        call: as `pack_call` made it.
-        fn: what is called; None if that is not clear.
-        arguments: of `fn`.
-    """
-    main = _describe_main() or {}
-    if _MAIN.encode() in call and "path" not in main:
-        return {}
-    first = main["path"] if _MAIN.encode() in call else ""
-    file = _file_of(fn) if isinstance(fn, types.FunctionType) and _is_plain(arguments) else ""
-    if file and file == (first or file):
-        return {"main": file, "function": fn.__name__, "path": _absolute_path()}  # type: ignore[union-attr]
-    return {"main": first, "path": _absolute_path()} if first else {}
-
-
-def _file_of(fn: types.FunctionType) -> str:
-    """Return the file that is executed when ranks import a function, "" if they import more, or send it by value."""
-    found = _reference(fn)
-    if found is None or found.depth or "." in found.module + found.qualname:
+def _file_of(fn: Callable[..., Any], found: Reference | None) -> str:
+    """Return the file that is executed when ranks import a function, "" if they import more, or it has no such file."""
+    if found is None or found.depth or "." in found.module + found.qualname or not isinstance(fn, types.FunctionType):
         return ""
     file = os.path.abspath(fn.__code__.co_filename)  # noqa: PTH100
     here = getattr(sys.modules[found.module], "__file__", None)

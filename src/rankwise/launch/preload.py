@@ -62,18 +62,17 @@ def leading_imports(path: Path, function: str = "") -> tuple[str, ...]:
     bodies = [[each for each in tree.body if not (function and _is_inert(each))]]
     bodies += [each.body for each in tree.body if type(each).__name__ == "FunctionDef" and each.name == function][-1:]
     before: list[str] = []
-    for body in bodies:
-        for number, statement in enumerate(body):
-            names = _imported(statement, first=number == 0)
-            if names is None:
+    for statement, first in ((each, number == 0) for body in bodies for number, each in enumerate(body)):
+        names = _imported(statement, first=first)
+        if names is None:
+            return ()
+        for name in names:
+            if name == _TORCH:
+                return (*before, _TORCH)
+            if name in _BEFORE:
+                before.append(name)
+            elif name not in _IGNORED:
                 return ()
-            for name in names:
-                if name == _TORCH:
-                    return (*before, _TORCH)
-                if name in _BEFORE:
-                    before.append(name)
-                elif name not in _IGNORED:
-                    return ()
     return ()
 
 

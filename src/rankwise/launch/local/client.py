@@ -28,7 +28,7 @@ def call_ranks(options: Mapping[str, Any], call: bytes) -> list[Any]:
 
     Args:
         options: as `service` reads them.
-        call: as `pack_call` makes it.
+        call: the data that `pack_call` makes.
 
     Raises:
         RankFailure: a rank failed.

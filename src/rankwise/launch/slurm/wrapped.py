@@ -69,4 +69,4 @@ def start_in_slurm(
     # what is called at the end is not for the ranks
     context = replace(platform, upon_finish=None)
     call = pack_call(target, args, kwargs, adapter="rankwise.launch.task:run_task", context=context)
-    return submit(job, request, call=call, upon_finish=platform.upon_finish)
+    return submit(job, request, call=call.data, upon_finish=platform.upon_finish)
