@@ -47,6 +47,22 @@ def undisturbed(steps):
     return model.state_dict()
 
 
+def check_stop(folder, name, begin):
+    """Both ranks began after this step, stopped after the same one, at least five on; return it and their states."""
+    told = [torch.load(folder / f"{name}-{rank}.pt", weights_only=True) for rank in (0, 1)]
+    assert told[0][:2] == told[1][:2]
+    assert told[0][0] == begin
+    assert told[0][1] >= begin + 5
+    return told[0][1], [state for _, _, state in told]
+
+
+def check_states(states, step):
+    """They are, bit for bit, those of a run that nobody disturbed."""
+    wanted = undisturbed(step)
+    for state in states:
+        assert all(torch.equal(state[name], value) for name, value in wanted.items())
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)

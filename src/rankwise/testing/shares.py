@@ -41,9 +41,16 @@ class RankPlace:
 
 
 def loader_of(
-    source: BaseSource, order: Order, *, rank: int = 0, world_size: int = 1, device: Any = None, **options: Any
+    source: BaseSource,
+    order: Order,
+    *,
+    rank: int = 0,
+    world_size: int = 1,
+    device: Any = None,
+    depth: int = 2,
+    **options: Any,
 ) -> SampleLoader:
-    """Return the loader of one of so many ranks, with two steps ready, which gives NumPy arrays.
+    """Return the loader of one of so many ranks, without a process group.
 
     Args:
         source: the samples, of whatever kind.
@@ -51,10 +58,11 @@ def loader_of(
         rank: which.
         world_size: how many there are.
         device: where tensors go; None gives NumPy arrays.
+        depth: steps that may lie ready.
         **options: of `SampleLoader`.
     """
     place = cast("World", RankPlace(rank, world_size))
-    return SampleLoader(source, order=order, world=place, device=device, **{"depth": 2, **options})
+    return SampleLoader(source, order=order, world=place, device=device, depth=depth, **options)
 
 
 def share_of(ids: Sequence[int] | IntArray) -> Share:

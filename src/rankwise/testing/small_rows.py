@@ -9,16 +9,9 @@ from typing import Any
 import numpy as np
 
 from rankwise.data.contract import IntArray
+from rankwise.data.feed.csr import csr_parts
 
 __all__ = ["csr_parts", "random_csr", "sampled_rows", "small_anndata", "write_anndata", "write_csr"]
-
-
-def csr_parts(field: Any) -> tuple[Any, ...]:
-    """Return data, indices and indptr of a CSR matrix of SciPy or torch; () for anything else."""
-    if hasattr(field, "indptr"):
-        return field.data, field.indices, field.indptr
-    is_csr = str(getattr(field, "layout", "")) == "torch.sparse_csr"
-    return (field.values(), field.col_indices(), field.crow_indices()) if is_csr else ()
 
 
 def random_csr(num_rows: int, num_cols: int, *, seed: int = 0, dtype: str = "f4", density: float = 0.2) -> Any:

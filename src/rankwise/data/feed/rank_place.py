@@ -57,7 +57,7 @@ def find_place(world: World | None, device: str | torch.device | jax.sharding.Sh
     """Return the place of a loader.
 
     Args:
-        world: the world; None = the current one; without torch, and without `World.init_jax`, as a launcher says.
+        world: None = the current one; without torch loaded or needed, and no `World.init_jax`, as a launcher says.
         device: "auto" = the world's device (in a JAX program NumPy arrays); all else is taken as it is.
 
     Raises:

@@ -39,7 +39,7 @@ def loader_of(places, world, *, batch_size=BATCH, source=None, **options):
 
 def array_of(field):
     parts = csr_parts(field)
-    if not parts:
+    if parts is None:
         return field.numpy()
     return scipy.sparse.csr_matrix(tuple(part.numpy() for part in parts), shape=tuple(field.shape)).toarray()
 
