@@ -18,7 +18,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("rankwise needs Python >= 3.11, this is " + sys.version.split()[0] + ": set PYTHON=python3.11 (or newer)")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt --editable '.[dev]'
-	-@$(BIN)/python -m compileall -q -j 0 -x '/(tests|templates)/' $(VENV)/lib >$(VENV)/compiled.log 2>&1  # pip uses one core
+	-@$(BIN)/python -m compileall -q -j 0 -x '/(tests|templates)/|py312_intrinsics' $(VENV)/lib >$(VENV)/compiled.log 2>&1  # pip uses one core
 	@touch $@
 
 install: $(STAMP)  ## create .venv with the pinned dependencies
