@@ -80,8 +80,8 @@ def _job(options: dict[str, Any], folder: Path) -> Job:
 
 
 def _target(options: dict[str, Any], folder: Path) -> Target:
-    first = {name: options[name] for name in ("main", "function")}
-    return Target(kind="call", name=str(folder / "call"), path=tuple(options["path"]), **first)
+    main, function, path = options.get("main", ""), options.get("function", ""), options.get("path", [])
+    return Target(kind="call", name=str(folder / "call"), main=main, function=function, path=tuple(path))
 
 
 def _meeting(store_file: str | None, folder: Path) -> dict[str, str]:
