@@ -13,6 +13,9 @@ from typing import Any
 
 __all__ = ["autoload"]
 
+_PARAMETERS = ("backend", "init_method", "timeout", "world_size", "rank", "store")  # of `init_process_group`, in order
+_LISTENER_S = 10.0  # for rank 0 to listen; torch waits afterwards, too
+
 
 def autoload() -> None:
     """Look at the process groups that this process will make, if a launcher of ours or RANKWISE_WATCH asks for it."""
@@ -35,6 +38,7 @@ def _follow_groups() -> None:
 
     @functools.wraps(original)
     def init_process_group(*args: Any, **kwargs: Any) -> Any:
+        _await_rank_0(*args, **kwargs)
         result = original(*args, **kwargs)
         from rankwise.diagnose.watch import watch_if_asked
 
@@ -43,3 +47,22 @@ def _follow_groups() -> None:
 
     for holder in (module, front):
         holder.init_process_group = init_process_group  # type: ignore[attr-defined]
+
+
+def _await_rank_0(*args: Any, **kwargs: Any) -> None:
+    """Let a rank that `rankwise run` has started come to the store no sooner than rank 0 serves it.
+
+    Args:
+        *args: of `init_process_group`.
+        **kwargs: of `init_process_group`.
+    """
+    given = dict(zip(_PARAMETERS, args, strict=False)) | kwargs
+    host, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
+    by_variables = given.get("store") is None and given.get("init_method") in (None, "env://")
+    rank = str(given.get("rank", -1))
+    if rank == "-1":
+        rank = os.environ.get("RANK", "0")
+    if "RANKWISE_VITALS" in os.environ and by_variables and rank != "0" and host and port.isdigit():
+        from rankwise.world.listener import await_listener
+
+        await_listener(host, int(port), _LISTENER_S)

@@ -55,7 +55,8 @@ SEEN = """
     }
     random_ones = [torch.initial_seed(), random.random(), float(numpy.random.rand())]
     random_ones += [multiprocessing.current_process().authkey.hex()]
-    about = {"own": own, "forked": b"fork_server" in open("/proc/self/cmdline", "rb").read(), "random": random_ones,
+    command = open("/proc/self/cmdline", "rb").read()
+    about = {"own": own, "forked": b"fork_server" in command, "spare": command[-2:-1].isdigit(), "random": random_ones,
              "parent": os.getppid(), "line": sys.stdin.readline(), "seen": seen}
     with open(f"{os.environ['RANKWISE_START']}-{own['RANK']}", "w") as file:
         json.dump(about, file)
@@ -65,7 +66,8 @@ CALL = """
 if __name__ == "__main__":
     import rankwise, sys
     assert "torch" not in sys.modules
-    rankwise.run(each, 3, rate=NUM, num_ranks=2, tee="all", env={"RANKWISE_START": sys.argv[1]})
+    more = {"A": "1"} if WITH_ENV else {}
+    rankwise.run(each, 3, rate=NUM, num_ranks=2, tee="all", env=more)
 """
 # by rank, or by attempt
 NAMES = ["RANK", "LOCAL_RANK", "ROLE_RANK", "MASTER_PORT", "RANKWISE_VITALS", "RANKWISE_SECRET", "TORCHELASTIC_RUN_ID"]
@@ -108,23 +110,46 @@ def test_a_forked_rank_is_as_one_that_was_started(launcher):
     assert compare(launcher.folder, started, ["[1] out 1", "out 0"]) == ["a line\n", ""]
 
 
-@pytest.mark.parametrize("where", ["main", "module"])
-def test_a_function_that_imports_torch_first(launcher, where):
-    """Its ranks are forked too, from a caller that has no torch, and see what started ones see."""
+@pytest.mark.parametrize(("where", "with_env"), [("main", False), ("module", False), ("module", True)])
+def test_a_function_that_imports_torch_first(launcher, where, with_env):
+    """Its ranks are forked too, from a caller that has no torch, and see what started ones see.
+
+    The fork server starts before the supervisor has loaded, unless the ranks are to have variables of their own.
+    """
     text = '"""Words."""\nimport os\n\nNUM = 3\n\ndef each(number, *, rate=0.5):\n    "Words."'
     text += SEEN.replace("NAMES", repr(NAMES))
     (launcher.folder / "near.py").write_text(text)
     main = text if where == "main" else "import near\nNUM, each = 3, near.each\n"
-    (launcher.folder / "main.py").write_text(main + CALL)
-    launcher.env["OMP_NUM_THREADS"] = "1"
+    (launcher.folder / "main.py").write_text(main + CALL.replace("WITH_ENV", str(with_env)))
 
     def started(start):
-        command = [sys.executable, "main.py", start]
+        launcher.env["RANKWISE_START"] = start
+        command = [sys.executable, "main.py"]
         return subprocess.run(
             command, cwd=launcher.folder, env=launcher.env, capture_output=True, text=True, timeout=240, check=False
         )
 
     compare(launcher.folder, started, ["[1] out 1", "out 0"])
+    about = json.loads((launcher.folder / "auto-0").read_text())
+    assert about["spare"] is not with_env
+
+
+@pytest.mark.parametrize(("argument", "told"), [("[]", ""), ("threading.Lock()", "argument args[1] of each")])
+def test_a_fork_server_that_was_started_for_nothing_ends(launcher, marked, argument, told):
+    """Ranks are started for arguments that need imports of their own, none for those that cannot be sent."""
+    launcher.env["CELL"] = mark = launcher.folder.name
+    (launcher.folder / "near.py").write_text("def each(*_):\n    import torch\n    print('here', flush=True)\n")
+    text = "import rankwise, near, threading\nif __name__ == '__main__':\n    import pathlib\n"
+    text += f"    rankwise.run(near.each, pathlib.Path('.'), {argument}, num_ranks=2)\n"
+    (launcher.folder / "main.py").write_text(text)
+    command = [sys.executable, "main.py"]
+    done = subprocess.run(
+        command, cwd=launcher.folder, env=launcher.env, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert (done.returncode, done.stdout) == ((1, "") if told else (0, "here\n")), done.stderr
+    assert told in done.stderr
+    assert "service" not in done.stderr
+    assert not marked(mark)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
@@ -353,4 +378,4 @@ def test_nothing_is_left_of_a_server_that_cannot_load(tmp_path):
     ctypes.CDLL(None).prctl(37, ctypes.byref(answer), 0, 0, 0)
     assert answer.value == 0
     with pytest.raises(ChildProcessError):
-        fork_client.Forked(server._popen.pid).poll()
+        fork_client.Forked(server._process.pid).poll()

@@ -12,7 +12,8 @@ import torch
 
 from rankwise.errors import ConfigError
 from rankwise.launch import pickled_call
-from rankwise.launch.pickled_call import Reference, pack_call
+from rankwise.launch.bound import Reference
+from rankwise.launch.pickled_call import pack_call
 
 
 def test_by_name():

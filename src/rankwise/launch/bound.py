@@ -6,15 +6,38 @@ import importlib
 import os
 import sys
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rankwise.errors import LaunchError
 
-__all__ = ["is_loading_main", "run_call", "value_path"]
+__all__ = ["Reference", "is_loading_main", "run_call", "value_path"]
 
 _loading_main = False
+
+
+class Reference(NamedTuple):
+    """A function by name; no dataclass, which takes longer to load.
+
+    Attributes:
+        module: dotted name of its module.
+        qualname: its path inside.
+        depth: how many decorators to undo (`__wrapped__`): the name of a decorated function means the decorated one.
+    """
+
+    module: str
+    qualname: str
+    depth: int = 0
+
+    def resolve(self) -> Callable[..., Any]:
+        """Import the function."""
+        found: Any = importlib.import_module(self.module)
+        for part in self.qualname.split("."):
+            found = getattr(found, part)
+        for _ in range(self.depth):
+            found = found.__wrapped__
+        return found  # type: ignore[no-any-return]
 
 
 def is_loading_main() -> bool:
@@ -34,8 +57,6 @@ def run_call(path: Path, rank: int) -> None:
         LaunchError: the call cannot be read here, or its value cannot be sent back.
     """
     import pickle  # here and below: the supervisor, too, loads this module, and waits for nothing
-
-    from rankwise.launch.pickled_call import Reference
 
     packed = pickle.loads(path.read_bytes())  # noqa: S301  (written by the caller, in a folder of this user)
     sys.path[:] = packed["sys_path"]

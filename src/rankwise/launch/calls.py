@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from rankwise.errors import ConfigError, LaunchError
 from rankwise.launch.bound import is_loading_main
 from rankwise.launch.cores import count_ranks
 from rankwise.launch.local.client import call_ranks
-from rankwise.launch.pickled_call import Packed, pack_call
-from rankwise.launch.show import parse_show
+
+if TYPE_CHECKING:
+    from rankwise.launch.pickled_call import Packed
 
 __all__ = ["launch_packed", "run"]
 
@@ -77,15 +78,22 @@ def run(
         "master_addr": "127.0.0.1",
         "master_port": None,
     }
-    return launch_packed(lambda: pack_call(fn, args, kwargs), options)
+
+    def pack() -> Packed:
+        from rankwise.launch.pickled_call import pack_call
+
+        return pack_call(fn, args, kwargs)
+
+    return launch_packed(pack, options, fn)
 
 
-def launch_packed(pack: Callable[[], Packed], options: Mapping[str, Any]) -> list[Any]:
+def launch_packed(pack: Callable[[], Packed], options: Mapping[str, Any], fn: Any = None) -> list[Any]:
     """Check the options, pack the call, and run it on the ranks.
 
     Args:
-        pack: makes the packed call.
+        pack: makes the packed call; called while the supervisor's process loads.
         options: as `service` reads them.
+        fn: what is called, if the ranks may be forked for it; None: they are started one by one anyway.
 
     Raises:
         LaunchError: this is a rank that is importing the main script.
@@ -97,6 +105,14 @@ def launch_packed(pack: Callable[[], Packed], options: Mapping[str, Any]) -> lis
         )
     if not isinstance(options["num_ranks"], int) or options["num_ranks"] < 1:
         raise ConfigError(f"num_ranks must be a whole number from 1, got {options['num_ranks']!r}")
-    parse_show(options["tee"]).check(options["num_ranks"])
-    call = pack()
-    return call_ranks({**options, "main": call.main, "function": call.function, "path": call.path}, call.data)
+    code = None if fn is None or options["env"] else getattr(fn, "__code__", None)
+    hint = (code.co_filename, code.co_name) if code is not None and options["num_ranks"] > 1 else None
+
+    def check_and_pack() -> tuple[dict[str, Any], bytes]:
+        from rankwise.launch.show import parse_show
+
+        parse_show(options["tee"]).check(options["num_ranks"])
+        call = pack()
+        return {**options, "main": call.main, "function": call.function, "path": call.path}, call.data
+
+    return call_ranks(check_and_pack, hint)

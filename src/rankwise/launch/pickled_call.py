@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import functools
-import importlib
 import io
 import os
 import pickle
@@ -16,36 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from rankwise.errors import ConfigError
+from rankwise.launch.bound import Reference
 from rankwise.launch.contents import find_heavy, find_unsendable
 
-__all__ = ["Packed", "Reference", "pack_call"]
+__all__ = ["Packed", "pack_call"]
 
 _MAIN = "__main__"
 _HEAVY_BYTES = 1 << 26  # that a function takes along: more is said
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Reference:
-    """A function by name.
-
-    Attributes:
-        module: dotted name of its module.
-        qualname: its path inside.
-        depth: how many decorators to undo (`__wrapped__`): the name of a decorated function means the decorated one.
-    """
-
-    module: str
-    qualname: str
-    depth: int = 0
-
-    def resolve(self) -> Callable[..., Any]:
-        """Import the function."""
-        found: Any = importlib.import_module(self.module)
-        for part in self.qualname.split("."):
-            found = getattr(found, part)
-        for _ in range(self.depth):
-            found = found.__wrapped__
-        return found  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rankwise.launch.local.console import Console
     from rankwise.launch.local.loop import Loop
+    from rankwise.launch.local.spare import Spare
 
 __all__ = ["ALONE", "Stage"]
 
@@ -20,11 +21,13 @@ class Stage:
         loop: an entered loop whose descriptors are served while the ranks run; None makes one.
         console: where the ranks' output and our messages go; None makes one.
         tell_last: print the failure that ends the launch; it stands in `Outcome.text` in any case.
+        spare: a process that may become the fork server of the first attempt; the caller closes it.
     """
 
     loop: Loop | None = None
     console: Console | None = None
     tell_last: bool = True
+    spare: Spare | None = None
 
 
 ALONE = Stage()

@@ -11,6 +11,7 @@ from typing import Any
 
 from rankwise.errors import WorldError
 from rankwise.world.channel import Channel, close_all, frame_device
+from rankwise.world.listener import await_listener
 from rankwise.world.place import Place, loopback_address
 from rankwise.world.small_store import listening_address, store_trouble
 
@@ -20,6 +21,7 @@ __all__ = ["leave", "local_store", "open_group", "open_store", "prefixed"]
 _INTERFACE = "GLOO_SOCKET_IFNAME"
 _STORE_FILE = "RANKWISE_STORE_FILE"
 _LEAVE_S = 1.0
+_LISTENER_S = 10.0
 _chosen: list[str] = []  # by us, for as long as the group lives: groups that are made later need it, too
 
 
@@ -58,6 +60,8 @@ def open_store(place: Place, timeout: timedelta) -> Any:
         from rankwise.world.strangers import warn_of_public  # who loads data alone serves nobody
 
         warn_of_public(place.master_addr, "torch's store")
+    else:
+        await_listener(place.master_addr, place.master_port, min(_LISTENER_S, timeout.total_seconds()))
     try:
         return dist.TCPStore(  # type: ignore[attr-defined]
             place.master_addr,

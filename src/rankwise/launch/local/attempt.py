@@ -26,6 +26,7 @@ from rankwise.launch.local.sessions import end_sessions
 if TYPE_CHECKING:
     from rankwise.launch.local.fork_client import ForkServer
     from rankwise.launch.local.judge import Fellows, Judge
+    from rankwise.launch.local.spare import Spare
     from rankwise.launch.verdict import Failure, RankEnd
 
 __all__ = ["Attempt"]
@@ -49,6 +50,7 @@ class Attempt:
         logs: existing folder for this attempt's logs, None for none.
         part: which ranks of the world are on this machine; None: all of them.
         fellows: the other nodes, None if there are none.
+        spare: a process that may become the fork server; the caller closes it.
     """
 
     def __init__(
@@ -62,13 +64,14 @@ class Attempt:
         logs: Path | None,
         part: Part | None = None,
         fellows: Fellows | None = None,
+        spare: Spare | None = None,
     ) -> None:
         self.interrupted: int | None = None
         self.furthest_step: int | None = None  # that a rank said it works on, once all have ended
         self.hidden_lines: dict[int, int] = {}
         self._job, self._number, self._run_id = job, number, run_id
         self._loop, self._console, self._logs = loop, console, logs
-        self._part, self._fellows = part, fellows
+        self._part, self._fellows, self._spare = part, fellows, spare
         self._ranks: list[RankProcess] = []
         self._wires: list[Wires] = []
         self._open_pumps: set[Pump] = set()
@@ -165,7 +168,7 @@ class Attempt:
         """Return what forks the ranks, None for ranks that are started one by one; a signal may end us meanwhile."""
         from rankwise.launch.local.fork_client import ENDING, open_server
 
-        server = open_server(self._job, seats, environments, self._loop, meanwhile=self._call_judge)
+        server = open_server(self._job, seats, environments, self._loop, meanwhile=self._call_judge, spare=self._spare)
         if server is None and ENDING.intersection(self._loop.signals):
             self._take_signals()
         return server

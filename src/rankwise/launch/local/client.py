@@ -11,7 +11,7 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import IO, Any
 
 from rankwise import errors
@@ -23,12 +23,13 @@ __all__ = ["call_ranks"]
 _FAREWELL_S = 60.0
 
 
-def call_ranks(options: Mapping[str, Any], call: bytes) -> list[Any]:
+def call_ranks(prepare: Callable[[], tuple[Mapping[str, Any], bytes]], hint: tuple[str, str] | None) -> list[Any]:
     """Run a packed call on ranks and return their values.
 
     Args:
-        options: as `service` reads them.
-        call: the data that `pack_call` makes.
+        prepare: returns the options, as `service` reads them, and the data that `pack_call` makes; called while the
+            supervisor's process loads, which ends if it raises.
+        hint: file and name of the function, if the ranks may be forked for it.
 
     Raises:
         RankFailure: a rank failed.
@@ -36,38 +37,49 @@ def call_ranks(options: Mapping[str, Any], call: bytes) -> list[Any]:
     """
     link, far_link = make_links()
     with link:
-        process = _start_service(far_link)
-        streams, is_sent = _streams(process), False
+        process = _start_service(far_link, hint)
+        streams = _streams(process)
         try:
-            link.send(json.dumps(options).encode())
-            link.send(call)
-            is_sent = True
-            answer = _listen(link, streams)
-            values = [] if _raise_failure(answer) else [link.receive() for _ in range(options["num_ranks"])]
-        except KeyboardInterrupt:
-            if is_sent:  # else it waits for the rest, which does not come: the end of the link ends it
-                process.send_signal(signal.SIGINT)
-                with contextlib.suppress(EOFError, OSError):
-                    _listen(link, streams)
-            raise
-        except (EOFError, OSError) as error:
-            raise LaunchError(f"the supervisor of the ranks ended with {process.wait()}, its ranks with it") from error
+            options, call = prepare()
+            values = _exchange(link, process, streams, options, call)
         finally:
-            link.close()
+            link.close()  # this ends a supervisor that has not got its call
             _end(process, streams)
     return [_loads(rank, value) for rank, value in enumerate(values)]
 
 
-def _start_service(far_link: Link) -> subprocess.Popen[bytes]:
+def _exchange(
+    link: Link, process: subprocess.Popen[bytes], streams: dict[int, _Copier], options: Mapping[str, Any], call: bytes
+) -> list[bytes]:
+    """Send the call to the supervisor, copy what the ranks write, and return their values."""
+    is_sent = False
+    try:
+        link.send(json.dumps(options).encode())
+        link.send(call)
+        is_sent = True
+        answer = _listen(link, streams)
+        return [] if _raise_failure(answer) else [link.receive() for _ in range(options["num_ranks"])]
+    except KeyboardInterrupt:
+        if is_sent:  # else it waits for the rest, which does not come: the end of the link ends it
+            process.send_signal(signal.SIGINT)
+            with contextlib.suppress(EOFError, OSError):
+                _listen(link, streams)
+        raise
+    except (EOFError, OSError) as error:
+        raise LaunchError(f"the supervisor of the ranks ended with {process.wait()}, its ranks with it") from error
+
+
+def _start_service(far_link: Link, hint: tuple[str, str] | None) -> subprocess.Popen[bytes]:
     """Start it in a session of its own: Ctrl-C comes to us, and we pass it on, from the first moment."""
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # noqa: SLF001
+    command = [sys.executable, *flags, "-P", "-m", "rankwise.launch.local.service"]
     out, err = (subprocess.PIPE if sink is not None else None for sink in _sinks())
     # it unblocks the signal when it is ready for it; before, it would die of it with a traceback of its own
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     with far_link, contextlib.ExitStack() as stack:
         stack.callback(signal.pthread_sigmask, signal.SIG_SETMASK, mask)
         return subprocess.Popen(  # noqa: S603
-            [sys.executable, *flags, "-P", "-m", "rankwise.launch.local.service", str(far_link.fileno())],
+            [*command, str(far_link.fileno()), *(hint or ())],
             pass_fds=(far_link.fileno(),),
             start_new_session=True,
             stdin=subprocess.DEVNULL if out is not None and "ipykernel" in sys.modules else None,  # nobody types there

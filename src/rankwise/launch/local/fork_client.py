@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rankwise.launch.job import Job
     from rankwise.launch.local.binding import Seat
     from rankwise.launch.local.loop import Loop
+    from rankwise.launch.local.spare import Spare
     from rankwise.launch.target import Target
 
 __all__ = ["ForkServer", "Forked", "names_to_load", "open_server"]
@@ -34,6 +35,8 @@ _RANKS_OWN = frozenset({"RANK", "LOCAL_RANK", "ROLE_RANK", "RANKWISE_CORES"})
 _TOOLS = ("LD_PRELOAD", "LD_AUDIT", "COVERAGE_PROCESS_START", "COVERAGE_PROCESS_CONFIG", "COV_CORE_SOURCE")
 _READY_S = 300.0  # for an import of torch from a slow disk; what takes longer is left to the ranks
 _FORK_S = 60.0
+_AT_START = ("PYTHON", "LD_", "GLIBC_", "MALLOC_", "LC_", "LANG", "TZ", "HOME")
+_MAX_ENV = 1 << 15  # characters: all of it may have to be told
 _GPUS = ("/dev/dxg", "/dev/kfd")
 
 
@@ -103,6 +106,7 @@ class ForkServer:
         target: what the ranks run.
         names: what to load.
         env: variables that all ranks have.
+        spare: a process that may become the server.
 
     Attributes:
         reason: why it cannot fork ranks, "" if it can; None: it is not known yet.
@@ -111,35 +115,38 @@ class ForkServer:
         OSError: it cannot be started here.
     """
 
-    def __init__(self, target: Target, names: Sequence[str], env: Mapping[str, str]) -> None:
+    def __init__(
+        self, target: Target, names: Sequence[str], env: Mapping[str, str], spare: Spare | None = None
+    ) -> None:
         self.reason: str | None = None
         self._env = _common(env)
-        self._line, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._gate_read, self._gate_write = os.pipe()
         self._num_forked = 0
         self._was_subreaper = _is_subreaper()
         _set_subreaper(on=True)
-        said = os.memfd_create("said")  # by the imports: then the ranks shall say it
-        flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # noqa: SLF001
-        command = [sys.executable, *flags, "-P", "-m", "rankwise.launch.local.fork_server", str(os.getpid())]
-        try:
-            with far:
-                self._popen = subprocess.Popen(  # noqa: S603
-                    [*command, str(far.fileno()), target.kind, target.name, *target.args],
-                    env=self._env,
-                    stdin=subprocess.DEVNULL,
-                    stdout=said,
-                    stderr=said,
-                    pass_fds=(far.fileno(),),
-                    start_new_session=True,
-                )
-        except BaseException:
-            self._give_back()
-            raise
-        finally:
-            os.close(said)
+        words = [target.kind, target.name, *target.args]
+        began_with = self._env
+        if spare is not None and spare.pid and _suits(spare.env, self._env):
+            began_with = spare.env
+            self._line, pid = spare.hand_over()
+            self._process: Forked | subprocess.Popen[bytes] = Forked(pid)
+        else:
+            self._line, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            try:
+                with far:
+                    self._process = _start(far.fileno(), words, self._env)
+            except BaseException:
+                self._give_back()
+                raise
         _, first = source_of(target)
-        wish = {"names": names, "first": first, "path": target.path or None}
+        wish = {
+            "names": names,
+            "first": first,
+            "path": target.path or None,
+            "words": words,
+            "env": {name: value for name, value in self._env.items() if began_with.get(name) != value},
+            "without": sorted(began_with.keys() - self._env.keys()),
+        }
         with contextlib.suppress(OSError):  # it has ended: `listen` will see it
             self._line.send(json.dumps(wish).encode())
         self._line.settimeout(_FORK_S)
@@ -183,23 +190,51 @@ class ForkServer:
 
     def let_go(self) -> None:
         """Let the ranks run; it has served."""
+        self._end_process()  # its children, the ranks, are ours from now on
         _set_subreaper(on=self._was_subreaper)  # before a rank can leave us what it has orphaned
         os.write(self._gate_write, b"g" * self._num_forked)
-        self.close()
+        self._give_back()
 
     def close(self) -> None:
         """End the server, and the ranks that were not let go; nothing happens the second time."""
         if self._line.fileno() < 0:
             return
-        self._popen.kill()
-        self._popen.wait()
+        self._end_process()
         self._give_back()
+
+    def _end_process(self) -> None:
+        os.kill(self._process.pid, signal.SIGKILL)  # not reaped yet: the number is still its own
+        self._process.wait()
 
     def _give_back(self) -> None:
         _set_subreaper(on=self._was_subreaper)
         self._line.close()
         os.close(self._gate_read)
         os.close(self._gate_write)
+
+
+def _start(line_fd: int, words: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # noqa: SLF001
+    command = [sys.executable, *flags, "-P", "-m", "rankwise.launch.local.fork_server", str(os.getpid()), str(line_fd)]
+    said = os.memfd_create("said")  # by the imports: then the ranks shall say it
+    try:
+        return subprocess.Popen(  # noqa: S603
+            [*command, *words],  # the words are for who looks at the processes
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=said,
+            pass_fds=(line_fd,),
+            start_new_session=True,
+        )
+    finally:
+        os.close(said)
+
+
+def _suits(began_with: Mapping[str, str], env: Mapping[str, str]) -> bool:
+    """Whether a process that has begun with these variables can take on others: not what is read at its start."""
+    changed = {name for name in began_with.keys() | env.keys() if began_with.get(name) != env.get(name)}
+    return not any(name.startswith(_AT_START) for name in changed) and sum(map(len, env.values())) < _MAX_ENV
 
 
 def open_server(
@@ -209,6 +244,7 @@ def open_server(
     loop: Loop,
     *,
     meanwhile: Callable[[], object],
+    spare: Spare | None = None,
 ) -> ForkServer | None:
     """Return a server that is ready to fork the ranks of a launch, None if they are to be started one by one.
 
@@ -220,12 +256,13 @@ def open_server(
         environments: of its ranks.
         loop: served while the server loads.
         meanwhile: called once while the server loads.
+        spare: a process that may become the server.
     """
     names = names_to_load(job, seats, environments)
     if not names:
         return None
     try:
-        server = ForkServer(job.target, names, environments[0])
+        server = ForkServer(job.target, names, environments[0], spare)
     except OSError:
         return None  # this system does not allow it
     try:

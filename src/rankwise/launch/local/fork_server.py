@@ -1,8 +1,8 @@
-"""A fork server: one import of torch for all ranks (`python -m ...fork_server PARENT FD KIND NAME ARGS`).
+"""A fork server: one import of torch for all ranks (`python -m ...fork_server PARENT FD`).
 
 It ends when the ranks have been forked. What runs in it before is the standard library, numpy and torch; nothing of the
-program. A rank is forked twice, so that the supervisor, a subreaper meanwhile, becomes its parent: pid, exit status and
-the death pact are those of a rank that was started alone.
+program. With its end the supervisor, a subreaper until then, becomes the parent of the ranks: pid, exit status and the
+death pact are those of a rank that was started alone.
 """
 
 from __future__ import annotations
@@ -37,6 +37,9 @@ def main(argv: Sequence[str]) -> list[str]:
     child.end_well()  # before torch registers what is to be done at the end, as in a rank that was started alone
     with socket.socket(fileno=int(argv[1])) as line:
         wish = json.loads(line.recv(_MAX_BYTES))
+        os.environ.update(wish["env"])  # before torch is loaded: its libraries look at some of it then
+        for name in wish["without"]:
+            del os.environ[name]
         path = list(sys.path)
         try:
             reason = _load(wish["names"], wish["path"] or [wish["first"], *path], wish["first"])
@@ -48,14 +51,20 @@ def main(argv: Sequence[str]) -> list[str]:
             message, fds, _, _ = socket.recv_fds(line, _MAX_BYTES, _NUM_FDS)
             if not message:
                 os._exit(0)
-            pid, code = _fork_twice()
+            try:
+                pid, code = os.fork(), 0
+            except OSError as error:
+                pid, code = -1, error.errno or 0
             if pid == 0:
+                os.setsid()
                 break
             for fd in fds:
                 os.close(fd)
             line.send(json.dumps({"pid": pid, "errno": code}).encode())
     report_fd = _become(json.loads(message), fds)
-    return [argv[0], str(report_fd), *argv[2:]]
+    words = [argv[0], str(report_fd), *wish["words"]]
+    sys.orig_argv[sys.orig_argv.index("rankwise.launch.local.fork_server") :] = [child.__name__, *words]
+    return words
 
 
 def _load(names: Sequence[str], path: Sequence[str], first: str) -> str:
@@ -116,10 +125,11 @@ def _open_fds() -> list[str]:
 def _unsafe(fds: list[str]) -> str:
     """Return what the imports have left that does not survive a fork, or that the ranks would share; "" for nothing."""
     sys.stdout.flush()
-    trial = os.fork()
-    if trial == 0:
-        os._exit(0)
-    os.waitpid(trial, 0)
+    if len(os.listdir(_TASKS)) != 1:  # noqa: PTH208
+        trial = os.fork()
+        if trial == 0:
+            os._exit(0)
+        os.waitpid(trial, 0)
     found = {
         "something was written": os.fstat(1).st_size > 0,  # by every rank, if each of them imports it
         "the imports are traced": sys.gettrace() is not None or sys.getprofile() is not None,
@@ -140,30 +150,6 @@ def _has_children() -> bool:
     return True
 
 
-def _fork_twice() -> tuple[int, int]:
-    """Fork a process whose parent is the next subreaper; return (0, 0) in it, else (its pid or -1, errno)."""
-    read, write = os.pipe()
-    first = os.fork()
-    if first == 0:
-        try:
-            second = os.fork()
-        except OSError as error:
-            os.write(write, json.dumps((-1, error.errno)).encode())
-            os._exit(1)
-        if second:
-            os._exit(0)
-        os.setsid()
-        os.write(write, json.dumps((os.getpid(), 0)).encode())
-        os.close(read)
-        os.close(write)
-        return 0, 0
-    os.close(write)
-    os.waitpid(first, 0)  # from now on it has its new parent
-    with open(read, "rb") as answer:  # noqa: PTH123
-        pid, code = json.loads(answer.read() or b"[-1, 0]")
-    return pid, code
-
-
 def _become(wish: Any, fds: Sequence[int]) -> int:
     """Turn this copy of the server into a rank, wait for the word to go, and return the descriptor of its report."""
     stdin, out, err, report_fd, gate = fds
@@ -172,7 +158,6 @@ def _become(wish: Any, fds: Sequence[int]) -> int:
         os.close(fd)
     _reopen_streams()
     os.environ.update(wish["env"])
-    sys.orig_argv[:] = [word.replace("rankwise.launch.local.fork_server", child.__name__) for word in sys.orig_argv]
     # as if this process had been started for the rank: spawned workers look here for what to import
     sys.modules["__main__"] = child
     _reseed()

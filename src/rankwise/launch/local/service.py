@@ -1,37 +1,59 @@
-"""The supervisor's process under `rankwise.run`: `python -m rankwise.launch.local.service FD`.
+"""The supervisor's process under `rankwise.run`: `python -m rankwise.launch.local.service FD [FILE FUNCTION]`.
 
 It is separate from the caller, so that what the caller has loaded (torch, CUDA, threads) does not matter, and so that
-the ranks end when the caller is killed: the connection between the two breaks.
+the ranks end when the caller is killed: the connection between the two breaks. What will fork the ranks of a function
+is started first, and loads at the same time: most modules are therefore imported late here.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
-import signal
+import os
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rankwise import vitals
-from rankwise.errors import RankwiseError
-from rankwise.launch.bound import value_path
-from rankwise.launch.job import Job
-from rankwise.launch.local.link import Link
-from rankwise.launch.local.loop import Loop
-from rankwise.launch.local.supervisor import supervise
-from rankwise.launch.show import parse_show
-from rankwise.launch.stage import Stage
-from rankwise.launch.target import Target
+from rankwise.launch.local.spare import start_spare
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rankwise.launch.job import Job
+    from rankwise.launch.local.link import Link
+    from rankwise.launch.local.loop import Loop
+    from rankwise.launch.local.spare import Spare
     from rankwise.launch.outcome import Outcome
+    from rankwise.launch.target import Target
 
 __all__: list[str] = []
 
 
-def main(fd: int) -> None:
-    """Receive options and call, run the ranks, send back how it went and the values by rank."""
+def main(fd: int, hint: tuple[str, ...]) -> None:
+    """Receive options and call, run the ranks, send back how it went and the values by rank.
+
+    Args:
+        fd: the line to the caller.
+        hint: file and name of the function, if the ranks may be forked for it.
+    """
+    os.set_inheritable(fd, False)  # noqa: FBT003
+    spare = start_spare(*hint) if hint else None
+    try:
+        _serve(fd, spare)
+    finally:
+        if spare is not None:
+            spare.close()
+
+
+def _serve(fd: int, spare: Spare | None) -> None:
+    import contextlib
+    import json
+    import signal
+
+    from rankwise import vitals
+    from rankwise.errors import RankwiseError
+    from rankwise.launch.local.link import Link
+    from rankwise.launch.local.loop import Loop
+    from rankwise.launch.local.supervisor import supervise
+    from rankwise.launch.stage import Stage
+
     link = Link(fd)
     with contextlib.ExitStack() as stack:
         loop = stack.enter_context(Loop())
@@ -45,7 +67,7 @@ def main(fd: int) -> None:
         (folder / "call").write_bytes(call)
         loop.watch(fd, lambda: _caller_is_gone(loop, fd))
         try:
-            outcome = supervise(_job(options, folder), Stage(loop=loop, tell_last=False))
+            outcome = supervise(_job(options, folder), Stage(loop=loop, tell_last=False, spare=spare))
         except RankwiseError as error:
             link.send(json.dumps({"error": str(error), "kind": type(error).__name__}).encode())
             return
@@ -57,11 +79,18 @@ def main(fd: int) -> None:
 
 def _caller_is_gone(loop: Loop, fd: int) -> None:
     """The caller sends nothing while the ranks run: when there is something to read, it is the end."""
+    import signal
+
     loop.forget(fd)
     loop.signals.append(signal.SIGTERM)
 
 
 def _job(options: dict[str, Any], folder: Path) -> Job:
+    from pathlib import Path
+
+    from rankwise.launch.job import Job
+    from rankwise.launch.show import parse_show
+
     return Job(
         target=_target(options, folder),
         num_ranks=options["num_ranks"],
@@ -80,6 +109,8 @@ def _job(options: dict[str, Any], folder: Path) -> Job:
 
 
 def _target(options: dict[str, Any], folder: Path) -> Target:
+    from rankwise.launch.target import Target
+
     main, function, path = options.get("main", ""), options.get("function", ""), options.get("path", [])
     return Target(kind="call", name=str(folder / "call"), main=main, function=function, path=tuple(path))
 
@@ -90,6 +121,10 @@ def _meeting(store_file: str | None, folder: Path) -> dict[str, str]:
 
 
 def _answer(link: Link, outcome: Outcome, folder: Path, num_ranks: int) -> None:
+    import json
+
+    from rankwise.launch.bound import value_path
+
     failure = outcome.failure
     answer: dict[str, Any] = {
         "interrupted": outcome.interrupted,
@@ -108,4 +143,4 @@ def _answer(link: Link, outcome: Outcome, folder: Path, num_ranks: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), tuple(sys.argv[2:]))

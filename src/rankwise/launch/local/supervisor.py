@@ -18,6 +18,7 @@ from rankwise.launch.local.messages import describe_end, next_logs, tell, tell_h
 from rankwise.launch.stage import ALONE, Stage
 
 if TYPE_CHECKING:
+    from rankwise.launch.local.spare import Spare
     from rankwise.launch.outcome import Outcome
     from rankwise.launch.verdict import Failure
 
@@ -39,20 +40,21 @@ def supervise(job: Job, stage: Stage = ALONE) -> Outcome:
     """
     console = stage.console or Console()
     with nullcontext(stage.loop) if stage.loop is not None else Loop() as entered:
-        outcome = _attempts(job, entered, console)
+        outcome = _attempts(job, entered, console, stage.spare)
     if stage.tell_last and outcome.text:
         tell(console, outcome.text)
     console.flush()
     return outcome
 
 
-def _attempts(job: Job, loop: Loop, console: Console) -> Outcome:
+def _attempts(job: Job, loop: Loop, console: Console, spare: Spare | None) -> Outcome:
     run_id = f"rankwise-{os.getpid()}-{os.urandom(4).hex()}"
     begun_s, gpus = time.monotonic(), num_visible_gpus() if job.min_ranks is not None else 0
     number = failures = 0  # of the whole launch; at this number of ranks
     while True:
         logs = next_logs(job.logs, job.run_dir)
-        attempt = Attempt(with_time_left(job, begun_s), number, run_id, loop=loop, console=console, logs=logs)
+        limited = with_time_left(job, begun_s)
+        attempt = Attempt(limited, number, run_id, loop=loop, console=console, logs=logs, spare=spare)
         failure: Failure | None = None
         try:
             failure, ends = attempt.run()
@@ -67,7 +69,7 @@ def _attempts(job: Job, loop: Loop, console: Console) -> Outcome:
                 raise
             ends, text, why = [], str(error), "no more could be started"
         tell_hidden(console, attempt.hidden_lines, logs)
-        number, failures = number + 1, failures + 1
+        number, failures, spare = number + 1, failures + 1, None
         following = _following(job, failures, had_gpus=gpus, started=attempt.num_started) if why else None
         if following is None or attempt.interrupted is not None:
             again = failure is None and any(end.interrupted for end in ends)
