@@ -11,8 +11,8 @@ import numpy as np
 
 from _rows.readers import Reader
 from _rows.task import Task
-from rankwise.data.feed.csr import scipy_csr
-from rankwise.data.feed.memory import MemoryPool, allocate_bytes
+from rankwise.data.feed.memory.csr import scipy_csr
+from rankwise.data.feed.memory.pool import MemoryPool, allocate_bytes
 from rankwise.data.rows.fields import make_field, read_fields
 from rankwise.data.rows.matrices import MatrixPlan, open_matrix, stack_matrices
 from rankwise.data.store import BoxPlan, BoxReader

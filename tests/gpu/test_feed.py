@@ -61,7 +61,7 @@ def test_a_batch_transform_casts_on_the_device():
 
 def test_buffers_are_page_locked():
     """The memory that the reader fills is pinned, all of it, so that copies to the device are asynchronous."""
-    from rankwise.data.feed.memory import allocate_bytes
+    from rankwise.data.feed.memory.pool import allocate_bytes
 
     for num_bytes in (64, 100_000, 7_000_001):
         assert torch.from_numpy(allocate_bytes(num_bytes, pinned=True)).is_pinned()

@@ -118,7 +118,8 @@ def test_real_ranks_speak_with_one_voice(launcher):
     done = launcher.run("--nproc", 3, "--log-dir", "logs", script)
     assert done.returncode == 0, done.stderr
     lines = done.stderr.splitlines()
-    assert sorted(lines[:3]) == ["[1] mine 1", "[2] mine 2", "mine 0"]
+    # a rank that is late on a busy machine says its own line after what the others share
+    assert sorted(line for line in lines if "mine" in line) == ["[1] mine 1", "[2] mine 2", "mine 0"]
     assert sum(len(parse(line.encode())[0]) for line in lines if line.endswith("shared warning")) == 3
     for rank in range(3):
         text = Path(launcher.folder / "logs" / "attempt-0" / f"rank-{rank}.err").read_text()

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from rankwise.data.contract import IntArray
-from rankwise.data.feed.csr import csr_parts
+from rankwise.data.feed.memory.csr import csr_parts
 
 __all__ = ["csr_parts", "random_csr", "sampled_rows", "small_anndata", "write_anndata", "write_csr"]
 

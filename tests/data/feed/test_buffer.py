@@ -5,7 +5,7 @@ import pytest
 
 from rankwise.data.contract import FieldSpec
 from rankwise.data.feed import HostBuffer
-from rankwise.data.feed.memory import MemoryPool
+from rankwise.data.feed.memory.pool import MemoryPool
 from rankwise.errors import ConfigError
 
 SPECS = {

@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-from rankwise.data.feed.csr import copied_field, csr_parts, first_twice, scipy_csr, torch_csr
+from rankwise.data.feed.memory.csr import copied_field, csr_parts, first_twice, scipy_csr, torch_csr
 from rankwise.errors import ConfigError, MissingExtraError
 
 ROWS = [[0.0, 2.0, 0.0, 3.0], [0.0, 0.0, 0.0, 0.0], [4.0, 0.0, 0.0, 0.0]]

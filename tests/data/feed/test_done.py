@@ -5,8 +5,8 @@ import pytest
 
 from rankwise.data.contract import FieldSpec
 from rankwise.data.feed import HostBuffer
-from rankwise.data.feed.lease import done_of
-from rankwise.data.feed.memory import MemoryPool, allocate_bytes
+from rankwise.data.feed.memory.lease import done_of
+from rankwise.data.feed.memory.pool import MemoryPool, allocate_bytes
 from rankwise.errors import ConfigError
 
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from rankwise.data.contract import FieldSpec
-from rankwise.data.feed import memory as memory_module
-from rankwise.data.feed.buffer import HostBuffer, SharedBuffer
-from rankwise.data.feed.lease import Lease, Leases
-from rankwise.data.feed.memory import MemoryPool, allocate_bytes
+from rankwise.data.feed.memory import pool as memory_module
+from rankwise.data.feed.memory.buffer import HostBuffer, SharedBuffer
+from rankwise.data.feed.memory.lease import Lease, Leases
+from rankwise.data.feed.memory.pool import MemoryPool, allocate_bytes
 from rankwise.errors import ConfigError
 
 SPECS = {

@@ -7,9 +7,9 @@ import pytest
 import scipy.sparse as sp
 import torch
 
-from rankwise.data.feed import memory
-from rankwise.data.feed.csr import scipy_csr, torch_csr
-from rankwise.data.feed.memory import MemoryPool
+from rankwise.data.feed.memory import pool as memory
+from rankwise.data.feed.memory.csr import scipy_csr, torch_csr
+from rankwise.data.feed.memory.pool import MemoryPool
 from rankwise.errors import ConfigError
 
 

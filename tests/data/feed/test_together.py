@@ -5,8 +5,8 @@ import pytest
 
 from rankwise import Order
 from rankwise.data.contract import FieldSpec, ReadReport
-from rankwise.data.feed import memory
-from rankwise.data.feed.memory import allocate_bytes
+from rankwise.data.feed.memory import pool as memory
+from rankwise.data.feed.memory.pool import allocate_bytes
 from rankwise.errors import DataError, SampleError
 from rankwise.testing.free_plans import FreePlan, FreeSource
 from rankwise.testing.patience import until

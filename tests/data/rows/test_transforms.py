@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from rankwise import Order
-from rankwise.data.feed.csr import csr_parts, scipy_csr, torch_csr
+from rankwise.data.feed.memory.csr import csr_parts, scipy_csr, torch_csr
 from rankwise.data.rows import Log1pCounts, OrderedLoader, RowSource, log1p_cpm
 from rankwise.errors import ConfigError
 from rankwise.testing.row_stores import make_stores

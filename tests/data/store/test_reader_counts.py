@@ -18,7 +18,7 @@ import zarr
 from zarr.codecs import BytesCodec, GzipCodec, ZstdCodec
 
 from rankwise.data.store import BoxReader, BoxRequest, read_meta
-from rankwise.data.store.decode.threads import ThreadsDecoder
+from rankwise.data.store.decode.decoder import ThreadsDecoder
 from rankwise.data.store.files import facts
 from rankwise.data.store.meta import parser
 from rankwise.testing.new_threads import threads_since

@@ -11,9 +11,9 @@ import zarr
 from zarr.codecs import GzipCodec, ZstdCodec
 
 from rankwise.data.store import BoxReader, BoxRequest, read_meta
+from rankwise.data.store.decode.decoder import ThreadsDecoder
 from rankwise.data.store.decode.kernel import KernelDecoder
 from rankwise.data.store.decode.tasks import OS_ERROR
-from rankwise.data.store.decode.threads import ThreadsDecoder
 from rankwise.data.store.files import facts, handles
 from rankwise.data.store.reading import fast, slow_chunks
 from rankwise.data.store.reading.slow import SlowArrays

@@ -13,7 +13,7 @@ from rankwise.data.contract import IntArray, NDArray
 from rankwise.data.crops.exceptions import InvalidArgument
 from rankwise.data.crops.reading.field import MASK_SUFFIX
 from rankwise.data.crops.sample import Sample
-from rankwise.data.feed.lease import Done, done_of
+from rankwise.data.feed.memory.lease import Done, done_of
 from rankwise.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from typing import Any, Self
 import numpy as np
 
 from rankwise.data.contract import IntArray, OrderState, Share, sample_keys
-from rankwise.data.feed.buffer import Lent
-from rankwise.data.feed.csr import copied_field, first_twice
-from rankwise.data.feed.lease import done_of
+from rankwise.data.feed.memory.buffer import Lent
+from rankwise.data.feed.memory.csr import copied_field, first_twice
+from rankwise.data.feed.memory.lease import done_of
 from rankwise.errors import ConfigError
 
 __all__ = ["FeedBatch", "ShareView"]

@@ -18,7 +18,6 @@ from rankwise.data.contract import (
     whole_speeds,
 )
 from rankwise.data.feed.rank_place import check_ranks
-from rankwise.data.feed.repeats import is_sequential
 from rankwise.data.feed.workers.starts import PassStarts, order_code
 from rankwise.errors import ConfigError
 from rankwise.world.loader_worker import LoaderWorker
@@ -26,7 +25,7 @@ from rankwise.world.loader_worker import LoaderWorker
 if TYPE_CHECKING:
     from rankwise.data.feed.workers.torch_dataset import LoaderDataset
 
-__all__ = ["CLOSED", "Cursor", "CursorLoader", "FullLength", "check_fits"]
+__all__ = ["CLOSED", "Cursor", "CursorLoader", "FullLength", "check_fits", "is_sequential"]
 
 CLOSED = "the loader was closed: make a new one, and load the state of this one"
 
@@ -391,3 +390,8 @@ def check_fits(order: Order, *, num_samples: int, fingerprint: str | None) -> No
             f"the order was made for other data (fingerprint {wanted}, the source has {fingerprint}): make it from "
             "this source, Order(source, ...)"
         )
+
+
+def is_sequential(order: Order) -> bool:
+    """Whether each epoch of an order is the same, and meant so."""
+    return order.kind == "sequential" and order.draw is None

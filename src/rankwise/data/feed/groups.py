@@ -11,8 +11,8 @@ from typing import Protocol, TypeAlias
 import numpy as np
 
 from rankwise.data.contract import Plan, ReadReport, Share, Source, Step
-from rankwise.data.feed.buffer import HostBuffer, Lent, LentPart, SharedBuffer
-from rankwise.data.feed.lease import Lease
+from rankwise.data.feed.memory.buffer import HostBuffer, Lent, LentPart, SharedBuffer
+from rankwise.data.feed.memory.lease import Lease
 from rankwise.errors import RankwiseError
 
 __all__ = ["Reading", "Shares", "read_alone", "read_together"]

@@ -1,16 +1,22 @@
-"""`Passes`: the steps of the pass that was asked for, and after them those that are likely to be asked for next."""
+"""`Passes`: the steps of the pass that was asked for, and after them those that are likely to be asked for next.
+
+`Repeats` says when an epoch is shown a second time in the same order, which a loop without `mark_done` does not mean.
+"""
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterator
 
-from rankwise.data.contract import OrderState
-from rankwise.data.feed.cursor import Cursor
+from rankwise.data.contract import Order, OrderState
+from rankwise.data.feed.cursor import Cursor, is_sequential
 from rankwise.data.feed.groups import Shares
 from rankwise.world.loader_worker import LoaderWorker
 
-__all__ = ["Passes"]
+__all__ = ["Passes", "Repeats"]
+
+_LOG = logging.getLogger("rankwise.data")
 
 
 class Passes:
@@ -97,3 +103,37 @@ class Passes:
             again = again and self._cursor.done == self.start
             self._foreseen.append(start if again else end)
             return self._foreseen[-1]
+
+
+class Repeats:
+    """Remembers the last pass of a loader, and says once that the next one is the same.
+
+    Args:
+        order: orders that are not shuffled are the same in every epoch.
+        rank: rank 0 speaks.
+    """
+
+    def __init__(self, order: Order, *, rank: int) -> None:
+        self._quiet = rank != 0 or is_sequential(order)
+        self._shown: OrderState | None = None
+
+    def begins(self, start: OrderState, *, chosen: bool) -> None:
+        """Look at a pass that begins.
+
+        Args:
+            start: where.
+            chosen: whether the caller named this epoch, as an evaluation does each time: then it is meant so.
+        """
+        if self._quiet or chosen or self._shown != start:
+            return
+        self._quiet = True
+        _LOG.warning(
+            "epoch %d was shown whole and no step of it was marked done: the same batches come once more. For the next "
+            "epoch call loader.mark_done(batch.resume) after each step, or loader.set_epoch(n); of held-out data "
+            'Order(..., kind="sequential") says that it is meant so',
+            start.epoch,
+        )
+
+    def ends(self, start: OrderState, *, whole: bool) -> None:
+        """Remember a pass that ends."""
+        self._shown = start if whole else None

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from rankwise.data.contract import IntArray, NDArray, Share
-from rankwise.data.feed.csr import csr_parts, quiet_csr, scipy_csr, torch_csr
-from rankwise.data.feed.lease import Done
+from rankwise.data.feed.memory.csr import csr_parts, quiet_csr, scipy_csr, torch_csr
+from rankwise.data.feed.memory.lease import Done
 from rankwise.errors import ConfigError, MissingExtraError
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from rankwise.data.contract import FieldSpec, IntArray, NDArray, Order, Share
-from rankwise.data.feed.memory import allocate_bytes
+from rankwise.data.feed.memory.pool import allocate_bytes
 from rankwise.data.feed.place import PlaceableBuffer, Placed
 from rankwise.errors import ConfigError, MissingExtraError
 

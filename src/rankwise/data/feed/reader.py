@@ -12,11 +12,11 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from rankwise.data.contract import BoolArray, IntArray, ReadReport, Share, Source, Step, sample_keys
-from rankwise.data.feed.buffer import HostBuffer, Lent
-from rankwise.data.feed.csr import num_cols_of
 from rankwise.data.feed.groups import Reading, Shares, Stage, read_alone, read_together
-from rankwise.data.feed.lease import Leases
-from rankwise.data.feed.memory import MemoryPool
+from rankwise.data.feed.memory.buffer import HostBuffer, Lent
+from rankwise.data.feed.memory.csr import num_cols_of
+from rankwise.data.feed.memory.lease import Leases
+from rankwise.data.feed.memory.pool import MemoryPool
 from rankwise.data.feed.place import Placed, Placer
 from rankwise.data.feed.transform import SampleTransform
 from rankwise.errors import ConfigError, SampleError

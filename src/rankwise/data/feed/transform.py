@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from rankwise.data.contract import BaseSource, BatchBuffer, FieldSpec, IntArray, Order, Source
-from rankwise.data.feed.csr import fill_rows, is_sparse, one_row, row_spec
+from rankwise.data.feed.memory.csr import fill_rows, is_sparse, one_row, row_spec
 from rankwise.data.feed.place import PlaceableBuffer
 from rankwise.errors import ConfigError
 

@@ -45,7 +45,7 @@ else:
 
 
 def _opened(samples: Any) -> Any:
-    from rankwise.data.rows.opener import opened_rows
+    from rankwise.data.rows.ordered import opened_rows
 
     return opened_rows(samples)
 

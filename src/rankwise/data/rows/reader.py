@@ -10,19 +10,32 @@ from typing import Any
 
 import numpy as np
 
-from rankwise.data.contract import BatchBuffer, FieldSpec, IntArray, OrderState, ReadReport, Share, Step, shares
+from rankwise.data.contract import (
+    BatchBuffer,
+    FieldSpec,
+    IntArray,
+    Locality,
+    NDArray,
+    OrderState,
+    ReadReport,
+    Share,
+    Step,
+    shares,
+)
 from rankwise.data.feed import HostBuffer
-from rankwise.data.feed.csr import one_row
-from rankwise.data.feed.memory import MemoryPool
+from rankwise.data.feed.memory.csr import one_row
+from rankwise.data.feed.memory.pool import MemoryPool
+from rankwise.data.rows.blockwise import num_stretches
+from rankwise.data.rows.chosen import ChosenRows
 from rankwise.data.rows.datasets import AnyDataset
 from rankwise.data.rows.fields import RowField, read_fields
-from rankwise.data.rows.matrices import MatrixPlan
+from rankwise.data.rows.matrices import MatrixPlan, MatrixStack
 from rankwise.data.rows.obs import ObsColumn
 from rankwise.data.rows.transforms import Log1pCounts
 from rankwise.data.store import BoxError, BoxReader, BoxReport, sum_reports
 from rankwise.errors import DataError, SampleError
 
-__all__ = ["RowErrors", "RowFields", "RowPlan", "Shelf", "read_one"]
+__all__ = ["RowErrors", "RowFields", "RowLocality", "RowPlan", "Shelf", "read_one"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -213,3 +226,53 @@ class RowFields:
             sizes = None if self.change.size is None else into.arrays(self.change.size)[0]
             self.change.change(arrays[self.change.field][0], sizes)
         return errors.summed(reports)
+
+
+# What the chunks that an order mixes may take, decoded; the same number as the order's own.
+_WINDOW_BYTES = 128 << 20
+_LEAST_LANES, _MOST_LANES = 4, 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowLocality(Locality):
+    """Rows in the chunks of their matrices.
+
+    Attributes:
+        chunk_bytes: decoded bytes of the chunks that hold `chunk_samples` neighbours, on average.
+        mix_lanes: of a mix of collections, its lanes; None = the order chooses.
+    """
+
+    chunk_bytes: int
+    mix_lanes: int | None
+
+    @classmethod
+    def of(cls, chosen: ChosenRows, stacks: Sequence[MatrixStack], *, cache_bytes: int) -> RowLocality:
+        """Return the locality of rows, as they are or drawn, in so many matrices; rows of a chunk are read together."""
+        longest = min(chosen.num_stored, max((stack.chunk_rows for stack in stacks), default=1))
+        options = chosen.options
+        return cls(
+            chunk_samples=_rows_of_chunk(chosen.rows, longest) if chosen.draws is None else chosen.draws.together,
+            chunk_bytes=max(1, round(longest * sum(stack.row_bytes for stack in stacks))),
+            cache_bytes=cache_bytes,
+            group_steps=True,
+            order_kind=None if options is None else options.order_kind,
+            window_samples=None if options is None else options.window_samples,
+            mix_lanes=None if options is None or options.mix is None else options.lanes,
+        )
+
+    def layout(self, batch_size: int) -> tuple[int | None, int | None]:
+        """Return the lanes that suit an order, so that its windows decode to at most 128 MiB; the window is its own.
+
+        Of a mix both are those of the mix.
+        """
+        if self.mix_lanes is not None:
+            return self.mix_lanes, 1
+        lanes = min(_WINDOW_BYTES // self.chunk_bytes, batch_size)
+        return int(np.clip(lanes, _LEAST_LANES, _MOST_LANES)), None
+
+
+def _rows_of_chunk(rows: NDArray | None, chunk_rows: int) -> int:
+    """Rows of a subset that one chunk holds, on average."""
+    if rows is None or chunk_rows == 1:
+        return chunk_rows
+    return max(1, round(len(rows) / num_stretches(rows, chunk_rows)))

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from rankwise.data.contract import Order, Share, sample_keys
 from rankwise.data.feed import Cursor, CursorLoader, check_fits
 from rankwise.data.feed.cursor import CLOSED
+from rankwise.data.feed.passes import Repeats
 from rankwise.data.feed.rank_place import find_place
-from rankwise.data.feed.repeats import Repeats
 from rankwise.data.feed.workers import InitWorker, check_importable, deaf_workers, start_server
 from rankwise.data.samples.dataset_batch import DatasetBatch, move_tree, no_rows
 from rankwise.data.samples.keyed import KeyedDataset, check_dataset, layers

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__: list[str] = []
 
 
-def main(fd: int, hint: tuple[str, ...]) -> None:
+def main(fd: int, hint: tuple[str, ...] = ()) -> None:
     """Receive options and call, run the ranks, send back how it went and the values by rank.
 
     Args:

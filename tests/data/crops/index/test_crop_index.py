@@ -7,7 +7,7 @@ import pytest
 import zarr
 
 from rankwise.data.crops import CropIndex, Foreground, Mask, Stage, Take, plain_level
-from rankwise.data.crops.index.maps import label_cells
+from rankwise.data.crops.index.cells import label_cells
 from rankwise.data.store import BoxReader, read_meta
 from rankwise.errors import ConfigError
 

@@ -8,7 +8,7 @@ import torch
 import torch.multiprocessing
 
 from rankwise.data.contract import OrderState, Share, Step
-from rankwise.data.feed.csr import csr_parts, scipy_csr, torch_csr
+from rankwise.data.feed.memory.csr import csr_parts, scipy_csr, torch_csr
 from rankwise.data.feed.workers import SentBatch, sent_fields
 
 

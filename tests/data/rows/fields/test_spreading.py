@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
 
-from rankwise.data.feed.memory import MemoryPool
+from rankwise.data.feed.memory.pool import MemoryPool
 from rankwise.data.rows.fields import make_field, read_fields
 from rankwise.data.rows.matrices import open_matrix, stack_matrices
 from rankwise.data.store import BoxReader

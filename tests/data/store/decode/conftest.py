@@ -19,8 +19,8 @@ from rankwise.data.store.decode import (
     Scratch,
     address_of,
 )
+from rankwise.data.store.decode.decoder import ThreadsDecoder
 from rankwise.data.store.decode.kernel import KernelDecoder
-from rankwise.data.store.decode.threads import ThreadsDecoder
 
 KINDS = {"raw": KIND_RAW, "zstd": KIND_ZSTD, "blosc": KIND_BLOSC, "lz4": KIND_LZ4, "fill": KIND_FILL}
 

@@ -24,8 +24,8 @@ from rankwise.data.store.decode import (
     address_of,
     describe,
 )
+from rankwise.data.store.decode.decoder import ThreadsDecoder
 from rankwise.data.store.decode.kernel import KernelDecoder
-from rankwise.data.store.decode.threads import ThreadsDecoder
 
 PAGE = mmap.PAGESIZE
 COMPRESSORS = ("zstd", "lz4", "lz4hc", "blosclz", "zlib")

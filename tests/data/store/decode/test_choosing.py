@@ -9,8 +9,8 @@ import textwrap
 import pytest
 
 from rankwise.data.store.decode import choice, choose_decoder
+from rankwise.data.store.decode.decoder import ThreadsDecoder
 from rankwise.data.store.decode.symbols import SymbolsMissingError
-from rankwise.data.store.decode.threads import ThreadsDecoder
 from rankwise.errors import ConfigError
 
 LOAD = """

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankwise.data.store.decode import Scratch
+from rankwise.data.store.decode.decoder import ThreadsDecoder
 from rankwise.data.store.decode.tasks import OK
-from rankwise.data.store.decode.threads import ThreadsDecoder
 
 COMPRESSORS = ("zstd", "lz4", "lz4hc", "blosclz", "zlib")
 PAIRS = [("u2", "f4"), ("u2", "u2"), ("f4", "f2"), ("i8", "f8"), ("u1", "i2"), ("f8", "f4"), ("?", "f4"), ("u1", "u1")]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from rankwise.data.crops.index.crop_index import CropIndex, CropPlace
-from rankwise.data.crops.index.image import CropImage, Level, plain_level
+from rankwise.data.crops.index.image import CropImage, Level, Take, plain_level
 from rankwise.data.crops.index.rules import Foreground, Mask, Stage
-from rankwise.data.crops.index.take import Take
 
 __all__ = ["CropImage", "CropIndex", "CropPlace", "Foreground", "Level", "Mask", "Stage", "Take", "plain_level"]

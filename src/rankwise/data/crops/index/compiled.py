@@ -12,12 +12,11 @@ from rankwise.data.contract import BoolArray, FloatArray, IntArray
 from rankwise.data.crops.index.cells import BitTable, CellGrid, CellTable
 from rankwise.data.crops.index.finder import CellFinder
 from rankwise.data.crops.index.frame import Frame, make_frame
-from rankwise.data.crops.index.image import CropImage
+from rankwise.data.crops.index.image import CropImage, Take
 from rankwise.data.crops.index.lattice import Lattice, free_lattice, snapped_lattice, tile_lattice
 from rankwise.data.crops.index.layout import FieldLayout, make_layout
 from rankwise.data.crops.index.places import Draws, Placement, Tiles, choose_block, image_bounds, image_weights
 from rankwise.data.crops.index.rules import Curriculum, Rules, Stage
-from rankwise.data.crops.index.take import Take
 from rankwise.data.crops.reading import Scaling
 from rankwise.errors import ConfigError
 

@@ -15,10 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from rankwise.data.contract import BoolArray, NDArray
-from rankwise.data.crops.index.cells import CellGrid
+from rankwise.data.crops.index.cells import CellGrid, given_cells, label_cells, placed_cells, pooling
 from rankwise.data.crops.index.frame import Frame
 from rankwise.data.crops.index.image import CropImage, Level
-from rankwise.data.crops.index.maps import given_cells, label_cells, placed_cells, pooling
 from rankwise.data.crops.index.rules import Foreground, Mask
 from rankwise.data.store.reader import BoxReader
 

@@ -1,16 +1,26 @@
-"""One image of an index: the arrays that its crops come from, where they lie in space, and who it is."""
+"""One image of an index: its arrays, where they lie in space, who it is; and what of it is taken."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, cast
 
-from rankwise.data.contract import JSON
+import numpy as np
+import numpy.typing as npt
+
+from rankwise.data.contract import JSON, DType, FieldSpec, IntArray, NDArray
+from rankwise.data.crops.exceptions import InvalidArgument
+from rankwise.data.crops.reading import Scaling
+from rankwise.data.crops.reading.field import Normalise, check_normalise
+from rankwise.data.crops.sample import Dtype, DtypeLike, parse_dtype, resolved_dtype
+from rankwise.data.store.boxes import Pad
 from rankwise.data.store.meta import ArrayMeta
 from rankwise.data.store.meta.ngff import Image
 from rankwise.errors import ConfigError
 
-__all__ = ["CropImage", "Level", "image_levels", "plain_level"]
+__all__ = ["CropImage", "ImageColumns", "Level", "Take", "channel_boxes", "image_levels", "plain_level"]
 
 _CHANNEL_NAMES = frozenset({"c", "channel", "channels"})
 
@@ -133,3 +143,169 @@ class CropImage:
                 f"part {part!r} of image {self.name!r} has {len(levels)} levels (0 is the finest); asked for {number}"
             )
         return levels[number]
+
+
+@dataclass(frozen=True, slots=True)
+class Take:
+    """What one field of every crop takes from its image.
+
+    The first field of an index is the reference: crops are placed on its array, and the boxes of the other fields
+    cover the same place in space, in elements of their own.
+
+    Attributes:
+        part: the part of the image: "image", the name of a label image, a key of the mapping of arrays that was given;
+            None = the name of the field.
+        channel: a channel by name or number (its axis is then dropped), several of them in that order, or None = all.
+        level: resolution level, 0 is the finest. None = the index's level for the reference; for other fields the level
+            whose spacing is nearest to the reference's.
+        shape: extent along the cropped axes in elements of this field's array, around the same centre; None = the same
+            extent in space as the reference.
+        dtype: dtype in the batch, named as in `Config` ("f32", "bf16", "i8" of one byte, "native" = that of the arrays)
+            or a NumPy dtype. None = float32 for the first field of an index and where elements are normalised, that of
+            the arrays for other fields.
+        pad: what stands for elements outside an array: "fill", "edge", "reflect"; None = nothing may lie outside.
+        normalise: a `Scaling`, one for each array (or for all arrays below a group) by URI, or a function of the
+            array's metadata; asked for all arrays when the index is made.
+        mask: also make a field ``<name>_mask`` that says which elements lie inside the array.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+
+    part: str | None = None
+    channel: str | int | Sequence[str | int] | None = None
+    level: int | None = None
+    shape: tuple[int, ...] | None = None
+    dtype: npt.DTypeLike | None = None
+    pad: Pad | None = None
+    normalise: Normalise | None = None
+    mask: bool = False
+
+    def __post_init__(self) -> None:
+        if self.pad not in (None, "fill", "edge", "reflect"):
+            raise ConfigError(f'pad is "fill", "edge", "reflect" or None, got {self.pad!r}')
+        if self.shape is not None and not all(extent >= 1 for extent in self.shape):
+            raise ConfigError(f"a shape has extents of at least 1, got {list(self.shape)}")
+        if self.channel is not None and not isinstance(self.channel, str | int) and len(self.channel) == 0:
+            raise ConfigError("channel is one channel, several, or None for all; got an empty list")
+        check_normalise(self.normalise)
+        if self.dtype is not None:
+            _dtype(self.dtype)
+
+    @property
+    def is_native(self) -> bool:
+        """Whether elements keep the dtype of their array."""
+        return self.normalise is None if self.dtype is None else _dtype(self.dtype) is None
+
+    def chosen_dtype(self, stored: DType) -> DType:
+        """Return the dtype in the batch for arrays of dtype `stored`."""
+        if self.dtype is not None:
+            return _dtype(self.dtype) or stored
+        return np.dtype(np.float32) if self.normalise is not None else stored
+
+    def described(self) -> tuple[object, ...]:
+        """Return what decides the content of the field, for a fingerprint."""
+        rule = self.normalise
+        scaling = (rule.scale, rule.offset) if isinstance(rule, Scaling) else rule is not None
+        channels = self.channel if self.channel is None or isinstance(self.channel, str | int) else list(self.channel)
+        dtype = "None" if self.dtype is None else str(_dtype(self.dtype))
+        return self.part, channels, self.level, self.shape, dtype, self.pad, scaling, self.mask
+
+
+def _dtype(wanted: npt.DTypeLike) -> DType | None:
+    """The words of `Config` come first: to NumPy alone "i8" has eight bytes, and "f16" sixteen. None = "native"."""
+    try:
+        word = parse_dtype(cast("DtypeLike", wanted))
+        return None if word is Dtype.NATIVE else resolved_dtype(word)
+    except InvalidArgument as error:
+        try:
+            dtype: DType = np.dtype(wanted)
+        except TypeError:
+            raise error from None
+        return dtype
+
+
+def channel_boxes(
+    name: str, take: Take, images: Sequence[CropImage], levels: Sequence[Level], axis: int | None
+) -> tuple[IntArray, int]:
+    """Return the first channel of each box of a sample, int64[N, K], and how many channels a box holds.
+
+    Channels that follow each other come in one box, others in a box each.
+
+    Args:
+        name: the field.
+        take: what it takes.
+        images: the N images.
+        levels: the field's array in each.
+        axis: axis of the channels that are chosen from, None if there is none.
+
+    Raises:
+        ConfigError: there is no such channel, or images differ in what "all" are.
+    """
+    if axis is None:
+        if take.channel is not None:
+            raise ConfigError(
+                f"field {name!r} asks for channel {take.channel!r}, but the axes of {levels[0].array.place} "
+                f"({', '.join(levels[0].axes)}) have no channels to choose from"
+            )
+        return np.zeros((len(levels), 1), dtype=np.int64), 1
+    if take.channel is None:
+        return np.zeros((len(levels), 1), dtype=np.int64), _number_of_all(name, axis, images, levels)
+    wanted = [take.channel] if isinstance(take.channel, str | int) else list(take.channel)
+    found = np.array([[level.channel(channel) for channel in wanted] for level in levels], dtype=np.int64)
+    if (np.diff(found, axis=1) == 1).all():
+        return found[:, :1], len(wanted)
+    return found, 1
+
+
+def _number_of_all(name: str, axis: int, images: Sequence[CropImage], levels: Sequence[Level]) -> int:
+    sizes = [level.array.shape[axis] for level in levels]
+    other = next((number for number, size in enumerate(sizes) if size != sizes[0]), None)
+    if other is not None:
+        raise ConfigError(
+            f"field {name!r} takes all channels, but {images[0].name!r} has {sizes[0]} and {images[other].name!r} "
+            f"{sizes[other]}: name those you want, Take(channel=[...])"
+        )
+    return sizes[0]
+
+
+class ImageColumns:
+    """One array per label, with a row for each image.
+
+    Args:
+        images: the images.
+        labels: name -> function of an image, returning numbers of the same shape for all.
+
+    Attributes:
+        specs: the labels as fields.
+        digest: hash of the values.
+
+    Raises:
+        ConfigError: a function returns something else than numbers, or different shapes.
+    """
+
+    def __init__(self, images: Sequence[CropImage], labels: Mapping[str, Callable[[CropImage], Any]]) -> None:
+        self._values = {name: _column(name, images, label) for name, label in labels.items()}
+        self.specs = {
+            name: FieldSpec(shape=values.shape[1:], dtype=values.dtype) for name, values in self._values.items()
+        }
+        digest = hashlib.sha256()
+        for name, values in self._values.items():
+            digest.update(repr((name, values.dtype.str, values.shape)).encode() + values.tobytes())
+        self.digest = digest.hexdigest()[:16]
+
+    def rows(self, name: str, images: IntArray) -> NDArray:
+        """Return the values of a label for images int64[B]."""
+        rows: NDArray = self._values[name][images]
+        return rows
+
+
+def _column(name: str, images: Sequence[CropImage], label: Callable[[CropImage], Any]) -> NDArray:
+    rows = [np.asarray(label(image)) for image in images]
+    for image, row in zip(images, rows, strict=True):
+        if row.dtype.kind not in "?biuf" or row.shape != rows[0].shape:
+            raise ConfigError(
+                f"labels={name!r} returns numbers of one shape for every image; for {image.name!r} it returned "
+                f"{row.dtype}{list(row.shape)}, for {images[0].name!r} {rows[0].dtype}{list(rows[0].shape)}"
+            )
+    return np.stack(rows)

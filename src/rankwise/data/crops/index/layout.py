@@ -8,11 +8,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rankwise.data.contract import DType, FloatArray, IntArray
+from rankwise.data.crops.index.cells import affine_map, chosen_levels, linked_axes
 from rankwise.data.crops.index.frame import Frame
-from rankwise.data.crops.index.image import CropImage, Level
+from rankwise.data.crops.index.image import CropImage, Level, Take, channel_boxes
 from rankwise.data.crops.index.lattice import Lattice
-from rankwise.data.crops.index.maps import affine_map, chosen_levels, linked_axes
-from rankwise.data.crops.index.take import Take, channel_boxes
 from rankwise.data.crops.reading import CropField, FieldBoxes
 from rankwise.data.store.meta import ArrayMeta
 from rankwise.errors import ConfigError

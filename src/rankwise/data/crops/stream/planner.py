@@ -19,7 +19,7 @@ from rankwise.data.crops.stats import Meters
 from rankwise.data.crops.stream.flow import Flow, Group
 from rankwise.data.crops.stream.opener import Openings
 from rankwise.data.crops.stream.resolver import ArrayBoxes, check_sample, crops_of, grouped, resolve
-from rankwise.data.feed.buffer import HostBuffer
+from rankwise.data.feed.memory.buffer import HostBuffer
 from rankwise.data.feed.place import Placed
 from rankwise.data.store.reader import BoxReader
 

@@ -18,9 +18,9 @@ from rankwise.data.crops.stats import Meters
 from rankwise.data.crops.stream.flow import Flow
 from rankwise.data.crops.stream.planner import Failure, Ready, SkipBudget, Work
 from rankwise.data.crops.tuning import pin_thread
-from rankwise.data.feed.buffer import HostBuffer
-from rankwise.data.feed.lease import Leases
-from rankwise.data.feed.memory import MemoryPool
+from rankwise.data.feed.memory.buffer import HostBuffer
+from rankwise.data.feed.memory.lease import Leases
+from rankwise.data.feed.memory.pool import MemoryPool
 from rankwise.data.feed.place import Placer
 from rankwise.data.feed.transform import SampleTransform
 

@@ -20,8 +20,8 @@ from rankwise.data.crops.stream.opener import Openings
 from rankwise.data.crops.stream.planner import Failure, Numbered, Planner, Puller, Ready, Work
 from rankwise.data.crops.stream.reader import StreamReader
 from rankwise.data.crops.tuning import cores_here
-from rankwise.data.feed.lease import Leases
-from rankwise.data.feed.memory import MemoryPool
+from rankwise.data.feed.memory.lease import Leases
+from rankwise.data.feed.memory.pool import MemoryPool
 from rankwise.data.feed.place import Placer
 from rankwise.data.store.files import say_few_handles, system_file_limit
 from rankwise.data.store.reader import BoxReader

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rankwise.data.contract import FieldSpec, IntArray, NDArray
-from rankwise.data.feed.memory import MemoryPool
+from rankwise.data.feed.memory.pool import MemoryPool
 from rankwise.data.rows.fields.row_field import FieldRead, Finished, RowField, Target, begin_spread
 from rankwise.data.rows.matrices import HeldStack, MatrixPlan, MatrixStack, find_gaps, stray_columns
 from rankwise.data.store import BoxPlan, BoxReader, BoxReport

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rankwise.data.contract import BoolArray, FieldSpec, IntArray, NDArray
-from rankwise.data.feed.memory import MemoryPool
+from rankwise.data.feed.memory.pool import MemoryPool
 from rankwise.data.rows.matrices import MatrixPlan, MatrixStack, find_gaps, stray_columns
 from rankwise.data.store import BoxError, BoxPlan, BoxReader, BoxReport, Spread
 from rankwise.data.store.boxes import OUTSIDE, TWICE

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias, get_args
 import numpy as np
 
 from rankwise.data.contract import NDArray
-from rankwise.data.feed.csr import torch_csr
+from rankwise.data.feed.memory.csr import torch_csr
 from rankwise.data.feed.place_jax import ShardRows, narrowed, shard_full_batches
 from rankwise.data.rows.abc import Sampler
 from rankwise.data.rows.notices import say_once

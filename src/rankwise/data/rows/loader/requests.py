@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from rankwise.data.contract import IntArray, NDArray
-from rankwise.data.feed.csr import scipy_csr
+from rankwise.data.feed.memory.csr import scipy_csr
 from rankwise.data.rows.types import LoadRequest
 from rankwise.errors import ConfigError, DataError
 

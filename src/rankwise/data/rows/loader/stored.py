@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from rankwise.data.contract import IntArray, NDArray
-from rankwise.data.feed.memory import MemoryPool
+from rankwise.data.feed.memory.pool import MemoryPool
 from rankwise.data.rows.datasets import check_files, find_datasets, load_anndata
 from rankwise.data.rows.loader.requests import RowBlock
 from rankwise.data.rows.matrices import (

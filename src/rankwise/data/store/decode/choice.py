@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rankwise.data.store.decode.decoder import Decoder, Scratch
+from rankwise.data.store.decode.decoder import Decoder, Scratch, ThreadsDecoder
 from rankwise.data.store.decode.tasks import (
     KIND_BLOSC,
     KIND_FILL,
@@ -20,7 +20,6 @@ from rankwise.data.store.decode.tasks import (
     address_of,
     describe,
 )
-from rankwise.data.store.decode.threads import ThreadsDecoder
 from rankwise.data.store.forks import forks_wait
 from rankwise.errors import ConfigError, DataError
 

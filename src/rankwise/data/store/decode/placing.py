@@ -1,4 +1,4 @@
-"""Compiled: the loop over chunks, and from a chunk's elements to their places in the output.
+"""Compiled: the loop over chunks, and from the elements of a chunk to their places in the output, dense rows too.
 
 This module imports numba: import it late.
 """
@@ -6,20 +6,131 @@ This module imports numba: import it late.
 from __future__ import annotations
 
 from rankwise.data.store.decode import tasks as codes
-from rankwise.data.store.decode.dense_placing import fetch_columns, finish_rows, spread
-from rankwise.data.store.decode.fetching import fetch
-from rankwise.data.store.decode.machine import call_plane, entry, get, inlined, put8, put32, real_entry, streamed
+from rankwise.data.store.decode.dense_rows import OTHER_PIECE, PARKED, PIECE, WHOLE
+from rankwise.data.store.decode.fetching import fetch, memcpy
+from rankwise.data.store.decode.machine import (
+    call_plane,
+    entry,
+    get,
+    inlined,
+    prefetch,
+    put,
+    put8,
+    put32,
+    real_entry,
+    streamed,
+)
 from rankwise.data.store.decode.tasks import SLOTS
 
-__all__ = ["run_chunks"]
+__all__ = ["fetch_columns", "finish_rows", "run_chunks", "spread"]
 
 _OK, _OUT_OF_RANGE = codes.OK, codes.OUT_OF_RANGE
-_FIRST, _LAST, _AXES, _STATUS = SLOTS["first"], SLOTS["last"], SLOTS["axes"], SLOTS["status"]
-_BOUNDS, _UNFIT, _SOURCE, _STRIDED = SLOTS["bounds"], SLOTS["unfit"], SLOTS["source"], SLOTS["strided"]
-_SRC_FIRST, _EXTENTS, _SRC_STRIDES = SLOTS["src_first"], SLOTS["extents"], SLOTS["src_strides"]
-_DST_START, _STRIDES, _OUT, _PLANE = SLOTS["dst_start"], SLOTS["strides"], SLOTS["out"], SLOTS["plane"]
-_SCALE, _OFFSET, _DST_UNIT, _COL_UNIT = SLOTS["scale"], SLOTS["offset_"], SLOTS["dst_unit"], SLOTS["col_unit"]
-_STAGE, _STREAM, _SPREAD = SLOTS["stage"], SLOTS["stream"], SLOTS["spread"]
+_LAST, _BOUNDS, _STATUS, _UNFIT = SLOTS["last"], SLOTS["bounds"], SLOTS["status"], SLOTS["unfit"]
+_SOURCE, _STRIDED, _SRC_FIRST, _EXTENTS = SLOTS["source"], SLOTS["strided"], SLOTS["src_first"], SLOTS["extents"]
+_DST_START, _DST_UNIT, _OUT = SLOTS["dst_start"], SLOTS["dst_unit"], SLOTS["out"]
+_PLANE, _STAGE, _ELEMENTS = SLOTS["plane"], SLOTS["stage"], SLOTS["elements"]
+_SPREAD, _COLUMNS, _COLUMN_BYTES, _WIDTH = SLOTS["spread"], SLOTS["columns"], SLOTS["column_bytes"], SLOTS["width"]
+_TABLES, _PLACES, _NUM_COLS = SLOTS["tables"], SLOTS["places"], SLOTS["num_cols"]
+_ITS_PLACES, _ITS_NUM_COLS = SLOTS["its_places"], SLOTS["its_num_cols"]
+_ROWS, _ROW_LENGTHS, _MARKS, _NAMED = SLOTS["rows"], SLOTS["row_lengths"], SLOTS["marks"], SLOTS["named"]
+_FIRST, _AXES, _STRIDES, _SRC_STRIDES = SLOTS["first"], SLOTS["axes"], SLOTS["strides"], SLOTS["src_strides"]
+_SCALE, _OFFSET, _COL_UNIT, _STREAM = SLOTS["scale"], SLOTS["offset_"], SLOTS["col_unit"], SLOTS["stream"]
+_SPARE, _WAITING, _PARK = SLOTS["spare"], SLOTS["waiting"], SLOTS["parked"]
+_PAGE_BYTES, _ROWS_AHEAD = 4096, 8
+
+
+@inlined
+def fetch_columns(job: int, chunk: int) -> int:
+    """Get the chunk of columns that belongs to one of elements, if they are decoded beside them; returns a status."""
+    named = get(job, _NAMED) if get(job, _SPREAD) != 0 else 0
+    if named == 0:
+        return _OK
+    status = fetch(named, chunk)
+    put32(named, _STATUS, chunk, status)
+    return status
+
+
+@inlined
+def _cast(job: int, target: int, count: int) -> int:
+    """Note where the elements of a target are, cast if need be; returns whether a value does not fit."""
+    src, unfit = get(job, _SOURCE) + entry(job, _SRC_FIRST, target) * get(job, _STRIDED), 0
+    if get(job, _PLANE) != 0:
+        unfit = call_plane(get(job, _PLANE), src, get(job, _STAGE), 1, count, 0, 0, 1.0, 0.0)
+        src = get(job, _STAGE)
+    put(job, _ELEMENTS, src)
+    return unfit
+
+
+@inlined
+def _announce(job: int, target: int) -> int:
+    """Have the pages of rows looked up before they are written, several rows at a time: rows lie anywhere.
+
+    A processor that does not know where a page is waits for memory; for several pages it waits once.
+    """
+    if target % _ROWS_AHEAD == 0:
+        size, end = get(job, _WIDTH) * get(job, _DST_UNIT), entry(job, _BOUNDS, get(job, _LAST))
+        for ahead in range(target + _ROWS_AHEAD, min(target + 2 * _ROWS_AHEAD, end)):
+            row = get(job, _OUT) + entry(job, _ROWS, ahead) * size
+            for at in range(0, size, _PAGE_BYTES):
+                prefetch(row + at)
+            prefetch(row + size - 1)
+    return 0
+
+
+@inlined
+def _columns(job: int, chunk: int, target: int, count: int) -> int:
+    """Return where the columns of a target are."""
+    named = get(job, _NAMED)
+    if named == 0:
+        return get(job, _COLUMNS) + entry(job, _DST_START, target) * get(job, _COLUMN_BYTES)
+    if _cast(named, target, count) != 0:
+        put8(named, _UNFIT, target, 1)
+        put32(named, _STATUS, chunk, _OUT_OF_RANGE)
+    return get(named, _ELEMENTS)
+
+
+@inlined
+def finish_rows(job: int) -> int:
+    """Write the row that still waits; returns 0."""
+    if get(job, _SPREAD) != 0:
+        call_plane(get(job, _SPREAD), 0, 0, 0, 0, 1, job, 0.0, 0.0)
+    return 0
+
+
+@inlined
+def _leave(job: int, park: int, row: int) -> int:
+    """Have a row that was parked wait to be written, as whole ones do; the memory of the one before it is free then."""
+    finish_rows(job)
+    spare = get(job, _SPARE)
+    put(job, _SPARE, get(job, park))
+    put(job, park, spare)
+    put(job, _WAITING, row)
+    return 0
+
+
+@inlined
+def spread(job: int, chunk: int, target: int) -> int:
+    """Spread elements over their dense row, cast first if need be; returns whether a value does not fit."""
+    row, count, table = entry(job, _ROWS, target), entry(job, _EXTENTS, target), entry(job, _TABLES, target)
+    length, kind, park = entry(job, _ROW_LENGTHS, target), PIECE, 0
+    _announce(job, target)
+    put(job, _ITS_PLACES, entry(job, _PLACES, table))
+    put(job, _ITS_NUM_COLS, entry(job, _NUM_COLS, table))
+    unfit, columns, named = _cast(job, target, count), _columns(job, chunk, target, count), get(job, _NAMED)
+    row = get(job, _OUT) + row * get(job, _WIDTH) * get(job, _DST_UNIT)
+    if length == count:
+        kind = WHOLE
+    elif length < 0:  # a chunk has one row at most that goes on in the next one
+        kind, park = PARKED, _PARK + 8 * ((chunk + length) & 1)
+    dst = row if park == 0 else get(job, park)
+    mark = call_plane(get(job, _SPREAD), get(job, _ELEMENTS), dst, columns, count, kind, job, 0.0, 0.0)
+    if length == OTHER_PIECE:
+        _leave(job, park, row)
+    if named != 0 and (mark != 0 or kind != WHOLE or get(named, _STRIDED) == 0):  # these are looked at afterwards
+        size = get(job, _COLUMN_BYTES)
+        memcpy(get(job, _COLUMNS) + entry(job, _DST_START, target) * size, columns, count * size)
+    put8(job, _MARKS, target, mark)
+    return unfit
 
 
 def run_chunks(job: int) -> int:

@@ -15,7 +15,7 @@ from rankwise.data.contract import DType, NDArray
 from rankwise.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rankwise.data.feed.lease import Done, Lease
+    from rankwise.data.feed.memory.lease import Done, Lease
 
 __all__ = ["MemoryPool", "allocate_bytes"]
 

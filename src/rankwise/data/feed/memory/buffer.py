@@ -9,8 +9,8 @@ from typing import Protocol
 import numpy as np
 
 from rankwise.data.contract import BatchBuffer, BoolArray, DType, FieldSpec, NDArray
-from rankwise.data.feed.lease import Done, Lease
-from rankwise.data.feed.memory import MemoryPool
+from rankwise.data.feed.memory.lease import Done, Lease
+from rankwise.data.feed.memory.pool import MemoryPool
 from rankwise.errors import ConfigError
 
 __all__ = ["HostBuffer", "Lent", "LentPart", "SharedBuffer"]
