@@ -1,30 +1,27 @@
-"""Which rows and fields of stores are samples (`ChosenRows`, `ChosenFields`), and which each sample of an epoch is."""
+"""`ChosenRows`: which rows of stores are samples, which of them each sample of an epoch is, how they lie in chunks."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from rankwise.data.contract import IntArray, NDArray, Order, choose_fields
+from rankwise.data.contract import IntArray, Locality, NDArray, Order
 from rankwise.data.order import SplitRule
-from rankwise.data.rows.blockwise import taken
+from rankwise.data.rows.blockwise import num_stretches, taken
 from rankwise.data.rows.datasets import AnyDataset
 from rankwise.data.rows.drawing import DrawOptions, Draws, make_draws
-from rankwise.data.rows.fields import FieldChoice, open_fields
-from rankwise.data.rows.matrices import HeldMatrix, StoredMatrix
-from rankwise.data.rows.obs import ObsColumn, RowGroups, read_column, read_groups, read_tables
+from rankwise.data.rows.matrices import HeldMatrix, MatrixStack, StoredMatrix
+from rankwise.data.rows.obs import RowGroups, read_groups, read_tables
 from rankwise.data.rows.places import NamedRows, stacked_rows
-from rankwise.data.rows.reader import RowFields
 from rankwise.data.rows.subsets import chosen_rows, part_of_groups, part_of_rows, rows_of_part, say_split
-from rankwise.data.rows.transforms import Log1pCounts
 from rankwise.errors import ConfigError, DataError
 
-__all__ = ["ChosenFields", "ChosenRows", "bound_rows", "first_matrix", "rows_fingerprint"]
+__all__ = ["ChosenRows", "RowLocality", "bound_rows", "first_matrix", "rows_fingerprint"]
 
 
 def rows_fingerprint(datasets: Sequence[AnyDataset]) -> str:
@@ -254,109 +251,51 @@ def bound_rows(rows: ChosenRows, order: Order) -> ChosenRows:
     return drawn
 
 
-_CHOICES = ("matrices", "obs", "dense", "genes", "dtype", "rows")
+# What the chunks that an order mixes may take, decoded; the same number as the order's own.
+_WINDOW_BYTES = 128 << 20
+_LEAST_LANES, _MOST_LANES = 4, 64
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ChosenFields:
-    """The fields of the rows of datasets.
+@dataclass(frozen=True, kw_only=True)
+class RowLocality(Locality):
+    """Rows in the chunks of their matrices.
 
     Attributes:
-        datasets: the datasets.
-        choice: what of them was asked for.
-        opened: all fields that are open.
-        names: those of them that are read.
+        chunk_bytes: decoded bytes of the chunks that hold `chunk_samples` neighbours, on average.
+        mix_lanes: of a mix of collections, its lanes; None = the order chooses.
     """
 
-    datasets: tuple[AnyDataset, ...]
-    choice: FieldChoice
-    opened: RowFields
-    names: tuple[str, ...]
+    chunk_bytes: int
+    mix_lanes: int | None
 
     @classmethod
-    def of(
-        cls, datasets: tuple[AnyDataset, ...], choice: FieldChoice, *, known: Mapping[str, ObsColumn] | None = None
-    ) -> ChosenFields:
-        """Open the fields that are asked for, and read all of them.
-
-        Args:
-            datasets: all have the matrices and columns.
-            choice: which, and how they come out.
-            known: columns that were read before.
-
-        Raises:
-            ConfigError: there are no such fields, or those of the datasets do not fit together.
-            DataError: something is damaged.
-        """
-        known = {} if known is None else known
-        matrices = open_fields(datasets, choice)
-        columns = {name: known.get(name) or read_column(datasets, name) for name in choice.obs}
-        opened = RowFields(matrices=matrices, columns=columns)
-        return cls(datasets=datasets, choice=choice, opened=opened, names=(*matrices, *columns))
-
-    @property
-    def read(self) -> RowFields:
-        """Those that are read.
-
-        Raises:
-            ConfigError: it was never said which variables.
-        """
-        if self.choice.is_open:
-            raise ConfigError(
-                "genes=... leaves the variables open, so these rows can be counted, split and ordered, but not read: "
-                "say source.reading(genes=[...]), or pass genes=[...] to the loader"
-            )
-        change, names = self.opened.change, set(self.names)
-        return RowFields(
-            matrices={name: field for name, field in self.opened.matrices.items() if name in self.names},
-            columns={name: column for name, column in self.opened.columns.items() if name in self.names},
-            change=change if change is not None and {change.field, change.size or change.field} <= names else None,
+    def of(cls, chosen: ChosenRows, stacks: Sequence[MatrixStack], *, cache_bytes: int) -> RowLocality:
+        """Return the locality of rows, as they are or drawn, in so many matrices; rows of a chunk are read together."""
+        longest = min(chosen.num_stored, max((stack.chunk_rows for stack in stacks), default=1))
+        options = chosen.options
+        return cls(
+            chunk_samples=_rows_of_chunk(chosen.rows, longest) if chosen.draws is None else chosen.draws.together,
+            chunk_bytes=max(1, round(longest * sum(stack.row_bytes for stack in stacks))),
+            cache_bytes=cache_bytes,
+            group_steps=True,
+            order_kind=None if options is None else options.order_kind,
+            window_samples=None if options is None else options.window_samples,
+            mix_lanes=None if options is None or options.mix is None else options.lanes,
         )
 
-    @property
-    def categories(self) -> dict[str, tuple[Any, ...]]:
-        """For each categorical column what its codes stand for."""
-        found = {name: column.categories for name, column in self.opened.columns.items()}
-        return {name: table for name, table in found.items() if table is not None}
+    def layout(self, batch_size: int) -> tuple[int | None, int | None]:
+        """Return the lanes that suit an order, so that its windows decode to at most 128 MiB; the window is its own.
 
-    def changed(self, **changes: Any) -> ChosenFields:
-        """Return other fields of the same datasets.
-
-        Args:
-            **changes: some of the attributes of `FieldChoice`; the others stay.
-
-        Raises:
-            ConfigError: there are no such fields, or no such attributes.
+        Of a mix both are those of the mix.
         """
-        try:
-            choice = replace(self.choice, **changes)
-        except TypeError:
-            raise ConfigError(f"a RowSource reads {', '.join(_CHOICES)}; got {', '.join(changes)}") from None
-        return self.of(self.datasets, choice, known=self.opened.columns)
+        if self.mix_lanes is not None:
+            return self.mix_lanes, 1
+        lanes = min(_WINDOW_BYTES // self.chunk_bytes, batch_size)
+        return int(np.clip(lanes, _LEAST_LANES, _MOST_LANES)), None
 
-    def select(self, names: Sequence[str]) -> ChosenFields:
-        """Return some of the fields that are read.
 
-        Raises:
-            ConfigError: there is no such field.
-        """
-        return replace(self, names=choose_fields(self.names, names))
-
-    def fused_with(self, batch_transform: Any) -> ChosenFields | None:
-        """Return fields with a transform of whole batches done while they are read; None = that cannot be done.
-
-        It can be done for `Log1pCounts` of dense rows; those of whole numbers then come as float32, as they do from it.
-        """
-        name = batch_transform.field if isinstance(batch_transform, Log1pCounts) else None
-        matrices = self.opened.matrices
-        if name not in matrices or name not in self.names:
-            return None
-        if batch_transform.size is not None and batch_transform.size not in set(self.opened.columns) & set(self.names):
-            return None
-        spec, made = matrices[name].spec, self
-        if spec.ragged or len(spec.shape) != 1 or spec.dtype.kind not in "biuf":
-            return None
-        if spec.dtype.kind != "f":
-            dtypes = {matrix: self.choice.dtype_of(matrix) for matrix in matrices}
-            made = self.changed(dtype={**dtypes, name: np.float32}).select(self.names)
-        return replace(made, opened=replace(made.opened, change=batch_transform))
+def _rows_of_chunk(rows: NDArray | None, chunk_rows: int) -> int:
+    """Rows of a subset that one chunk holds, on average."""
+    if rows is None or chunk_rows == 1:
+        return chunk_rows
+    return max(1, round(len(rows) / num_stretches(rows, chunk_rows)))

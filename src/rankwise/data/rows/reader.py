@@ -1,10 +1,10 @@
-"""Read a share of rows: its plan, and what is said of rows that fail."""
+"""Rows of stores into batches (`RowFields`), and which fields of the stores are open and read (`ChosenFields`)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
@@ -14,28 +14,25 @@ from rankwise.data.contract import (
     BatchBuffer,
     FieldSpec,
     IntArray,
-    Locality,
-    NDArray,
     OrderState,
     ReadReport,
     Share,
     Step,
+    choose_fields,
     shares,
 )
 from rankwise.data.feed import HostBuffer
 from rankwise.data.feed.memory.csr import one_row
 from rankwise.data.feed.memory.pool import MemoryPool
-from rankwise.data.rows.blockwise import num_stretches
-from rankwise.data.rows.chosen import ChosenRows
 from rankwise.data.rows.datasets import AnyDataset
-from rankwise.data.rows.fields import RowField, read_fields
-from rankwise.data.rows.matrices import MatrixPlan, MatrixStack
-from rankwise.data.rows.obs import ObsColumn
+from rankwise.data.rows.fields import FieldChoice, RowField, open_fields, read_fields
+from rankwise.data.rows.matrices import MatrixPlan
+from rankwise.data.rows.obs import ObsColumn, read_column
 from rankwise.data.rows.transforms import Log1pCounts
 from rankwise.data.store import BoxError, BoxReader, BoxReport, sum_reports
-from rankwise.errors import DataError, SampleError
+from rankwise.errors import ConfigError, DataError, SampleError
 
-__all__ = ["RowErrors", "RowFields", "RowLocality", "RowPlan", "Shelf", "read_one"]
+__all__ = ["ChosenFields", "RowErrors", "RowFields", "RowPlan", "Shelf", "read_one"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -228,51 +225,109 @@ class RowFields:
         return errors.summed(reports)
 
 
-# What the chunks that an order mixes may take, decoded; the same number as the order's own.
-_WINDOW_BYTES = 128 << 20
-_LEAST_LANES, _MOST_LANES = 4, 64
+_CHOICES = ("matrices", "obs", "dense", "genes", "dtype", "rows")
 
 
-@dataclass(frozen=True, kw_only=True)
-class RowLocality(Locality):
-    """Rows in the chunks of their matrices.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ChosenFields:
+    """The fields of the rows of datasets.
 
     Attributes:
-        chunk_bytes: decoded bytes of the chunks that hold `chunk_samples` neighbours, on average.
-        mix_lanes: of a mix of collections, its lanes; None = the order chooses.
+        datasets: the datasets.
+        choice: what of them was asked for.
+        opened: all fields that are open.
+        names: those of them that are read.
     """
 
-    chunk_bytes: int
-    mix_lanes: int | None
+    datasets: tuple[AnyDataset, ...]
+    choice: FieldChoice
+    opened: RowFields
+    names: tuple[str, ...]
 
     @classmethod
-    def of(cls, chosen: ChosenRows, stacks: Sequence[MatrixStack], *, cache_bytes: int) -> RowLocality:
-        """Return the locality of rows, as they are or drawn, in so many matrices; rows of a chunk are read together."""
-        longest = min(chosen.num_stored, max((stack.chunk_rows for stack in stacks), default=1))
-        options = chosen.options
-        return cls(
-            chunk_samples=_rows_of_chunk(chosen.rows, longest) if chosen.draws is None else chosen.draws.together,
-            chunk_bytes=max(1, round(longest * sum(stack.row_bytes for stack in stacks))),
-            cache_bytes=cache_bytes,
-            group_steps=True,
-            order_kind=None if options is None else options.order_kind,
-            window_samples=None if options is None else options.window_samples,
-            mix_lanes=None if options is None or options.mix is None else options.lanes,
+    def of(
+        cls, datasets: tuple[AnyDataset, ...], choice: FieldChoice, *, known: Mapping[str, ObsColumn] | None = None
+    ) -> ChosenFields:
+        """Open the fields that are asked for, and read all of them.
+
+        Args:
+            datasets: all have the matrices and columns.
+            choice: which, and how they come out.
+            known: columns that were read before.
+
+        Raises:
+            ConfigError: there are no such fields, or those of the datasets do not fit together.
+            DataError: something is damaged.
+        """
+        known = {} if known is None else known
+        matrices = open_fields(datasets, choice)
+        columns = {name: known.get(name) or read_column(datasets, name) for name in choice.obs}
+        opened = RowFields(matrices=matrices, columns=columns)
+        return cls(datasets=datasets, choice=choice, opened=opened, names=(*matrices, *columns))
+
+    @property
+    def read(self) -> RowFields:
+        """Those that are read.
+
+        Raises:
+            ConfigError: it was never said which variables.
+        """
+        if self.choice.is_open:
+            raise ConfigError(
+                "genes=... leaves the variables open, so these rows can be counted, split and ordered, but not read: "
+                "say source.reading(genes=[...]), or pass genes=[...] to the loader"
+            )
+        change, names = self.opened.change, set(self.names)
+        return RowFields(
+            matrices={name: field for name, field in self.opened.matrices.items() if name in self.names},
+            columns={name: column for name, column in self.opened.columns.items() if name in self.names},
+            change=change if change is not None and {change.field, change.size or change.field} <= names else None,
         )
 
-    def layout(self, batch_size: int) -> tuple[int | None, int | None]:
-        """Return the lanes that suit an order, so that its windows decode to at most 128 MiB; the window is its own.
+    @property
+    def categories(self) -> dict[str, tuple[Any, ...]]:
+        """For each categorical column what its codes stand for."""
+        found = {name: column.categories for name, column in self.opened.columns.items()}
+        return {name: table for name, table in found.items() if table is not None}
 
-        Of a mix both are those of the mix.
+    def changed(self, **changes: Any) -> ChosenFields:
+        """Return other fields of the same datasets.
+
+        Args:
+            **changes: some of the attributes of `FieldChoice`; the others stay.
+
+        Raises:
+            ConfigError: there are no such fields, or no such attributes.
         """
-        if self.mix_lanes is not None:
-            return self.mix_lanes, 1
-        lanes = min(_WINDOW_BYTES // self.chunk_bytes, batch_size)
-        return int(np.clip(lanes, _LEAST_LANES, _MOST_LANES)), None
+        try:
+            choice = replace(self.choice, **changes)
+        except TypeError:
+            raise ConfigError(f"a RowSource reads {', '.join(_CHOICES)}; got {', '.join(changes)}") from None
+        return self.of(self.datasets, choice, known=self.opened.columns)
 
+    def select(self, names: Sequence[str]) -> ChosenFields:
+        """Return some of the fields that are read.
 
-def _rows_of_chunk(rows: NDArray | None, chunk_rows: int) -> int:
-    """Rows of a subset that one chunk holds, on average."""
-    if rows is None or chunk_rows == 1:
-        return chunk_rows
-    return max(1, round(len(rows) / num_stretches(rows, chunk_rows)))
+        Raises:
+            ConfigError: there is no such field.
+        """
+        return replace(self, names=choose_fields(self.names, names))
+
+    def fused_with(self, batch_transform: Any) -> ChosenFields | None:
+        """Return fields with a transform of whole batches done while they are read; None = that cannot be done.
+
+        It can be done for `Log1pCounts` of dense rows; those of whole numbers then come as float32, as they do from it.
+        """
+        name = batch_transform.field if isinstance(batch_transform, Log1pCounts) else None
+        matrices = self.opened.matrices
+        if name not in matrices or name not in self.names:
+            return None
+        if batch_transform.size is not None and batch_transform.size not in set(self.opened.columns) & set(self.names):
+            return None
+        spec, made = matrices[name].spec, self
+        if spec.ragged or len(spec.shape) != 1 or spec.dtype.kind not in "biuf":
+            return None
+        if spec.dtype.kind != "f":
+            dtypes = {matrix: self.choice.dtype_of(matrix) for matrix in matrices}
+            made = self.changed(dtype={**dtypes, name: np.float32}).select(self.names)
+        return replace(made, opened=replace(made.opened, change=batch_transform))
