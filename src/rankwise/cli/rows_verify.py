@@ -20,7 +20,7 @@ def verify_command(
 
     Exit codes: 0 = all is well; 1 = something differs; 2 = wrong usage.
     """
-    from rankwise.data.rows.inspecting import verify_rows
+    from rankwise.data.rows import verify_rows
 
     show = sys.stderr.isatty()
     problems = verify_rows(

@@ -8,7 +8,6 @@ import scipy.sparse as sp
 
 from rankwise import Order
 from rankwise.data.contract import FieldSpec, ReadReport, sample_keys
-from rankwise.data.feed.place_jax import is_jax_target
 from rankwise.errors import ConfigError
 from rankwise.testing.free_plans import FreePlan, FreeSource
 from rankwise.testing.shares import loader_of
@@ -183,10 +182,3 @@ def test_what_cannot_be_sharded_is_refused():
         loader(Numbers(sparse=True), sharding())
     with pytest.raises(ConfigError, match=r"spans JAX's 1 processes, the loader feeds 2 ranks: start JAX with"):
         loader(Numbers(x="float32"), sharding(), world_size=2)
-
-
-def test_targets_are_told_apart():
-    """A device of torch is none."""
-    assert is_jax_target("jax")
-    assert is_jax_target(sharding())
-    assert not any(is_jax_target(device) for device in ("cpu", "auto", None))

@@ -4,6 +4,7 @@ import sys
 
 import pytest
 
+from rankwise.data.feed.place_jax import is_jax_target
 from rankwise.data.feed.rank_place import RankPlace, find_place
 from rankwise.errors import MissingExtraError
 from rankwise.world import adopt
@@ -18,3 +19,11 @@ def test_without_torch_the_choice_is_named(monkeypatch, device):
         find_place(None, device)
     for other in (None, "jax"):
         assert find_place(None, other) == RankPlace(rank=0, world_size=1, device=other)
+
+
+def test_targets_of_jax_are_told_apart():
+    """A device of torch is none."""
+    jax = pytest.importorskip("jax")
+    assert is_jax_target("jax")
+    assert is_jax_target(jax.sharding.SingleDeviceSharding(jax.devices()[0]))
+    assert not any(is_jax_target(device) for device in ("cpu", "auto", None))

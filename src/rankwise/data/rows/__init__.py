@@ -16,13 +16,16 @@ __all__ = [
     "Log1pCounts",
     "OrderedLoader",
     "RowSource",
+    "describe_rows",
     "log1p_cpm",
     "log1p_normalized",
+    "verify_rows",
     "write_sharded",
 ]
 
 if TYPE_CHECKING:
     from rankwise.data.rows.collection import DatasetCollection
+    from rankwise.data.rows.inspecting import describe_rows, verify_rows
     from rankwise.data.rows.loader import Loader
     from rankwise.data.rows.ordered import OrderedLoader
     from rankwise.data.rows.source import RowSource
@@ -37,6 +40,7 @@ else:
             "Loader": "rankwise.data.rows.loader",
             "OrderedLoader": "rankwise.data.rows.ordered",
             "RowSource": "rankwise.data.rows.source",
+            **dict.fromkeys(("describe_rows", "verify_rows"), "rankwise.data.rows.inspecting"),
             "write_sharded": "rankwise.data.rows.writing",
             **_TRANSFORMS,
         },

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from rankwise._lazy import door
 from rankwise.data.store.boxes import BoxError, BoxReport, BoxRequest, Pad, Runs, Spread, sum_reports
 from rankwise.data.store.cache import DEFAULT_CACHE_BYTES, ChunkCache
-from rankwise.data.store.meta import ArrayMeta, ChunkCodec, list_arrays, read_meta
+from rankwise.data.store.meta import ArrayMeta, ChunkCodec, StoredNodes, list_arrays, read_meta
 from rankwise.data.store.plan import BoxPlan, name_lacking
 from rankwise.data.store.reader import BoxReader, Keep
 from rankwise.data.store.reading import ReaderStats
@@ -30,6 +30,7 @@ __all__ = [
     "ReaderStats",
     "Runs",
     "Spread",
+    "StoredNodes",
     "build_catalogue",
     "iter_images",
     "list_arrays",

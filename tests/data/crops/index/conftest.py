@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 import zarr
 
+from rankwise.data.crops import plain_level
+from rankwise.data.store import read_meta
+
 SIZES = ((20, 33, 47), (16, 16, 16), (31, 64, 40))
 
 
@@ -39,3 +42,23 @@ def volumes(tmp_path_factory):
         images.append({"image": folder / f"image{number}.zarr", "label": folder / f"label{number}.zarr"})
         values[f"image{number}.zarr"] = {"image": image, "label": label}
     return Volumes(images, values)
+
+
+@pytest.fixture(scope="session")
+def strided(tmp_path_factory):
+    """A volume with 200 objects of two elements' width and a pyramid of labels made by striding."""
+    folder = tmp_path_factory.mktemp("strided")
+    rng = np.random.default_rng(3)
+    label = np.zeros((45, 130, 130), "u2")
+    cells = rng.choice(9 * 26 * 26, 200, replace=False)
+    corners = np.stack(np.unravel_index(cells, (9, 26, 26)), axis=1) * 5 + rng.integers(0, 4, (200, 3))
+    for number, (z, y, x) in enumerate(corners.tolist()):
+        label[z : z + 2, y : y + 2, x : x + 2] = number + 1
+    levels = []
+    for step in (1, 2, 4, 8):
+        values = label[::step, ::step, ::step]
+        chunks = tuple(min(size, 10) for size in values.shape)
+        zarr.create_array(folder / f"l{step}", data=values, chunks=chunks)
+        levels.append(plain_level(read_meta(folder / f"l{step}"), spacing=(float(step),) * 3))
+    zarr.create_array(folder / "image", data=np.ones_like(label), chunks=(15, 26, 26))
+    return {"image": folder / "image", "label": levels}, label

@@ -7,8 +7,7 @@ import pytest
 import zarr
 
 from rankwise.data.crops import CropIndex, Foreground, Mask, Stage, Take, plain_level
-from rankwise.data.crops.index.cells import label_cells
-from rankwise.data.store import BoxReader, read_meta
+from rankwise.data.store import read_meta
 from rankwise.errors import ConfigError
 
 
@@ -69,26 +68,6 @@ def test_only_wanted_classes_are_foreground(volumes):
         CropIndex(volumes.images, shape=(8, 8, 8), num_random=9, foreground=Foreground("label", 1.0, classes=(9,)))
 
 
-@pytest.fixture(scope="module")
-def strided(tmp_path_factory):
-    """A volume with 200 objects of two elements' width and a pyramid of labels made by striding."""
-    folder = tmp_path_factory.mktemp("strided")
-    rng = np.random.default_rng(3)
-    label = np.zeros((45, 130, 130), "u2")
-    cells = rng.choice(9 * 26 * 26, 200, replace=False)
-    corners = np.stack(np.unravel_index(cells, (9, 26, 26)), axis=1) * 5 + rng.integers(0, 4, (200, 3))
-    for number, (z, y, x) in enumerate(corners.tolist()):
-        label[z : z + 2, y : y + 2, x : x + 2] = number + 1
-    levels = []
-    for step in (1, 2, 4, 8):
-        values = label[::step, ::step, ::step]
-        chunks = tuple(min(size, 10) for size in values.shape)
-        zarr.create_array(folder / f"l{step}", data=values, chunks=chunks)
-        levels.append(plain_level(read_meta(folder / f"l{step}"), spacing=(float(step),) * 3))
-    zarr.create_array(folder / "image", data=np.ones_like(label), chunks=(15, 26, 26))
-    return {"image": folder / "image", "label": levels}, label
-
-
 def test_small_objects_of_a_strided_pyramid_are_foreground(strided):
     """Labels are looked at where nothing is lost: of 200 small objects crops are drawn around each."""
     image, label = strided
@@ -100,31 +79,6 @@ def test_small_objects_of_a_strided_pyramid_are_foreground(strided):
     coarse = CropIndex(image, shape=(32, 32, 32), num_random=9, foreground=Foreground("label", 1.0, level=-1))
     counts = [made.compiled(0).placement.foreground.counts.sum() for made in (coarse, index)]
     assert counts[0] < counts[1] / 3  # what one gets who asks for it
-
-
-def test_a_map_of_labels_marks_each_cell_that_holds_one(strided):
-    """Whatever the chunks: the map is that of all elements, found by reading each chunk once, a few at a time."""
-    image, label = strided
-    level = image["label"][0]
-    for pool in ((4, 4, 4), (3, 7, 130), (1, 16, 2)):
-        with BoxReader(cache=0) as reader:
-            cells = label_cells(level, pool, None, reader)
-            assert reader.stats.chunks_decoded + reader.stats.fill_chunks == 5 * 13 * 13
-        padded = np.pad(label, [(0, -size % step) for size, step in zip(label.shape, pool, strict=True)])
-        split = [n for size, step in zip(padded.shape, pool, strict=True) for n in (size // step, step)]
-        np.testing.assert_array_equal(cells, padded.reshape(split).any(axis=(1, 3, 5)))
-
-
-def test_labels_are_read_in_bounded_memory(tmp_path):
-    """Labels of any size take a few chunks' memory while they are looked at, and a bit for each cell afterwards."""
-    zarr.create_array(tmp_path / "l", shape=(1 << 10, 1 << 9, 1 << 9), dtype="u4", chunks=(64, 64, 64))  # 1 GiB
-    tracemalloc.start()
-    with BoxReader(cache=0) as reader:
-        cells = label_cells(plain_level(read_meta(tmp_path / "l")), (8, 8, 8), None, reader)
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert cells.shape == (128, 64, 64)
-    assert peak < 128 << 20
 
 
 def test_missing_labels_name_the_level_that_was_looked_at(strided):

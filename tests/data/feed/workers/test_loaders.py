@@ -16,7 +16,6 @@ from torch.utils.data import DataLoader
 
 from rankwise import Order
 from rankwise.data.contract import FieldSpec, ReadReport
-from rankwise.data.store.reading import WorkCrew
 from rankwise.errors import ConfigError, SampleError
 from rankwise.testing.free_plans import FreeSource
 from rankwise.testing.shares import loader_of
@@ -340,11 +339,3 @@ def test_a_break_leaves_no_worker_behind():
     assert [worker.is_alive() for worker in workers] == [True, True]
     del steps
     assert [worker.is_alive() for worker in workers] == [False, False]
-
-
-def test_cores_are_shared_among_workers(monkeypatch):
-    """All workers together read with the threads that this process would, unless it was told how many."""
-    third = LoaderWorker(number=0, count=3, salt=1)
-    monkeypatch.setattr("rankwise.world.loader_worker.current_worker", lambda: third)
-    assert [WorkCrew(cores, shared=True).num_threads for cores in (1, 3, 8)] == [1, 1, 2]
-    assert WorkCrew(8).num_threads == 8

@@ -10,10 +10,9 @@ import anndata
 import numpy as np
 import pytest
 
-from rankwise.data.rows import DatasetCollection
+from rankwise.data.rows import DatasetCollection, verify_rows
 from rankwise.data.rows.collection.journal import locked, work_folder
 from rankwise.data.rows.datasets import find_datasets
-from rankwise.data.rows.inspecting import verify_rows
 from rankwise.errors import DataError, RankwiseError
 from rankwise.testing.ranks import run_ranks
 from rankwise.testing.small_rows import small_anndata

@@ -6,8 +6,7 @@ import pandas as pd
 import pytest
 import scipy.sparse
 
-from rankwise.data.rows import DatasetCollection, Loader, RowSource
-from rankwise.data.rows.inspecting import verify_rows
+from rankwise.data.rows import DatasetCollection, Loader, RowSource, verify_rows
 from rankwise.errors import ConfigError
 from rankwise.testing.small_rows import small_anndata
 

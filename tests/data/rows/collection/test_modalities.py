@@ -8,9 +8,8 @@ import pytest
 import zarr
 
 from rankwise import Order
-from rankwise.data.rows import DatasetCollection, OrderedLoader, RowSource
+from rankwise.data.rows import DatasetCollection, OrderedLoader, RowSource, verify_rows
 from rankwise.data.rows.datasets import Dataset, find_datasets
-from rankwise.data.rows.inspecting import verify_rows
 from rankwise.data.store import BoxReader
 from rankwise.errors import ConfigError
 from rankwise.testing.small_rows import small_anndata

@@ -2,8 +2,7 @@
 
 import pytest
 
-from rankwise.data.rows import DatasetCollection
-from rankwise.data.rows.inspecting import verify_rows
+from rankwise.data.rows import DatasetCollection, verify_rows
 from rankwise.testing.small_rows import small_anndata, write_anndata
 
 

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 import zarr
 
-from rankwise.data.rows import DatasetCollection
+from rankwise.data.rows import DatasetCollection, verify_rows
 from rankwise.data.rows.collection.journal import commit, read_manifest
 from rankwise.data.rows.datasets import array_checksums
-from rankwise.data.rows.inspecting import verify_rows
 from rankwise.testing.small_rows import small_anndata, write_anndata
 
 

@@ -7,8 +7,7 @@ import shutil
 import pytest
 import zarr
 
-from rankwise.data.rows import DatasetCollection
-from rankwise.data.rows.inspecting import verify_rows
+from rankwise.data.rows import DatasetCollection, verify_rows
 from rankwise.testing.small_rows import small_anndata
 
 

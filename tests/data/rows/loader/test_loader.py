@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from rankwise import Order
 from rankwise.data.rows import DatasetCollection, Loader, OrderedLoader, RowSource, notices, write_sharded
 from rankwise.data.rows.abc import Sampler
-from rankwise.data.rows.datasets import COLLECTION_TYPE
 from rankwise.data.rows.samplers import ClassSampler, DistributedSampler, RandomSampler, SequentialSampler
 from rankwise.errors import DataError, SampleError
 from rankwise.testing.small_rows import random_csr, small_anndata, write_anndata, write_csr
@@ -185,7 +184,7 @@ def test_collections(tmp_path, caplog, monkeypatch):
     made[1].obs["kind"] = made[1].obs["kind"].cat.rename_categories({"c": "d"})
     for k, adata in enumerate(made):
         write_anndata(adata, tmp_path / "c.zarr" / f"dataset_{k}")
-    zarr.open_group(str(tmp_path / "c.zarr"), mode="a").attrs["encoding-type"] = COLLECTION_TYPE
+    zarr.open_group(str(tmp_path / "c.zarr"), mode="a").attrs["encoding-type"] = "annbatch-preshuffled"
     loader = Loader(tmp_path / "c.zarr", shuffle=True, batch_size=4, chunk_size=4, preload_nchunks=4, return_index=True)
     whole, obs = sp.vstack([a.X for a in made]).toarray(), pd.concat([a.obs for a in made])
     assert (loader.n_obs, loader.n_var, len(loader)) == (41, 6, 11)

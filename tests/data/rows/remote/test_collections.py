@@ -7,8 +7,7 @@ import pytest
 import zarr
 
 from rankwise import Order
-from rankwise.data.rows import DatasetCollection, Loader, OrderedLoader, RowSource
-from rankwise.data.rows.inspecting import describe_rows, verify_rows
+from rankwise.data.rows import DatasetCollection, Loader, OrderedLoader, RowSource, describe_rows, verify_rows
 from rankwise.data.rows.samplers import RandomSampler
 from rankwise.errors import ConfigError, SampleError
 from rankwise.testing.small_rows import small_anndata

@@ -6,7 +6,8 @@ import scipy.sparse as sp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankwise.data.rows.writing import lay_out, pad_rows
+from rankwise.data.rows.writing import lay_out, pad_rows, rows_of_size
+from rankwise.errors import ConfigError
 
 
 @settings(max_examples=60, deadline=None)
@@ -76,3 +77,12 @@ def test_zeros_stand_after_the_elements_in_free_columns(seed):
         np.testing.assert_array_equal(data[begin:middle], matrix[row].data)
         assert not data[middle : ends[row + 1]].any()
         assert len(set(indices[begin : ends[row + 1]])) == lengths[row] + pads[row]
+
+
+def test_a_number_is_rows_and_a_unit_bytes():
+    """In Python as on the command line."""
+    assert [rows_of_size(size, "dataset_size", 100.0) for size in (250, "250", " 250 ", "250B", "1KB")] == [
+        250, 250, 250, 2, 10,
+    ]  # fmt: skip
+    with pytest.raises(ConfigError, match="dataset_size wants a size such as"):
+        rows_of_size("0", "dataset_size", 1.0)

@@ -6,8 +6,7 @@ from itertools import count
 import pytest
 import zarr
 
-from rankwise.data.store import Catalogue, build_catalogue, iter_images, list_arrays, open_image, read_meta
-from rankwise.data.store.meta import StoredNodes
+from rankwise.data.store import Catalogue, StoredNodes, build_catalogue, iter_images, list_arrays, open_image, read_meta
 from rankwise.data.store.remote import RemoteFiles, memory_store
 from rankwise.errors import ConfigError, DataError
 

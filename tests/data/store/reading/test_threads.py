@@ -9,6 +9,7 @@ import pytest
 from rankwise.data.samples import ArraySource
 from rankwise.data.store import BoxReader
 from rankwise.data.store.reading import WorkCrew, reading_threads, threads
+from rankwise.world.loader_worker import LoaderWorker
 
 
 @pytest.mark.parametrize(
@@ -86,3 +87,11 @@ def test_the_first_error_stops_what_has_not_begun():
         crew.run([lambda n=n: task(n) for n in range(9)])
     assert begun == [0, 1, 2]
     crew.close()
+
+
+def test_cores_are_shared_among_workers(monkeypatch):
+    """All workers together read with the threads that this process would, unless it was told how many."""
+    third = LoaderWorker(number=0, count=3, salt=1)
+    monkeypatch.setattr("rankwise.world.loader_worker.current_worker", lambda: third)
+    assert [WorkCrew(cores, shared=True).num_threads for cores in (1, 3, 8)] == [1, 1, 2]
+    assert WorkCrew(8).num_threads == 8

@@ -5,8 +5,7 @@ import pytest
 import zarr
 from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
 
-from rankwise.data.store import BoxReader, BoxRequest, read_meta
-from rankwise.data.store.meta import StoredNodes
+from rankwise.data.store import BoxReader, BoxRequest, StoredNodes, read_meta
 
 DATA = np.random.default_rng(3).integers(0, 99, (16, 24, 10)).astype("uint16")
 LAYOUTS = {

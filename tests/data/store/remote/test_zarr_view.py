@@ -10,8 +10,7 @@ from zarr.abc.store import OffsetByteRequest, RangeByteRequest, SuffixByteReques
 from zarr.codecs import GzipCodec
 from zarr.core.buffer import default_buffer_prototype
 
-from rankwise.data.store import BoxReader, BoxRequest, read_meta
-from rankwise.data.store.meta import StoredNodes
+from rankwise.data.store import BoxReader, BoxRequest, StoredNodes, read_meta
 from rankwise.data.store.remote import ObjectChangedError, RemoteFiles, TransferError, memory_store
 
 DATA = np.arange(7 * 9, dtype="i4").reshape(7, 9)
