@@ -60,7 +60,7 @@ def open_store(place: Place, timeout: timedelta) -> Any:
         from rankwise.world.strangers import warn_of_public  # who loads data alone serves nobody
 
         warn_of_public(place.master_addr, "torch's store")
-    else:
+    elif not place.agent_store:  # an agent listens before it starts ranks
         await_listener(place.master_addr, place.master_port, min(_LISTENER_S, timeout.total_seconds()))
     try:
         return dist.TCPStore(  # type: ignore[attr-defined]
