@@ -124,7 +124,8 @@ def test_a_function_that_imports_torch_first(launcher, where, with_env):
 
     def started(start):
         launcher.env["RANKWISE_START"] = start
-        command = [sys.executable, "main.py"]
+        # as a shell starts what is in the background, and nohup
+        command = ["sh", "-c", 'trap "" INT QUIT HUP; exec "$@"', "sh", sys.executable, "main.py"]
         return subprocess.run(
             command, cwd=launcher.folder, env=launcher.env, capture_output=True, text=True, timeout=240, check=False
         )

@@ -12,6 +12,9 @@ from rankwise.launch.preload import leading_imports
 
 __all__ = ["Spare", "start_spare"]
 
+# what ranks begin without that are started later: signals that `Loop` has taken over, and those that Python ignores
+_RESET = ("SIGINT", "SIGTERM", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGCHLD", "SIGWINCH", "SIGTSTP", "SIGPIPE", "SIGXFSZ")
+
 
 class Spare:
     """An interpreter with the fork server in it, which waits to be told what to load.
@@ -47,7 +50,7 @@ class Spare:
                 ],
                 setsid=True,
                 setsigmask=(),
-                setsigdef=(signal.SIGPIPE, signal.SIGXFSZ),
+                setsigdef=[getattr(signal, name) for name in _RESET],
             )
         except BaseException:
             self.line.close()
