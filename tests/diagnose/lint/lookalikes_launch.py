@@ -193,7 +193,7 @@ srun --ntasks-per-node=1 torchrun --nproc-per-node 4 --nnodes 2 --rdzv-endpoint 
 srun python train.py
 """,
     "RW613": """
-export MASTER_ADDR=head
+export PET_MASTER_ADDR=head
 torchrun --nnodes 2 --nproc-per-node 8 --node-rank $RANK train.py
 torchrun --nnodes 1 --nproc-per-node 8 train.py
 """,

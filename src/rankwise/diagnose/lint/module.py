@@ -70,6 +70,14 @@ class Scope:
         """The class that it is a method of."""
         return self.parent if self.parent is not None and isinstance(self.parent.node, ast.ClassDef) else None
 
+    def default(self, name: str) -> ast.expr | None:
+        """Return the default of a parameter that may be given by position."""
+        if not isinstance(self.node, ast.FunctionDef | ast.AsyncFunctionDef):
+            return None
+        args = [*self.node.args.posonlyargs, *self.node.args.args]
+        pairs = zip(reversed(args), reversed(self.node.args.defaults), strict=False)
+        return next((value for arg, value in pairs if arg.arg == name), None)
+
     def chain(self) -> Iterator[Scope]:
         """Yield it and the scopes around it, innermost first."""
         scope: Scope | None = self

@@ -190,8 +190,12 @@ def save_wrapped_state(module: Module) -> Iterator[Hit]:
     renamed = any(isinstance(node.value, str) and node.value.startswith("module.") for node, _ in module.strings)
     if not names or renamed or module.has_call("consume_prefix_in_state_dict_if_present"):
         return
-    loaded = {call.base for call in module.methods("load_state_dict")}
-    saves = {part for call in module.named("torch.save") for part in ast.walk(_saved(module, call))}
+    loaded = {
+        call.base
+        for call in module.methods("load_state_dict")
+        if call.base not in names or not _stands_before(call, names[call.base])
+    }
+    saves = {part for call in module.named("torch.save") for one in _saved(module, call) for part in ast.walk(one)}
     for call in module.methods("state_dict"):
         wrap = names.get(call.base) or _given_wrap(module, call, names)
         # `if isinstance(net, DDP): net = net.module` makes it another
@@ -206,12 +210,20 @@ def save_wrapped_state(module: Module) -> Iterator[Hit]:
             yield Hit(call.node.func, {"name": call.base}, fix)
 
 
-def _saved(module: Module, call: Call) -> ast.expr:
-    """Return what torch.save gets: the value of a variable of the same function, or the call as it is."""
-    saved = call.argument("obj", 0)
-    found = list(module.bindings_of(saved.id, call.place.scope)) if isinstance(saved, ast.Name) else []
-    one = len(found) == 1 and found[0].place.scope is call.place.scope
-    return (found[0].value if one else None) or call.node
+def _stands_before(call: Call, wrap: Wrap) -> bool:
+    """Whether the bare model, not yet wrapped, loads it."""
+    return call.place.scope is wrap.place.scope and position(call.node) < position(wrap.call.node)
+
+
+def _saved(module: Module, call: Call) -> list[ast.expr]:
+    """Return what torch.save gets: the value of a variable, or of a parameter, of the same function, or the call as it is."""
+    saved, scope = call.argument("obj", 0), call.place.scope
+    found = list(module.bindings_of(saved.id, scope)) if isinstance(saved, ast.Name) else []
+    if len(found) == 1 and found[0].place.scope is scope and found[0].value is not None:
+        return [found[0].value]
+    if isinstance(saved, ast.Name) and not found and scope.is_function and saved.id in scope.params:
+        return [part for _, part in module.given(scope, saved.id) if part is not None]
+    return [call.node]
 
 
 def _given_wrap(module: Module, call: Call, names: dict[str, Wrap]) -> Wrap | None:

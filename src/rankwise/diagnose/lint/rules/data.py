@@ -24,14 +24,8 @@ from rankwise.diagnose.lint.record import Edit, Fix, Hit, rule
 _SHARDS = re.compile(r"rank|world|shard|replica|worker|split", re.IGNORECASE)
 _SHARDED_MODELS = ("torch.distributed.fsdp.FullyShardedDataParallel", "torch.distributed.fsdp.fully_shard")
 # what takes a loader and shards it
-_SHARDERS = (
-    "prepare",
-    "prepare_data_loader",
-    "setup_dataloaders",
-    "deepspeed_io",
-    "make_private",
-    "make_private_with_epsilon",
-)
+_PRIVATE = ("make_private", "make_private_with_epsilon")
+_SHARDERS = ("prepare", "prepare_data_loader", "setup_dataloaders", "deepspeed_io", *_PRIVATE)
 _SHARDING_CALLS = ("split_dataset_by_node", "shard", "split_by_node", "skip")
 
 
@@ -272,7 +266,7 @@ def missing_set_epoch(module: Module) -> Iterator[Hit]:
     if told or SAMPLER not in module.by_name or has_framework(module) or _set_epoch_elsewhere(module):
         return
     loops = [loop for loop in _epoch_loops(module) if not _runs_once(loop)]
-    if not loops:
+    if not loops and not _goes_on_for_ever(module):
         return
     for call, bound in _samplers(module):
         name = "" if bound is None else last(bound.text)
@@ -302,11 +296,22 @@ def _epoch_loops(module: Module) -> list[ast.For]:
     for call in module.calls:
         if call.place.loops and re.search(r"(^|_)(train|fit)|run_epoch|one_epoch", call.method):
             outer_loop = call.place.loops[-1]
-            if (isinstance(outer_loop, ast.For) and _epoch_name(outer_loop) and call.method != "train") or (
-                isinstance(outer_loop, ast.For) and _epoch_name(outer_loop) and call.node.args
-            ):
+            counted = isinstance(outer_loop, ast.For) and _epoch_name(outer_loop)
+            if isinstance(outer_loop, ast.For) and counted and (call.method != "train" or call.node.args):
                 found.append(outer_loop)
     return sorted(set(found), key=position)
+
+
+_ENDLESS = re.compile(r"(^|_)(inf|infinite|endless|forever|cycle)(_|$)|^(Infinite|Endless|Cycl)")
+
+
+def _goes_on_for_ever(module: Module) -> bool:
+    """Whether a loader for training is given to what begins it again at its end: `next(batches)` has no epoch."""
+    loaders = {last(found.text) for found in module.bindings if _makes_loader(module, found.value)}
+    loaders = {name for name in loaders if not _HELD_OUT.search(name)}
+    endless = (call for call in module.calls if _ENDLESS.search(call.method))
+    given = {name for call in endless for part in call.node.args[:1] for name in names_in(part)}
+    return bool(loaders & given) and module.has_call("backward")
 
 
 def _repeats(module: Module, loop: ast.stmt, outer: ast.For) -> bool:

@@ -188,6 +188,8 @@ def _backends(module: Module) -> Iterator[tuple[ast.Constant, str | None]]:
     for call in module.named("torch.distributed.init_process_group", "torch.distributed.new_group"):
         start = call.method == "init_process_group"
         given = module.value(call.argument("backend", 0 if start else 2), call.place.scope)
+        if isinstance(given, ast.Name) and given.id in call.place.scope.params:
+            given = call.place.scope.default(given.id)
         if isinstance(given, ast.Constant) and isinstance(given.value, str):
             yield given, _other_backend(given.value)
     for call in module.methods("add_argument") if is_distributed(module) else ():
@@ -367,7 +369,12 @@ def _alone_in_lines(file: LaunchFile) -> Iterator[Hit]:
         if command.find("torchrun") is None and "torch.distributed.run" not in command.texts:
             continue
         nodes = command.option("--nnodes")
-        meeting = ("--master-addr", "--rdzv-endpoint", "--rdzv_endpoint", "--master_addr")
+        backend = next(
+            (found[0] for name in ("--rdzv-backend", "--rdzv_backend") if (found := command.option(name))), ""
+        )
+        # the address of the master is for the static rendezvous only
+        static = () if backend not in {"", "static"} else ("--master-addr", "--master_addr")
+        meeting = ("--rdzv-endpoint", "--rdzv_endpoint", *static)
         if (
             nodes is None
             or not nodes[0].isdigit()
@@ -375,9 +382,8 @@ def _alone_in_lines(file: LaunchFile) -> Iterator[Hit]:
             or any(command.option(name) for name in meeting)
         ):
             continue
-        if not any(
-            setting.name in {"MASTER_ADDR", "PET_MASTER_ADDR", "PET_RDZV_ENDPOINT"} for setting in file.settings
-        ):
+        # torchrun reads no MASTER_ADDR
+        if not any(setting.name in {"PET_MASTER_ADDR", "PET_RDZV_ENDPOINT"} for setting in file.settings):
             yield Hit(nodes[1], {"number": nodes[0]})
 
 

@@ -169,6 +169,8 @@ def _is_global_rank(module: Module, node: ast.expr, scope: Scope, depth: int = 3
         if len(found) != 1 or found[0].value is None:
             return False
         node, scope = found[0].value, found[0].place.scope
+        if isinstance(node, ast.Name):  # another name for it
+            return bool(depth) and _is_global_rank(module, node, scope, depth - 1)
     if isinstance(node, ast.Call) and module.name_of(node.func) == "torch.distributed.get_rank":
         return not node.args and not node.keywords
     text = ast.unparse(node)

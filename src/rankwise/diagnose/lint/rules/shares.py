@@ -6,7 +6,16 @@ import ast
 import re
 from collections.abc import Iterator
 
-from rankwise.diagnose.lint.facts import LOADER, SAMPLER, has_framework, is_const, is_distributed, names_in, wraps
+from rankwise.diagnose.lint.facts import (
+    LOADER,
+    SAMPLER,
+    has_framework,
+    is_before_ranks,
+    is_const,
+    is_distributed,
+    names_in,
+    wraps,
+)
 from rankwise.diagnose.lint.guards import LOCAL_RANK_NAMES, is_local_rank
 from rankwise.diagnose.lint.module import Call, Module, position
 from rankwise.diagnose.lint.names import last, text_of
@@ -46,12 +55,17 @@ def main(dataset):
     ignore="the ranks were seeded alike by something that this file does not show.",
 )
 def unseeded_split(module: Module) -> Iterator[Hit]:
-    """random_split without generator, and no seed before it; or one that holds the rank."""
+    """random_split without generator, or scikit-learn's, and no seed before it; or one that holds the rank."""
     if not is_distributed(module) or has_framework(module):
         return
     seeds = [call for call in module.calls if "seed" in call.method.lower() and "worker" not in call.method.lower()]
-    for call in module.named("torch.utils.data.random_split"):
-        if call.argument("generator", 2) is not None or call.is_open:
+    for call in module.named("torch.utils.data.random_split", "sklearn.model_selection.train_test_split"):
+        if call.argument("generator", 2) is not None and call.method == "random_split":
+            continue
+        if call.is_open or is_before_ranks(module, call.place):
+            continue
+        drawn, shuffled = call.argument("random_state"), call.argument("shuffle")  # of scikit-learn
+        if (drawn is not None and not is_const(drawn, None)) or is_const(shuffled, False):
             continue
         before = [
             seed

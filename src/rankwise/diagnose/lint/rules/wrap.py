@@ -11,6 +11,7 @@ from rankwise.diagnose.lint.module import Module, position
 from rankwise.diagnose.lint.record import Hit, rule
 
 _HEAD = "import torch\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n"
+_BY_VARIABLES = "env://"
 
 
 @rule(
@@ -220,11 +221,13 @@ def spawn_without_address(module: Module) -> Iterator[Hit]:
     if not spawns(module):
         return
     texts = [node.value for node, _ in module.strings if isinstance(node.value, str)]
-    if has_framework(module) or any("MASTER_" in text or "://" in text for text in texts):
+    if has_framework(module) or any("MASTER_" in text or ("://" in text and text != _BY_VARIABLES) for text in texts):
         return
     if any("environ" in call.text or "env" in call.method.lower() for call in module.calls):
         return
     for call in module.named("torch.distributed.init_process_group"):
         given = {word.arg for word in call.node.keywords}
-        if {"rank", "world_size"} <= given and not {"init_method", "store", None} & given and len(call.node.args) < 2:
+        method = call.argument("init_method", 1)
+        by_variables = method is None or (isinstance(method, ast.Constant) and method.value == _BY_VARIABLES)
+        if {"rank", "world_size"} <= given and not {"store", None} & given and by_variables and len(call.node.args) < 3:
             yield Hit(call.node.func)
