@@ -16,18 +16,20 @@ _PROC = Path("/proc")
 _TIDY = (b"multiprocessing.resource_tracker", b"torch_shm_manager")
 _TIDY_S = 5.0
 _POLL_S = 0.02
+_FORKED_ONLY = 0x40  # PF_FORKNOEXEC of the kernel: this process has not called exec
+_YOUNG_S = 1.0  # from fork to exec, on a busy machine
 
 
 def end_session(leader: int) -> None:
-    """Kill every process of a rank's session, the rank and itself-moved groups too, but for who tidies up after them.
+    """Kill every process of a rank's session, its other process groups too, but for those that tidy up after it.
 
-    Elsewhere than on Linux: its process group. Who calls it is left out.
+    Elsewhere than on Linux: its process group. The caller is left out.
     """
     if not _PROC.is_dir():
         _send(-leader, signal.SIGKILL)
         return
     for _ in range(3):  # one of them may have started another while we looked
-        found = [pid for pid in _members({leader}) if pid != os.getpid() and not _tidies(pid)]
+        found = [pid for pid in _members({leader}) if pid != os.getpid() and (pid == leader or not _is_spared(pid))]
         for pid in found:
             _send(pid, signal.SIGKILL)
         if not found:
@@ -35,13 +37,13 @@ def end_session(leader: int) -> None:
 
 
 def end_sessions(leaders: Collection[int]) -> None:
-    """Kill what is left of these sessions; who tidies up is given a few seconds for it."""
+    """Kill what is left of these sessions; those that tidy up are given a few seconds for it."""
     for leader in leaders:
         end_session(leader)
     if not leaders or not _PROC.is_dir():
         return
     deadline = time.monotonic() + _TIDY_S
-    while any(_tidies(pid) for pid in _members(leaders)) and time.monotonic() < deadline:
+    while any(_is_spared(pid) for pid in _members(leaders) if pid != os.getpid()) and time.monotonic() < deadline:
         time.sleep(_POLL_S)
     for pid in _members(leaders):
         if pid != os.getpid():
@@ -69,12 +71,21 @@ def _members(leaders: Collection[int]) -> Iterator[int]:
                 yield int(entry.name)
 
 
-def _tidies(pid: int) -> bool:
+def _is_spared(pid: int) -> bool:
+    """Whether a process tidies up, or was forked just now and may become one that does."""
     try:
         command = (_PROC / str(pid) / "cmdline").read_bytes()
     except OSError:
         return False
-    return any(word in command for word in _TIDY)
+    return any(word in command for word in _TIDY) or _is_before_exec(pid)
+
+
+def _is_before_exec(pid: int) -> bool:
+    fields = _stat(_PROC / str(pid))
+    if not fields or not int(fields[6]) & _FORKED_ONLY:
+        return False
+    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    return age_s < _YOUNG_S
 
 
 def _send(pid: int, number: int) -> None:
