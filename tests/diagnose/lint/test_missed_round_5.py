@@ -82,6 +82,63 @@ def main(model, path):
         save({"epoch": 1, "model": model.state_dict()}, path)
 """
 )
+# the state that the second call saves is another file than the one that is loaded back
+STATE_OF_ANOTHER_FILE = (
+    HEAD
+    + """
+def main(rank, net, path):
+    dist.init_process_group("gloo")
+    model = DDP(net)
+    if rank == 0:
+        torch.save(model.state_dict(), path)
+    dist.barrier()
+    model.load_state_dict(torch.load(path, map_location="cpu"))
+    if rank == 0:
+        torch.save(model.state_dict(), "last.pt")
+"""
+)
+SAVED_BY_THE_FIRST_PROCESS = (
+    HEAD
+    + """
+def train(gpu, net, path):
+    if gpu == 0:
+        torch.save(net.module.state_dict(), path)
+
+def work(gpu, net, size):
+    dist.init_process_group("nccl", init_method="tcp://127.0.0.1:29500", rank=gpu, world_size=size)
+    train(gpu, DDP(net.to(gpu), device_ids=[gpu]), "last.pt")
+
+def main(net, size):
+    if size > 1:
+        mp.spawn(work, args=(net, size), nprocs=size)
+    else:
+        train(0, net, "last.pt")
+"""
+)
+BY_WAY_OF_THE_FIRST_GPU = (
+    HEAD
+    + """
+def work(rank, net, size, batches):
+    dist.init_process_group("gloo", init_method="tcp://127.0.0.1:29500", rank=rank, world_size=size)
+    model = DDP(net.to(rank), device_ids=[rank])
+    for batch in batches:
+        model(batch.cuda().to(rank)).sum().backward()
+"""
+)
+TIMES_OF_PHASES = """
+import time
+
+def train(model, loader, optimizer, criterion, log):
+    model.cuda()
+    for x, y in loader:
+        x, y = x.cuda(), y.cuda()
+        start = time.perf_counter()
+        loss = criterion(model(x), y)
+        forward = time.perf_counter() - start
+        loss.backward()
+        optimizer.step()
+        log(forward, time.perf_counter() - start)
+"""
 MEETING_NOWHERE = "torchrun --nnodes=2 --nproc-per-node=3 --master_addr=$HEAD --rdzv_backend=c10d train.py\n"
 
 
@@ -96,6 +153,10 @@ MEETING_NOWHERE = "torchrun --nnodes=2 --nproc-per-node=3 --master_addr=$HEAD --
         (ENDLESS_LOADER, "train.py", [("missing-set-epoch", 12)]),
         (ENDLESS_LOADER.replace("inf_iterator", "cycle"), "train.py", [("missing-set-epoch", 12)]),
         (STATE_BY_A_HELPER, "train.py", [("save-wrapped-state", 14)]),
+        (STATE_OF_ANOTHER_FILE, "train.py", [("save-wrapped-state", 15)]),
+        (SAVED_BY_THE_FIRST_PROCESS.replace("    if gpu == 0:\n    ", ""), "train.py", [("save-on-all-ranks", 8)]),
+        (BY_WAY_OF_THE_FIRST_GPU, "train.py", [("no-set-device", 11)]),
+        (TIMES_OF_PHASES, "train.py", [("timing-without-sync", 10), ("timing-without-sync", 13)]),
         (MEETING_NOWHERE, "run.sh", [("no-rendezvous", 1)]),
         ("export MASTER_ADDR=head\ntorchrun --nnodes 2 train.py\n", "run.sh", [("no-rendezvous", 2)]),
     ],
@@ -132,6 +193,20 @@ def start(sessions):
         "    model.load", "    model = DDP(model)\n    model.load"
     ),
     "the state behind the wrap": STATE_BY_A_HELPER.replace("model.state_dict", "model.module.state_dict"),
+    "a state that is loaded back": STATE_OF_ANOTHER_FILE.replace('"last.pt"', "path"),
+    "a state that is loaded from somewhere": STATE_OF_ANOTHER_FILE.replace("torch.load(path,", "torch.load(given(),"),
+    "the first process saves": SAVED_BY_THE_FIRST_PROCESS,
+    "straight to its own GPU": BY_WAY_OF_THE_FIRST_GPU.replace(".cuda()", ""),
+    "by way of a chosen GPU": BY_WAY_OF_THE_FIRST_GPU.replace(
+        "    model", "    torch.cuda.set_device(rank)\n    model"
+    ),
+    "times of whole steps": TIMES_OF_PHASES.replace("        forward = time.perf_counter() - start\n", "").replace(
+        "forward, ", ""
+    ),
+    "times of phases that wait": TIMES_OF_PHASES.replace(
+        "        forward =", "        loss.item()\n        forward ="
+    ).replace("        log(", "        torch.cuda.synchronize()\n        log("),
+    "times of phases on the CPU": TIMES_OF_PHASES.replace(".cuda()", ""),
     "an endpoint in a file": MEETING_NOWHERE.replace("--master_addr=$HEAD", "--rdzv_endpoint=$HEAD:29500"),
     "a static address in a file": MEETING_NOWHERE.replace("c10d", "static"),
 }

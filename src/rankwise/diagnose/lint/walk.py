@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 
 from rankwise.diagnose.lint.guards import Side, is_main_word, side_of
 from rankwise.diagnose.lint.module import Binding, Branch, Call, Exit, Module, Place, Scope
@@ -11,6 +12,8 @@ from rankwise.diagnose.lint.names import text_of
 __all__ = ["read_module"]
 
 _ENDS = (ast.Return, ast.Raise, ast.Continue, ast.Break)
+_SPAWN = re.compile(r"\b(?:spawn|start_processes)\(\s*(?:fn\s*=\s*)?(\w+)")
+_LOCAL_RANK = ast.Name("local_rank")
 _ONLY_MAIN = ("rank_zero", "rank0", "main_process_only", "on_main_process", "master_only", "main_only", "master_only")
 
 
@@ -34,10 +37,16 @@ class _Walker:
     def __init__(self, module: Module) -> None:
         self.module = module
         self.scope = module.top
+        # torch.multiprocessing.spawn gives the number of the process first, whatever the parameter is called
+        spawned = set(_SPAWN.findall(module.source))
+        functions = (node for node in module.tree.body if isinstance(node, ast.FunctionDef) and node.name in spawned)
+        self.numbers = {node.args.args[0].arg for node in functions if node.args.args}
 
     def lookup(self, text: str) -> ast.expr | None:
         """Return what a variable was last bound to, as far as the walk has come."""
         found = self.module.binding(text, self.scope)
+        if found is None and text in self.numbers:
+            return _LOCAL_RANK
         return None if found is None else found.value
 
     def block(  # noqa: PLR0917

@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from rankwise.diagnose.lint.facts import is_distributed, names_in, training_loops, uses_cuda
+from rankwise.diagnose.lint.facts import is_distributed, names_in, training_loops, uses_cuda, wraps
 from rankwise.diagnose.lint.module import Call, Module
 from rankwise.diagnose.lint.names import last
 from rankwise.diagnose.lint.record import Hit, rule
@@ -154,21 +154,71 @@ def benchmark(model, x):
     ignore="the work runs on the CPU, or something between the two readings waits for the GPU.",
 )  # fmt: skip
 def timing_without_sync(module: Module) -> Iterator[Hit]:
-    """Two readings of the clock in a function that is named like a measurement, and nothing in it that waits."""
+    """Two readings of the clock in a function that is named like a measurement, and nothing in it that waits.
+
+    Or one between the forward pass, the backward pass and the step of training.
+    """
     if not uses_cuda(module):
         return
+    for bodies in _training_bodies(module):
+        yield from _between_phases(module, bodies)
     for scope in module.scopes:
         if not scope.is_function or not re.search(r"bench|throughput|speed|latency|timing|measure_|time_", scope.name):
             continue
         clocks = [call for call in scope.calls if call.name in {"time.time", "time.perf_counter", "time.monotonic"}]
-        waits = {"synchronize", "item", "cpu", "tolist", "numpy", "elapsed_time", "wait", "barrier"}
         works = any(call.method in {"backward", "forward", "model", "step"} for call in scope.calls)
-        if (
-            len(clocks) >= 2
-            and works
-            and not any(call.method in waits or "sync" in call.method for call in scope.calls)
-        ):
+        if len(clocks) >= 2 and works and not any(_waits(call) for call in scope.calls):
             yield Hit(clocks[-1].node)
+
+
+_WAITS = {
+    "synchronize",
+    "item",
+    "cpu",
+    "tolist",
+    "numpy",
+    "elapsed_time",
+    "wait",
+    "barrier",
+    "float",
+    "isnan",
+    "isfinite",
+}
+_CLOCK = re.compile(r"time\.(time|perf_counter|monotonic)(_ns)?|(.*\.)?current_(milli_?|micro_?)?time(_ms)?")
+_MODEL = re.compile(r"(\w+_)?(model|net)")
+
+
+def _waits(call: Call) -> bool:
+    return call.method in _WAITS or "sync" in call.method
+
+
+def _training_bodies(module: Module) -> Iterator[list[Call]]:
+    """Yield the calls of each step: of a loop with a backward pass, or of a function that is one pass of it."""
+    for loop in training_loops(module):
+        yield [call for call in module.calls if loop in call.place.loops]
+    for scope in {call.place.scope for call in module.methods("backward") if not call.place.loops}:
+        yield scope.calls
+
+
+def _between_phases(module: Module, calls: list[Call]) -> Iterator[Hit]:
+    """Readings of the clock in a step after work that was only queued; if all stand at its end, the mean is right."""
+    models = {wrap.text for wrap in wraps(module)}
+    found: list[Call] = []
+    running, phases = False, False
+    for call in sorted(calls, key=_end):
+        if _waits(call):
+            running = False
+        elif call.method in {"backward", "step"} or call.text in models or _MODEL.fullmatch(call.text):
+            running, phases = True, bool(found)
+        elif running and _CLOCK.fullmatch(call.name or call.text):
+            found.append(call)
+    if phases:
+        yield from (Hit(call.node) for call in found)
+
+
+def _end(call: Call) -> tuple[int, int]:
+    """Calls run in the order of their ends: the arguments first."""
+    return call.node.end_lineno or 0, call.node.end_col_offset or 0
 
 
 @rule(

@@ -1,4 +1,4 @@
-"""RW5: what is saved, by whom, and how it comes back."""
+"""RW501 to RW505: what is saved, by whom, and how it comes back."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from rankwise.diagnose.lint.facts import (
     effective_side,
     has_framework,
     is_before_ranks,
-    is_distributed,
     names_in,
     uses_cuda,
     wraps,
@@ -190,24 +189,46 @@ def save_wrapped_state(module: Module) -> Iterator[Hit]:
     renamed = any(isinstance(node.value, str) and node.value.startswith("module.") for node, _ in module.strings)
     if not names or renamed or module.has_call("consume_prefix_in_state_dict_if_present"):
         return
+    saves = {
+        part: _path_text(call)
+        for call in module.named("torch.save")
+        for one in _saved(module, call)
+        for part in ast.walk(one)
+    }
     loaded = {
-        call.base
+        (call.base, path if path in saves.values() else "")
         for call in module.methods("load_state_dict")
         if call.base not in names or not _stands_before(call, names[call.base])
+        for path in (_loaded_path(module, call),)
     }
-    saves = {part for call in module.named("torch.save") for one in _saved(module, call) for part in ast.walk(one)}
     for call in module.methods("state_dict"):
         wrap = names.get(call.base) or _given_wrap(module, call, names)
         # `if isinstance(net, DDP): net = net.module` makes it another
         own = [found.value for found in call.place.scope.bindings.get(call.base, ()) if found.value is not None]
         if any(text_of(value).endswith(".module") for value in own):
             continue
-        if wrap is None or call.node not in saves or call.base in loaded or _conditional(wrap.call, call):
+        if wrap is None or call.node not in saves or _conditional(wrap.call, call):
+            continue
+        # a file that is loaded back speaks for itself only; one whose path is not seen speaks for all
+        if {(call.base, ""), (call.base, saves[call.node])} & loaded:
             continue
         if position(call.node) > position(wrap.call.node) or call.place.scope is not wrap.place.scope:
             end = module.span(call.node.func)[1] - len(".state_dict")
             fix = Fix(f"{call.base}.module.state_dict()", (Edit(end, end, ".module"),), safe=False)
             yield Hit(call.node.func, {"name": call.base}, fix)
+
+
+def _path_text(call: Call) -> str:
+    path = call.argument("f", 1)
+    return "" if path is None else ast.unparse(path)
+
+
+def _loaded_path(module: Module, call: Call) -> str:
+    """Return the path of the torch.load whose value load_state_dict gets, "" if it is not seen."""
+    state = module.value(call.argument("state_dict", 0), call.place.scope)
+    loads = [part for part in ast.walk(state) if isinstance(part, ast.Call)] if state is not None else []
+    found = [ast.unparse(part.args[0]) for part in loads if module.name_of(part.func) == "torch.load" and part.args]
+    return found[0] if found else ""
 
 
 def _stands_before(call: Call, wrap: Wrap) -> bool:
@@ -334,52 +355,3 @@ def _loads(body: list[ast.stmt]) -> bool:
     return any(
         isinstance(part, ast.Attribute) and part.attr == "load_state_dict" for stmt in body for part in ast.walk(stmt)
     )
-
-
-@rule(
-    "RW506", "save-without-barrier", "warning", "medium",
-    message="other ranks may read {name} before the main rank has written it: put a barrier between them",
-    why="Only the main rank writes. The others run ahead and find no file, or half of one.",
-    wrong=_HEAD + """
-def reload(net, path):
-    model = DDP(net)
-    if dist.get_rank() == 0:
-        torch.save(model.module.state_dict(), path)
-    model.module.load_state_dict(torch.load(path, map_location="cpu"))
-""",
-    right=_HEAD + """
-def reload(net, path):
-    model = DDP(net)
-    if dist.get_rank() == 0:
-        torch.save(model.module.state_dict(), path)
-    dist.barrier()
-    model.module.load_state_dict(torch.load(path, map_location="cpu"))
-""",
-    ignore="something between them waits for all ranks.",
-)  # fmt: skip
-def save_without_barrier(module: Module) -> Iterator[Hit]:
-    """torch.save under `if rank == 0`, torch.load of the same path by all behind it in the same function."""
-    if not is_distributed(module) or has_framework(module):
-        return
-    for save in module.named("torch.save"):
-        path = save.argument("f", 1)
-        if save.place.side != "main" or path is None:
-            continue
-        for load in module.named("torch.load"):
-            source = load.argument("f", 0)
-            same = source is not None and ast.dump(source) == ast.dump(path) and load.place.scope is save.place.scope
-            if (
-                not same
-                or load.place.side
-                or position(load.node) < position(save.node)
-                or load.place.loops != save.place.loops
-            ):
-                continue
-            between = [
-                call
-                for call in save.place.scope.calls
-                if position(save.node) < position(call.node) < position(load.node)
-            ]
-            waits = re.compile(r"barrier|wait|sync|backward|train|broadcast|reduce|gather|destroy", re.IGNORECASE)
-            if not any(waits.search(call.method) for call in between):
-                yield Hit(load.node.func, {"name": module.text(path)})

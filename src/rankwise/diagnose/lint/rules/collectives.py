@@ -1,4 +1,4 @@
-"""RW401, RW404 to RW406: collectives: who joins them, and when their result is there."""
+"""RW401, RW404 to RW406, RW506: collectives: who joins them, and when their result is there."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from rankwise.diagnose.lint.facts import (
     collectives,
     effective_side,
     guard_of,
+    has_framework,
     is_const,
+    is_distributed,
     names_in,
     training_loops,
     wraps,
@@ -21,6 +23,8 @@ from rankwise.diagnose.lint.facts import (
 from rankwise.diagnose.lint.module import Branch, Call, Module, Place, position
 from rankwise.diagnose.lint.names import last, text_of
 from rankwise.diagnose.lint.record import Hit, rule
+
+_HEAD = "import torch\nimport torch.distributed as dist\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n"
 
 
 def _names_of_collectives(module: Module, nodes: list[ast.stmt]) -> list[str]:
@@ -256,3 +260,52 @@ def _gives(module: Module, call: Call, text: str) -> bool:
         name in inside and (given := call.argument(name, index)) is not None and text_of(given) == text
         for index, name in enumerate(target.params)
     )
+
+
+@rule(
+    "RW506", "save-without-barrier", "warning", "medium",
+    message="other ranks may read {name} before the main rank has written it: put a barrier between them",
+    why="Only the main rank writes. The others run ahead and find no file, or half of one.",
+    wrong=_HEAD + """
+def reload(net, path):
+    model = DDP(net)
+    if dist.get_rank() == 0:
+        torch.save(model.module.state_dict(), path)
+    model.module.load_state_dict(torch.load(path, map_location="cpu"))
+""",
+    right=_HEAD + """
+def reload(net, path):
+    model = DDP(net)
+    if dist.get_rank() == 0:
+        torch.save(model.module.state_dict(), path)
+    dist.barrier()
+    model.module.load_state_dict(torch.load(path, map_location="cpu"))
+""",
+    ignore="something between them waits for all ranks.",
+)  # fmt: skip
+def save_without_barrier(module: Module) -> Iterator[Hit]:
+    """torch.save under `if rank == 0`, torch.load of the same path by all behind it in the same function."""
+    if not is_distributed(module) or has_framework(module):
+        return
+    for save in module.named("torch.save"):
+        path = save.argument("f", 1)
+        if save.place.side != "main" or path is None:
+            continue
+        for load in module.named("torch.load"):
+            source = load.argument("f", 0)
+            same = source is not None and ast.dump(source) == ast.dump(path) and load.place.scope is save.place.scope
+            if (
+                not same
+                or load.place.side
+                or position(load.node) < position(save.node)
+                or load.place.loops != save.place.loops
+            ):
+                continue
+            between = [
+                call
+                for call in save.place.scope.calls
+                if position(save.node) < position(call.node) < position(load.node)
+            ]
+            waits = re.compile(r"barrier|wait|sync|backward|train|broadcast|reduce|gather|destroy", re.IGNORECASE)
+            if not any(waits.search(call.method) for call in between):
+                yield Hit(load.node.func, {"name": module.text(path)})

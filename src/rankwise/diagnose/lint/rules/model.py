@@ -216,6 +216,11 @@ def no_set_device(module: Module) -> Iterator[Hit]:
     """A model moved to a device without index and wrapped, or objects over NCCL, and no word about devices in the file."""
     if "torch.distributed.init_process_group" not in module.by_name or calls_framework(module) or _tells_device(module):
         return
+    # tensor.cuda().to(rank): by way of GPU 0
+    for call in module.methods("to"):
+        inner = call.node.func.value if isinstance(call.node.func, ast.Attribute) else None
+        if isinstance(inner, ast.Call) and last(text_of(inner.func)) == "cuda" and not inner.args:
+            yield Hit(inner, {"text": ".cuda()"})
     if moved := _bare_move(module):
         yield moved
     elif objects := objects_over_nccl(module):
@@ -291,48 +296,6 @@ def buffers_not_synced(module: Module) -> Iterator[Hit]:
         word = wrap.call.keyword("broadcast_buffers") or wrap.call.keyword("forward_sync_buffers")
         if word is not None and is_const(word.value, False):
             yield Hit(word)
-
-
-@rule(
-    "RW217", "checkpoint-reentrant", "error", "medium",
-    message="re-entrant activation checkpointing with find_unused_parameters: backward raises 'marked as ready twice'",
-    why="The re-entrant variant runs backward passes inside backward, which DDP's search for unused parameters does not survive. "
-    "use_reentrant=False works.",
-    wrong=_HEAD + """
-from torch.utils.checkpoint import checkpoint
-
-def prepare(net, block, x):
-    model = DDP(net, find_unused_parameters=True)
-    return model, checkpoint(block, x)
-""",
-    right=_HEAD + """
-from torch.utils.checkpoint import checkpoint
-
-def prepare(net, block, x):
-    model = DDP(net, find_unused_parameters=True)
-    return model, checkpoint(block, x, use_reentrant=False)
-""",
-    ignore="static_graph=True is given as well.",
-    fix="safe",
-)  # fmt: skip
-def checkpoint_reentrant(module: Module) -> Iterator[Hit]:
-    """checkpoint() without use_reentrant=False beside DDP(find_unused_parameters=True)."""
-    words = [wrap.call.keyword("find_unused_parameters") for wrap in wraps(module)]
-    graphs = [wrap.call.keyword("static_graph") for wrap in wraps(module)]
-    if not any(word is not None and is_const(word.value, True) for word in words) or any(graphs):
-        return
-    for call in module.named("torch.utils.checkpoint.checkpoint", "torch.utils.checkpoint.checkpoint_sequential"):
-        word = call.keyword("use_reentrant")
-        if call.is_open and word is None:
-            continue
-        if word is None:
-            end = module.span(call.node)[1] - 1
-            comma = "" if module.source[:end].rstrip().endswith((",", "(")) else ", "
-            yield Hit(
-                call.node.func, {}, Fix("add use_reentrant=False", (Edit(end, end, f"{comma}use_reentrant=False"),))
-            )
-        elif is_const(word.value, True):
-            yield Hit(word, {}, Fix("use_reentrant=False", (Edit(*module.span(word.value), "False"),)))
 
 
 @rule(

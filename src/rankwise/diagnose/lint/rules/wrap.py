@@ -1,4 +1,4 @@
-"""RW202, RW204, RW208, RW210, RW216, RW611, RW614: the wrap itself: what is given to DDP, and what stands in its place."""
+"""RW202, RW204, RW208, RW210, RW216, RW217, RW611, RW614: the wrap itself: what is given to DDP, and what stands in its place."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import ast
 import re
 from collections.abc import Iterator
 
-from rankwise.diagnose.lint.facts import has_framework, spawns, wraps
+from rankwise.diagnose.lint.facts import has_framework, is_const, spawns, wraps
 from rankwise.diagnose.lint.module import Module, position
-from rankwise.diagnose.lint.record import Hit, rule
+from rankwise.diagnose.lint.record import Edit, Fix, Hit, rule
 
 _HEAD = "import torch\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n"
 _BY_VARIABLES = "env://"
@@ -231,3 +231,45 @@ def spawn_without_address(module: Module) -> Iterator[Hit]:
         by_variables = method is None or (isinstance(method, ast.Constant) and method.value == _BY_VARIABLES)
         if {"rank", "world_size"} <= given and not {"store", None} & given and by_variables and len(call.node.args) < 3:
             yield Hit(call.node.func)
+
+
+@rule(
+    "RW217", "checkpoint-reentrant", "error", "medium",
+    message="re-entrant activation checkpointing with find_unused_parameters: backward raises 'marked as ready twice'",
+    why="The re-entrant variant runs backward passes inside backward, which DDP's search for unused parameters does not survive. "
+    "use_reentrant=False works.",
+    wrong=_HEAD + """
+from torch.utils.checkpoint import checkpoint
+
+def prepare(net, block, x):
+    model = DDP(net, find_unused_parameters=True)
+    return model, checkpoint(block, x)
+""",
+    right=_HEAD + """
+from torch.utils.checkpoint import checkpoint
+
+def prepare(net, block, x):
+    model = DDP(net, find_unused_parameters=True)
+    return model, checkpoint(block, x, use_reentrant=False)
+""",
+    ignore="static_graph=True is given as well.",
+    fix="safe",
+)  # fmt: skip
+def checkpoint_reentrant(module: Module) -> Iterator[Hit]:
+    """checkpoint() without use_reentrant=False beside DDP(find_unused_parameters=True)."""
+    words = [wrap.call.keyword("find_unused_parameters") for wrap in wraps(module)]
+    graphs = [wrap.call.keyword("static_graph") for wrap in wraps(module)]
+    if not any(word is not None and is_const(word.value, True) for word in words) or any(graphs):
+        return
+    for call in module.named("torch.utils.checkpoint.checkpoint", "torch.utils.checkpoint.checkpoint_sequential"):
+        word = call.keyword("use_reentrant")
+        if call.is_open and word is None:
+            continue
+        if word is None:
+            end = module.span(call.node)[1] - 1
+            comma = "" if module.source[:end].rstrip().endswith((",", "(")) else ", "
+            yield Hit(
+                call.node.func, {}, Fix("add use_reentrant=False", (Edit(end, end, f"{comma}use_reentrant=False"),))
+            )
+        elif is_const(word.value, True):
+            yield Hit(word, {}, Fix("use_reentrant=False", (Edit(*module.span(word.value), "False"),)))
