@@ -13,7 +13,6 @@ import torch
 import zarr
 
 from rankwise.data.crops import CropIndex, Stitcher, Take
-from rankwise.data.crops.stitching.slabs import tile_window
 from rankwise.errors import ConfigError, DataError, RankwiseError, StepError
 from rankwise.testing import run_ranks
 from rankwise.world import World
@@ -43,6 +42,17 @@ def stitched(index, output, model, **choices):
     options = {**ALONE, "chunks": (4, 6, 5), "shards": (8, 12, 20)}
     (made,) = Stitcher(index, output, model=model, **{**options, **choices}).run()
     return zarr.open_array(made.path)[...], made
+
+
+def weights_of(window):
+    """The weights of a tile by their documented formulas: a product over the axes."""
+    lines = {
+        "gaussian": lambda x: np.exp(-((8 * (x - 0.5)) ** 2) / 2),
+        "hann": lambda x: np.sin(np.pi * x) ** 2,
+        "constant": np.ones_like,
+    }
+    weights = [lines[window]((np.arange(n) + 0.5) / n) for n in SHAPE]
+    return np.einsum("i,j,k->ijk", *weights)
 
 
 def by_hand(index, values, model, weights, channels):
@@ -77,7 +87,7 @@ def test_every_element_is_the_weighted_mean_of_its_tiles(volume, tmp_path, windo
     """Equal to the sum over all tiles in memory, frame by frame, whatever the window, for one number or several."""
     path, values = volume
     index = tiles(path, edges=edges)
-    weights = tile_window(window, SHAPE)
+    weights = weights_of(window)
     for model, channels in ((shifted, None), (two, 2)):
         found, made = stitched(index, tmp_path / f"o{channels}", model, window=window, channels=channels)
         expected = by_hand(index, values, model, weights, channels or 1)
@@ -105,7 +115,7 @@ def test_a_window_of_ones_own(volume, tmp_path):
 def test_what_is_made_of_the_means_is_stored(volume, tmp_path):
     """`finish` turns means into classes, in their own dtype, slab by slab."""
     path, values = volume
-    means = by_hand(tiles(path), values, two, tile_window("gaussian", SHAPE), 2)
+    means = by_hand(tiles(path), values, two, weights_of("gaussian"), 2)
     found, made = stitched(tiles(path), tmp_path / "a", two, channels=2, finish=lambda m: m.argmax(0).astype("u1"))
     assert (found.dtype, made.dtype) == (np.uint8, np.uint8)
     np.testing.assert_array_equal(found, means.argmax(0))
@@ -168,7 +178,7 @@ def test_any_number_of_ranks_writes_the_same_bits(volume, tmp_path):
         tiles(path),
         values,
         lambda x: model(torch.as_tensor(x)[None] / 1000).detach(),
-        tile_window("gaussian", SHAPE),
+        weights_of("gaussian"),
         2,
     )
     found = zarr.open_array(tmp_path / "on1")[...]
