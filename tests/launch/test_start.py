@@ -2,9 +2,11 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import uuid
+from pathlib import Path
 
 import pytest
 
@@ -57,10 +59,20 @@ if __name__ == "__main__":
 )
 
 
+def leave_folder(elsewhere):
+    """Leave a folder in memory as a killed launch does."""
+    memory = Path("/dev/shm")
+    folder = (memory if memory.is_dir() else elsewhere) / f"rankwise-{uuid.uuid4().hex}"
+    folder.mkdir(mode=0o700)
+    (folder / "owner").touch()
+    return folder
+
+
 @pytest.mark.parametrize(("code", "most"), [(RUN, 160), (SERVICE, 165)], ids=["run", "service"])
 def test_little_is_loaded_before_the_first_rank_starts(launcher, code, most):
     """The ranks wait for nothing that only an end, a mistake, help or another backend needs."""
     launcher.script("")
+    stale = leave_folder(launcher.folder)
     near, far = make_links()
     env = {name: value for name, value in launcher.env.items() if not name.startswith(("PET_", "SLURM_", "COV_"))}
     command = [sys.executable, "-P", "-c", EARLY + code, str(far.fileno())]
@@ -70,6 +82,7 @@ def test_little_is_loaded_before_the_first_rank_starts(launcher, code, most):
         near.send(json.dumps(OPTIONS).encode())
         near.send(b"no call is made")
         out, err = process.communicate(timeout=240)
+    shutil.rmtree(stale, ignore_errors=True)  # the launch ended before it swept; another one may have
     loaded = set(out.split())
     assert "rankwise.launch.local.process" in loaded, err
     assert not loaded.intersection(LATE)
@@ -80,8 +93,10 @@ def test_little_is_loaded_before_the_first_rank_starts(launcher, code, most):
 @pytest.mark.skipif(sys.platform != "linux", reason="counts processes in /proc")
 def test_a_launch_is_few_processes(launcher):
     """Two ranks with a guard each, and one supervisor; under a function, its caller too."""
+    stale = leave_folder(launcher.folder)
     done = launcher.run("--nproc", "2", "--tee", "all", launcher.script(ALONE), env={"MARK": uuid.uuid4().hex})
     assert (done.stdout, done.stderr) == ("[0-1] 5\n", "")
+    assert stale.parent == launcher.folder or not stale.exists(), "swept while the ranks ran"
     for name in ("here", "counted"):
         for rank in (0, 1):
             (launcher.folder / f"{name}-{rank}").unlink()

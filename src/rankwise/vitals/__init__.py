@@ -1,7 +1,7 @@
 """Signs of life: heartbeat, step and phase of a rank in shared memory, its stacks on request. No torch, no NumPy."""
 
 from rankwise.vitals.collectives import record_calls
-from rankwise.vitals.folders import has_failed, make_folder, mark_failed, remove_folder
+from rankwise.vitals.folders import has_failed, make_folder, mark_failed, remove_folder, sweep_folders
 from rankwise.vitals.reader import Vital, read, request_calls, request_stacks
 from rankwise.vitals.recorder import beat, beat_step, start, stop, wait
 
@@ -19,5 +19,6 @@ __all__ = [
     "request_stacks",
     "start",
     "stop",
+    "sweep_folders",
     "wait",
 ]

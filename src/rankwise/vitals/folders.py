@@ -8,7 +8,7 @@ import os
 import stat
 from pathlib import Path
 
-__all__ = ["has_failed", "make_folder", "mark_failed", "remove_folder"]
+__all__ = ["has_failed", "make_folder", "mark_failed", "remove_folder", "sweep_folders"]
 
 _MEMORY = Path("/dev/shm")  # noqa: S108  (tmpfs of Linux; each folder in it is our own, mode 700)
 _PREFIX = "rankwise-"
@@ -17,17 +17,16 @@ _FAILED = "failed"
 _locks: dict[Path, int] = {}
 
 
-def make_folder(*, in_memory: bool = True) -> Path:
+def make_folder(*, in_memory: bool = True, sweep: bool = True) -> Path:
     """Make an empty folder that only this user can enter; the caller ends it with `remove_folder`.
-
-    Folders of processes that are gone (killed, with all that would have removed them) are removed here.
 
     Args:
         in_memory: in memory if possible, else among the temporary files.
+        sweep: call `sweep_folders` first.
     """
-    memory = in_memory and _MEMORY.is_dir() and os.access(_MEMORY, os.W_OK | os.X_OK)
-    root = _MEMORY if memory else _temporary()
-    _sweep(root)
+    if sweep:
+        sweep_folders(in_memory=in_memory)
+    root = _root(in_memory=in_memory)
     # a folder is not seen by who sweeps before its lock is held
     hidden = _new_folder(root)
     lock = os.open(hidden / _OWNER, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -38,7 +37,18 @@ def make_folder(*, in_memory: bool = True) -> Path:
     return folder
 
 
-def _temporary() -> Path:
+def sweep_folders(*, in_memory: bool = True) -> None:
+    """Remove folders of processes that are gone: killed, with all that would have removed them."""
+    for folder in _root(in_memory=in_memory).glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):  # it is going away, or is not ours to look into
+            found = folder.lstat()
+            if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and _is_left(folder / _OWNER):
+                _remove_tree(folder)
+
+
+def _root(*, in_memory: bool) -> Path:
+    if in_memory and _MEMORY.is_dir() and os.access(_MEMORY, os.W_OK | os.X_OK):
+        return _MEMORY
     import tempfile  # it and shutil load much, and a launch in memory needs them at its end at most
 
     return Path(tempfile.gettempdir())
@@ -75,15 +85,6 @@ def has_failed() -> bool:
     """Whether a rank of the launch that this process belongs to has failed."""
     folder = os.environ.get("RANKWISE_VITALS")
     return bool(folder) and Path(str(folder), _FAILED).exists()
-
-
-def _sweep(root: Path) -> None:
-    """Remove folders of this user whose owner is gone."""
-    for folder in root.glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError):  # it is going away, or is not ours to look into
-            found = folder.lstat()
-            if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and _is_left(folder / _OWNER):
-                _remove_tree(folder)
 
 
 def _is_left(owner: Path) -> bool:

@@ -88,7 +88,7 @@ class Attempt:
     def run(self) -> tuple[Failure | None, list[RankEnd]]:
         """Run the ranks to their end; return the root cause of a failure, None without one, and every rank's end."""
         port = HeldPort(self._job.master_port) if self._part is None else None
-        self._folder = vitals.make_folder()
+        self._folder = vitals.make_folder(sweep=False)  # a sweep loads shutil
         try:
             self._start(self._part or self._all_of_it(port))
             judge = self._judge = self._call_judge()
@@ -127,6 +127,7 @@ class Attempt:
         import rankwise.launch.outcome  # noqa: F401  (for the last word)
         from rankwise.launch.local.judge import Judge
 
+        vitals.sweep_folders()
         return Judge(self._job, self._folder, self._ranks, self._console, begun_s=self._begun_s, fellows=self._fellows)
 
     def _all_of_it(self, port: HeldPort | None) -> Part:
