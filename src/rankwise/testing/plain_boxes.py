@@ -11,14 +11,14 @@ from rankwise.data.store.boxes import BoxError, BoxReport, BoxRequest, converted
 from rankwise.data.store.meta import ArrayMeta
 from rankwise.errors import DataError
 
-__all__ = ["read_plainly"]
+__all__ = ["open_plainly", "read_plainly"]
 
 
 def read_plainly(request: BoxRequest, out: NDArray) -> BoxReport:
     """Fill ``out[B, *shape]`` box by box. Boxes that fail are reported, not raised."""
     valid = np.ones(len(request), dtype=np.bool_)
     errors: list[BoxError] = []
-    opened = [_open(array) for array in request.arrays]
+    opened = [open_plainly(array) for array in request.arrays]
     for box in range(len(request)):
         which = int(request.which[box])
         meta = request.arrays[which]
@@ -45,10 +45,20 @@ def read_plainly(request: BoxRequest, out: NDArray) -> BoxReport:
     )
 
 
-def _open(meta: ArrayMeta) -> Any:
-    import zarr
+def open_plainly(meta: ArrayMeta, *, checked: bool = False) -> Any:
+    """Return an array of zarr-python.
 
-    return zarr.open_array(meta.place, mode="r")
+    Args:
+        meta: of the array.
+        checked: through the store that notices what was cut: the Blosc of zarr-python reads foreign memory then.
+    """
+    import zarr
+    from zarr.storage import LocalStore
+
+    from rankwise.data.store.reading.checked_reads import CheckedStore
+
+    store = CheckedStore(LocalStore(meta.place, read_only=True)) if checked else meta.place
+    return zarr.open_array(store, mode="r", zarr_format=meta.zarr_format)
 
 
 def _box(array: Any, meta: ArrayMeta, start: IntArray, request: BoxRequest) -> NDArray:

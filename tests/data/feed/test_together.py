@@ -5,8 +5,6 @@ import pytest
 
 from rankwise import Order
 from rankwise.data.contract import FieldSpec, ReadReport
-from rankwise.data.feed.memory import pool as memory
-from rankwise.data.feed.memory.pool import allocate_bytes
 from rankwise.errors import DataError, SampleError
 from rankwise.testing.free_plans import FreePlan, FreeSource
 from rankwise.testing.patience import until
@@ -57,14 +55,15 @@ class Kept(FreeSource):
 
 @pytest.fixture
 def allocated(monkeypatch):
-    """Bytes of each piece of memory for batches that is allocated, in order."""
-    sizes = []
+    """Bytes of each piece of memory for batches that is allocated, in order; each has room to begin at 64 bytes."""
+    sizes, empty = [], np.empty
 
-    def counted(num_bytes, *, pinned):
-        sizes.append(num_bytes)
-        return allocate_bytes(num_bytes, pinned=pinned)
+    def counted(shape, *rest, **named):
+        if named.get("dtype") is np.uint8 and isinstance(shape, int):
+            sizes.append(shape - 64)
+        return empty(shape, *rest, **named)
 
-    monkeypatch.setattr(memory, "allocate_bytes", counted)
+    monkeypatch.setattr(np, "empty", counted)
     return sizes
 
 
@@ -127,7 +126,7 @@ def test_no_more_memory_than_two_times_what_is_read_as_one(allocated):
     """What is in use, what is read meanwhile, and what is copied; however long the epoch is."""
     steps(Kept())
     dense = [num_bytes for num_bytes in allocated if num_bytes in {24 * 12, 8 * 12}]
-    assert dense.count(24 * 12) <= 2
+    assert 1 <= dense.count(24 * 12) <= 2
     assert dense.count(8 * 12) <= 4
 
 
@@ -155,7 +154,7 @@ def test_later_epochs_need_no_fresh_memory(allocated):
         loader.set_epoch(0)
         steps(None, mark=mark, loader=loader)
     dense = [num_bytes for num_bytes in allocated if num_bytes in {24 * 12, 8 * 12, 2 * 12}]
-    assert dense.count(24 * 12) <= 2  # three steps in use, and three that are read; less if that is quick
+    assert 1 <= dense.count(24 * 12) <= 2  # three steps in use, and three that are read; less if that is quick
     # each of these grows to three steps by way of one and of the short end; four buffers of a step by way of the end
     assert len(dense) <= 2 * 3 + 4 * 2
 

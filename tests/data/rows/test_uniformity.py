@@ -12,83 +12,15 @@ import pytest
 import scipy.sparse as sp
 from scipy import stats
 
-from rankwise import Order
 from rankwise.data.rows import DatasetCollection, RowSource
-from rankwise.data.rows.collection.places import Placing, cut_datasets
 from rankwise.testing.small_rows import write_anndata
 
 CHANCE = 1e-4
 
 
-def order_of_places(edges, **options):
-    """The input row of every place of a collection."""
-    return np.argsort(Placing(edges, **options).places(np.arange(edges[-1])))
-
-
 def chi_squares(counts, expected):
     """One statistic for each row of a table of counts."""
     return ((counts - expected) ** 2 / expected).sum(axis=-1)
-
-
-def largest_by_chance(num, degrees):
-    """What the largest of so many statistics seldom is above."""
-    return stats.chi2.isf(CHANCE / num, degrees)
-
-
-NUM_ROWS, NUM_EPOCHS, NUM_PARTS = 4_099, 800, 8
-
-
-def parts_of_epochs(epoch_of):
-    """How often each row comes in each eighth of an epoch, [rows, eighths], and how often it should."""
-    part = np.arange(NUM_ROWS) * NUM_PARTS // NUM_ROWS
-    counts = np.zeros((NUM_ROWS, NUM_PARTS))
-    for epoch in range(NUM_EPOCHS):
-        counts[epoch_of(epoch), part] += 1
-    return counts, np.bincount(part) * NUM_EPOCHS / NUM_ROWS
-
-
-@pytest.mark.parametrize("options", [{"lanes": 4, "window": 8}, {"lanes": 16, "window": 2}, {"lanes": 1, "window": 30}])
-def test_a_row_comes_at_any_time_of_an_epoch(options):
-    """In a window order over a collection each row is as likely in each eighth of an epoch as with NumPy's permutation.
-
-    The collection ends in a chunk that is not full.
-    """
-    collection = order_of_places(cut_datasets(NUM_ROWS, 1_500), seed=3)
-    order = Order(NUM_ROWS, batch_size=64, seed=11, chunk_samples=4, **options)
-    places, rng = np.arange(NUM_ROWS), np.random.default_rng(5)
-    for epoch_of in (lambda epoch: collection[order.ids(places, epoch)], lambda _: rng.permutation(NUM_ROWS)):
-        found = chi_squares(*parts_of_epochs(epoch_of))
-        assert found.max() < largest_by_chance(len(found), NUM_PARTS - 1)
-        # the mean of a chi-square is its degrees of freedom, whatever others it depends on
-        assert found.mean() == pytest.approx(NUM_PARTS - 1, rel=0.1)
-
-
-def together_in_batches(epoch, batch_size):
-    """How many pairs of neighbouring rows of the inputs share a batch of an epoch."""
-    batch = np.empty(len(epoch), dtype=np.int64)
-    batch[epoch] = np.arange(len(epoch)) // batch_size
-    return int((batch[1:] == batch[:-1]).sum())
-
-
-def test_neighbours_of_the_inputs_meet_in_batches_by_chance():
-    """Rows that were neighbours before the shuffle share a global batch as often as NumPy's permutation puts them."""
-    num, batch_size, trials = 2_000, 50, 300
-    chance = (num - 1) * (batch_size - 1) / (num - 1)  # pairs, each with (batch - 1) of (rows - 1) places to meet at
-    edges, rng = cut_datasets(num, 900), np.random.default_rng(1)
-
-    def score(of_trial):
-        """Standard errors between the mean of the trials and chance."""
-        seen = np.array([together_in_batches(of_trial(trial), batch_size) for trial in range(trials)])
-        return (seen.mean() - chance) / (seen.std() / np.sqrt(trials))
-
-    def ours(trial, *, shuffle=True):
-        order = Order(num, batch_size=batch_size, seed=trial, chunk_samples=8, lanes=5, window=4)
-        return order_of_places(edges, seed=trial, shuffle=shuffle)[order.ids(np.arange(num), 0)]
-
-    bound = stats.norm.isf(CHANCE / 2)
-    assert abs(score(ours)) < bound
-    assert abs(score(lambda _: rng.permutation(num))) < bound
-    assert score(lambda trial: ours(trial, shuffle=False)) > 20 * bound  # the window alone keeps neighbours together
 
 
 @pytest.fixture(scope="module")

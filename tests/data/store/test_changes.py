@@ -1,5 +1,8 @@
 """Arrays that somebody writes to while a reader has them open: an error or the new values, never the old ones."""
 
+import os
+import time
+
 import numpy as np
 import pytest
 import zarr
@@ -7,17 +10,28 @@ import zarr
 from rankwise import Order
 from rankwise.data.samples import ArraySource, SampleLoader
 from rankwise.data.store import BoxReader, BoxRequest, read_meta
-from rankwise.data.store.files import facts, local_identity
-from rankwise.data.store.reading import failures
 from rankwise.errors import DataError
 
 ROWS = 12
 
 
+class Clock:
+    """Seconds pass at each look at it, until they are stopped."""
+
+    def __init__(self):
+        self.now_s, self.tick_s = time.monotonic(), 1.0
+
+    def __call__(self):
+        self.now_s += self.tick_s
+        return self.now_s
+
+
 @pytest.fixture(autouse=True)
-def _look_each_time(monkeypatch):
-    """Files of one chunk are looked at now and then; these tests do not wait."""
-    monkeypatch.setattr(facts, "LOOK_AGAIN_S", 0.0)
+def clock(monkeypatch):
+    """Files of one chunk are looked at every half second; these tests do not wait."""
+    clock = Clock()
+    monkeypatch.setattr(time, "monotonic", clock)
+    return clock
 
 
 @pytest.fixture(params=["kept", "not kept"])
@@ -120,27 +134,28 @@ def test_a_loader_says_so(tmp_path):
             list(loader)
 
 
-def test_files_are_not_looked_at_for_every_batch(tmp_path, reader, monkeypatch):
+def test_files_are_not_looked_at_for_every_batch(tmp_path, reader, monkeypatch, clock):
     """Within half a second the system is asked about each chunk file once, and again afterwards."""
-    asked = []
-    monkeypatch.setattr(failures, "local_identity", lambda path: asked.append(path) or local_identity(path))
-    monkeypatch.setattr(facts, "LOOK_AGAIN_S", 1000.0)
+    asked, stat = [], os.stat
+    monkeypatch.setattr(os, "stat", lambda path, *rest, **named: asked.append(str(path)) or stat(path, *rest, **named))
     make(tmp_path / "a")
-    meta = read_meta(tmp_path / "a")
-    for _ in range(5):
+    meta, files = read_meta(tmp_path / "a"), {str(path) for path in (tmp_path / "a" / "c").glob("*/*")}
+    assert len(files) == ROWS // 2
+    clock.tick_s = 0
+    looks = []
+    for clock.now_s in (0.0, 0.1, 0.2, 0.4, 0.6, 0.7):
+        asked.clear()
         assert read(reader, meta)[1].valid.all()
-    assert len(asked) == len(set(asked)) == ROWS // 2
-    monkeypatch.setattr(facts, "LOOK_AGAIN_S", 0.0)
-    assert read(reader, meta)[1].valid.all()
-    assert len(asked) == ROWS
+        looks.append(sorted(files.intersection(asked)))
+    assert looks == [sorted(files), [], [], [], sorted(files), []]
 
 
-def test_a_file_that_has_changed_stays_changed(tmp_path, reader, monkeypatch):
+def test_a_file_that_has_changed_stays_changed(tmp_path, reader, clock):
     """Once it was told it is told at every read, also within the half second in which others are not looked at."""
     array, meta = make(tmp_path / "a"), read_meta(tmp_path / "a")
     assert read(reader, meta)[1].valid.all()
     array[2:4] = -7
     assert np.flatnonzero(~read(reader, meta)[1].valid).tolist() == [2, 3]
-    monkeypatch.setattr(facts, "LOOK_AGAIN_S", 1000.0)
+    clock.tick_s = 0
     for _ in range(3):
         assert 2 in np.flatnonzero(~read(reader, meta)[1].valid)

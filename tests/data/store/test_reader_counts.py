@@ -3,6 +3,8 @@
 import _thread
 import contextlib
 import gc
+import json
+import os
 import pickle
 import subprocess
 import sys
@@ -18,9 +20,6 @@ import zarr
 from zarr.codecs import BytesCodec, GzipCodec, ZstdCodec
 
 from rankwise.data.store import BoxReader, BoxRequest, read_meta
-from rankwise.data.store.decode.decoder import ThreadsDecoder
-from rankwise.data.store.files import facts
-from rankwise.data.store.meta import parser
 from rankwise.testing.new_threads import threads_since
 
 DATA = np.random.default_rng(5).integers(0, 60_000, (64, 48)).astype("u2")
@@ -86,21 +85,15 @@ def test_each_chunk_once_and_each_file_once(metas, name):
 
 def test_an_index_is_read_once(metas, monkeypatch):
     """Whatever is asked of a shard, its index comes from disk at the first time only, and again after closing."""
-    read_paths = []
-
-    def counting(path, layout):
-        read_paths.append(path)
-        return original(path, layout)
-
-    original = facts.read_index
-    monkeypatch.setattr(facts, "read_index", counting)
+    opened, real = [], Path.open  # how indexes are read; chunks are read through kept handles
+    monkeypatch.setattr(Path, "open", lambda path, *rest, **named: opened.append(path) or real(path, *rest, **named))
     with BoxReader(threads=2) as reader:
         for _ in range(3):
-            read(reader, boxes(metas["fast"], metas["slow"]))
-        assert len(read_paths) == len(set(read_paths)) == NUM_FILES["fast"] + NUM_FILES["slow"]
+            read(reader, boxes(metas["fast"]))
+        assert len(opened) == len(set(opened)) == NUM_FILES["fast"]
         reader.close()
         read(reader, boxes(metas["fast"]))
-    assert len(read_paths) == 2 * NUM_FILES["fast"] + NUM_FILES["slow"]
+    assert len(opened) == 2 * NUM_FILES["fast"]
 
 
 def test_a_file_that_many_threads_want_is_opened_few_times(metas):
@@ -244,18 +237,18 @@ def decoders():
 
 def test_an_interrupt_leaves_nothing_stuck(metas, monkeypatch):
     """Control-C in the middle of a read ends it; the reader then works as before, and its threads end with it."""
-    run, waiting = ThreadsDecoder.run, threading.Event()
+    pread, waiting = os.pread, threading.Event()
 
     def interrupting(*arguments):
         if not waiting.is_set():
             waiting.set()
             _thread.interrupt_main()
-        run(*arguments)
+        return pread(*arguments)
 
     monkeypatch.setenv("RANKWISE_DECODER", "threads")
     with BoxReader(threads=2, cache=0) as reader:
         read(reader, everything(metas["fast"]))
-        with mock.patch.object(ThreadsDecoder, "run", interrupting), pytest.raises(KeyboardInterrupt):
+        with mock.patch.object(os, "pread", interrupting), pytest.raises(KeyboardInterrupt):
             read(reader, everything(metas["fast"]))
         assert waiting.is_set()
         for name in LAYOUTS:
@@ -291,8 +284,8 @@ def test_a_reader_that_nobody_holds_leaves_nothing(metas):
 
 def test_metadata_are_parsed_once(metas, monkeypatch):
     """Requests carry parsed metadata: reading never parses a document of an array on the fast path."""
-    parsed = mock.Mock()
-    monkeypatch.setattr(parser, "parse_array", parsed)
+    parsed = mock.Mock(side_effect=json.loads)
+    monkeypatch.setattr(json, "loads", parsed)
     with BoxReader(threads=1) as reader:
         read(reader, boxes(metas["fast"], metas["files"]))
     assert parsed.call_count == 0

@@ -12,7 +12,6 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from rankwise.data.store import BoxReader, BoxRequest, ChunkCache, read_meta
-from rankwise.data.store.boxes import check_conversion
 from rankwise.errors import ConfigError
 from rankwise.testing.any_arrays import DTYPES, UnwritableError, write_any
 from rankwise.testing.plain_boxes import read_plainly
@@ -32,13 +31,15 @@ def written(rng, root, num, ndim):
 
 
 def out_dtype(rng, metas):
-    """A dtype that all of the arrays can come out as."""
+    """A dtype that all of the arrays can come out as, by what a plan of no boxes says."""
     choices = [*(meta.dtype for meta in metas), *FLOATS, *DTYPES]
+    ndim = metas[0].ndim
+    boxes = {"which": np.zeros(0, np.int64), "starts": np.zeros((0, ndim), np.int64), "shape": (1,) * ndim}
     rng.shuffle(choices)
     for dtype in choices:
         try:
-            for meta in metas:
-                check_conversion(meta.dtype, dtype, scaled=False, place="")
+            with BoxReader(threads=1, cache=0) as reader:
+                reader.plan(BoxRequest(arrays=metas, dtype=dtype, **boxes))
         except ConfigError:
             continue
         return dtype

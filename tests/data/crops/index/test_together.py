@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from rankwise.data.crops import CropIndex, Foreground
-from rankwise.data.crops.index.finder import SharedMaps
 from rankwise.data.store import build_catalogue
 from rankwise.errors import ConfigError, DataError, WorldError
 from rankwise.testing import run_ranks
@@ -100,16 +99,6 @@ def test_indexes_that_differ_are_refused(volumes):
         assert message.startswith("DesyncError")
         assert "of the main rank" in message
         assert reached == 2
-
-
-def test_maps_come_back_as_they_were():
-    """Packed and unpacked, of any number of cells; one that was never put there is not there."""
-    maps = SharedMaps()
-    cells = np.random.default_rng(0).random((3, 5, 7)) < 0.5
-    maps.put("a", cells)
-    np.testing.assert_array_equal(maps.get("a"), cells)
-    assert maps.get("b") is None
-    assert len(maps) == 1
 
 
 def test_one_rank_needs_no_other(volumes):

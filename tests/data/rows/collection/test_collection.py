@@ -10,10 +10,7 @@ import pytest
 import scipy.sparse
 import zarr
 
-from rankwise.data.rows import DatasetCollection
-from rankwise.data.rows.collection.buckets import Buckets
-from rankwise.data.rows.collection.options import WriteOptions
-from rankwise.data.rows.datasets import find_datasets
+from rankwise.data.rows import DatasetCollection, RowSource
 from rankwise.errors import ConfigError, DataError
 from rankwise.testing.small_rows import small_anndata, write_anndata
 
@@ -25,7 +22,7 @@ def add(place, inputs, **options):
 
 
 def read(collection):
-    return [anndata.read_zarr(place) for place in find_datasets(collection.path)]
+    return [anndata.read_zarr(group) for group in collection]
 
 
 def check_rows(collection, sources):
@@ -82,16 +79,6 @@ def test_the_same_seed_writes_the_same_bytes(tmp_path, three):
     ]
     assert made[0] == made[1]
     assert made[0]["datasets"] != made[2]["datasets"]
-
-
-def test_many_buckets(tmp_path, three, monkeypatch):
-    """With a budget for a few rows only, rows pass through many buckets and blocks, and arrive all the same."""
-    inputs, sources = three
-    monkeypatch.setattr(WriteOptions, "part_rows", lambda *_: 7)
-    real, opened = Buckets.open, set()
-    monkeypatch.setattr(Buckets, "open", lambda self, number: opened.add(number) or real(self, number))
-    assert check_rows(add(tmp_path / "c.zarr", inputs), sources) == 124
-    assert opened == set(range(18))  # 41, 41 and 42 rows, 7 to a bucket
 
 
 def test_more_data_are_appended(tmp_path, three):
@@ -323,6 +310,6 @@ def test_folders_that_nobody_listed_are_no_members(tmp_path):
     made = add(tmp_path / "c.zarr", [small_anndata(20)])
     shutil.copytree(made.path / "dataset_0", made.path / "dataset_1")
     assert [group.path or group.store.root.name for group in made] == ["dataset_0"]
-    assert len(find_datasets(made.path)) == 1
+    assert len(RowSource(made.path)) == 20
     assert list(zarr.open_group(made.path, mode="r").keys()) == ["dataset_0"]
     assert json.loads((made.path / "zarr.json").read_bytes())["attributes"]["rankwise"]["version"] == 1

@@ -9,10 +9,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from rankwise.data.rows import DatasetCollection
-from rankwise.data.rows.datasets import Dataset, find_datasets
-from rankwise.data.rows.matrices import stack_matrices
-from rankwise.data.store import BoxReader
+from rankwise.data.rows import DatasetCollection, RowSource
 from rankwise.errors import ConfigError
 
 FOLDER = Path(__file__).parents[1] / "written_by_annbatch"
@@ -30,29 +27,20 @@ def expected():
 
 def test_every_row_and_its_observation(expected):
     """Every row of every dataset is the row that its observation says, matrix, obsm and obs alike."""
-    places = find_datasets(FOLDER / "collection.zarr")
-    assert len(places) == 2
+    collection = DatasetCollection(FOLDER / "collection.zarr", mode="r")
     seen = []
-    with BoxReader(threads=1, cache=0) as reader:
-        for place in places:
-            held = Dataset(place, reader)
-            obs = held.obs()
-            stacks = [stack_matrices([held.matrix(name)]) for name in ("X", "obsm/pair")]
-            sparse, dense = (stack.plan(np.arange(len(obs)), reader) for stack in stacks)
-            pairs = np.empty((len(obs), 2), "f4")
-            data, indices = np.empty(sparse.num_elements, "f4"), np.empty(sparse.num_elements, "i4")
-            indptr = np.empty(len(obs) + 1, "i8")
-            reports = reader.read([*sparse.jobs([data, indices, indptr]), *dense.jobs([pairs])])
-            assert not any(report.errors for report in reports)
-            number = obs["n"].to_numpy()
-            rows = np.zeros((len(obs), 7), "f4")
-            rows[np.repeat(np.arange(len(obs)), np.diff(indptr)), indices] = data
-            np.testing.assert_array_equal(rows, expected[number])
-            np.testing.assert_array_equal(pairs, np.stack([number, -number], axis=1))
-            assert obs["kind"].tolist() == ["abc"[k % 3] for k in number]
-            assert obs.index.tolist() == [f"cell{k}" for k in number]
-            seen += number.tolist()
+    for group in collection:
+        with RowSource(str(group.store.root), matrices=["X", "obsm/pair"], obs=["n"], threads=1) as rows:
+            found = [rows[row] for row in range(len(rows))]
+        number = np.array([row["n"] for row in found])
+        dense = np.concatenate([row["X"].toarray() for row in found])
+        np.testing.assert_array_equal(dense, expected[number])
+        np.testing.assert_array_equal([row["obsm/pair"] for row in found], np.stack([number, -number], axis=1))
+        seen += number.tolist()
     assert sorted(seen) == list(range(NUM_ROWS))
+    obs = collection.obs(["n", "kind"])
+    assert obs["kind"].tolist() == ["abc"[k % 3] for k in obs["n"]]
+    assert obs.index.tolist() == [f"cell{k}" for k in obs["n"]]
 
 
 def test_as_a_collection():
@@ -83,9 +71,11 @@ def test_adding_to_it_is_all_or_nothing(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="out of order"):
         DatasetCollection(place).add_adatas([more], rng=0, dataset_size=10, matrices=["X"])
     assert (place / "dataset_2").exists()
-    assert len(find_datasets(place)) == len(list(DatasetCollection(place, mode="r"))) == 2
+    assert len(RowSource(place)) == NUM_ROWS
+    assert len(list(DatasetCollection(place, mode="r"))) == 2
     DatasetCollection(place).add_adatas([more], rng=0, dataset_size=10, matrices=["X"])
-    assert len(find_datasets(place)) == 4
+    assert len(list(DatasetCollection(place, mode="r"))) == 4
+    assert len(RowSource(place)) == NUM_ROWS + 20
     assert len(DatasetCollection(place, mode="r").obs(["src_path"])) == NUM_ROWS + 20
 
 

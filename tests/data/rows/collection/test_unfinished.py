@@ -11,6 +11,8 @@ import zarr
 
 from rankwise.data.rows import DatasetCollection
 from rankwise.data.rows.collection import additions
+from rankwise.data.rows.collection.buckets import Buckets
+from rankwise.data.rows.collection.options import WriteOptions
 from rankwise.data.rows.collection.steps import contents
 from rankwise.testing.small_rows import small_anndata, write_anndata
 
@@ -139,3 +141,22 @@ def test_seeds_are_whole_numbers_of_any_kind(tmp_path, seed):
     """Those of NumPy are in the manifest like those of Python."""
     made = DatasetCollection(tmp_path / "c.zarr").add_adatas([small_anndata(20)], rng=seed)
     assert made.manifest["writes"][0]["seed"] == 7
+
+
+def test_many_buckets(tmp_path, monkeypatch):
+    """With a budget for a few rows only, rows pass through many buckets and blocks, and arrive all the same."""
+    monkeypatch.setattr(WriteOptions, "part_rows", lambda *_: 7)
+    real, opened = Buckets.open, set()
+    monkeypatch.setattr(Buckets, "open", lambda self, number: opened.add(number) or real(self, number))
+    source = small_anndata(124, 9)
+    made = [
+        anndata.read_zarr(group)
+        for group in DatasetCollection(tmp_path / "c.zarr").add_adatas([source], dataset_size=50, rng=0)
+    ]
+    assert [part.n_obs for part in made] == [41, 41, 42]
+    assert opened == set(range(18))  # 7 rows to a bucket
+    together = anndata.concat(made)[source.obs_names]
+    for mine, theirs in ((together.X, source.X), (together.layers["counts"], source.layers["counts"])):
+        np.testing.assert_array_equal(mine.toarray(), theirs.toarray())
+    np.testing.assert_array_equal(together.obsm["pca"], source.obsm["pca"])
+    assert together.obs[["kind", "name"]].astype(str).equals(source.obs[["kind", "name"]].astype(str))

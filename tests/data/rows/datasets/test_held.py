@@ -4,6 +4,7 @@ import pickle
 from types import SimpleNamespace
 
 import anndata
+import h5py
 import numpy as np
 import pandas as pd
 import pytest
@@ -11,8 +12,6 @@ import scipy.sparse as sp
 
 from rankwise import Order
 from rankwise.data.rows import DatasetCollection, Loader, OrderedLoader, RowSource, log1p_cpm
-from rankwise.data.rows.datasets import find_datasets
-from rankwise.data.rows.matrices import held as held_matrices
 from rankwise.errors import ConfigError, DataError
 from rankwise.testing.shares import RankPlace
 from rankwise.testing.small_rows import small_anndata, write_anndata
@@ -138,11 +137,13 @@ def test_of_use_everywhere(small):
     assert (again[5]["X"] != source[5]["X"]).nnz == 0
 
 
-def test_what_is_too_large_says_where_to_go(adata, tmp_path, monkeypatch):
+def test_what_is_too_large_says_where_to_go(adata, tmp_path):
     """A file whose matrices are too large for memory is refused before they are read; what is in memory is not."""
     adata.write_h5ad(tmp_path / "a.h5ad")
-    monkeypatch.setattr(held_matrices, "MOST_FILE_BYTES", 500)
-    monkeypatch.setattr(held_matrices.HeldMatrix, "values", property(lambda _: pytest.fail("it was read")))
+    with h5py.File(tmp_path / "a.h5ad", "a") as file:  # 24 GB, were they ever written
+        del file["X"]
+        wide = file.create_dataset("X", shape=(60, 10**8), dtype="f4", chunks=(1, 1000))
+        wide.attrs.update({"encoding-type": "array", "encoding-version": "0.2.0"})
     for make in (lambda: RowSource(tmp_path / "a.h5ad"), lambda: Order(tmp_path / "a.h5ad", batch_size=8)):
         with pytest.raises(ConfigError, match=r"a.h5ad/X would take .* GB .* `rankwise rows write .*anndata.read_h5ad"):
             make()
@@ -181,7 +182,7 @@ def test_what_rows_are_not_read_from(adata, tmp_path):
         with pytest.raises(kind, match=said):
             RowSource(given, **options)
     with pytest.raises(DataError, match=r"is an HDF5 file: write it .*order=Order\(FILE"):
-        find_datasets(tmp_path / "c.h5ad")
+        Loader(tmp_path / "c.h5ad", shuffle=True)
     with pytest.raises(TypeError, match=r"pandas.*DataFrame: convert it \(to_numpy.*DatasetLoader"):
         Loader(shuffle=True).add_dataset(pd.DataFrame({"a": [1]}))
 

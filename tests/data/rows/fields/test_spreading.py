@@ -13,6 +13,7 @@ from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
 
 from rankwise.data.feed.memory.pool import MemoryPool
 from rankwise.data.rows.fields import make_field, read_fields
+from rankwise.data.rows.fields.variables import modality_of
 from rankwise.data.rows.matrices import open_matrix, stack_matrices
 from rankwise.data.store import BoxReader
 
@@ -240,3 +241,9 @@ def test_only_columns_lie_in_between(held, monkeypatch, kind):
         stack = stack_matrices([open_matrix(place, reader) for place in held[kind].places])
         elements = stack.plan(np.arange(101), reader).num_elements
     assert taken == ([2 * elements] if kind == "as_written" else [4 * elements, 4 * elements])
+
+
+def test_whose_variables():
+    """X and layers have the store's, those of a modality its own, others none."""
+    names = ["X", "layers/counts", "obsm/X", "mod/protein/X", "mod/protein/layers/a", "mod/protein/obsm/pca"]
+    assert [modality_of(name) for name in names] == ["", "", None, "mod/protein", "mod/protein", None]

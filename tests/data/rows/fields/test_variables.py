@@ -11,7 +11,6 @@ import zarr
 
 from rankwise import Order
 from rankwise.data.rows import OrderedLoader, RowSource
-from rankwise.data.rows.fields.variables import modality_of
 from rankwise.errors import ConfigError
 from rankwise.testing.small_rows import random_csr, write_anndata
 
@@ -134,12 +133,6 @@ def test_what_cannot_be_chosen(stores):
     ):
         with pytest.raises(ConfigError, match=said):
             RowSource(places, **options)
-
-
-def test_whose_variables():
-    """X and layers have the store's, those of a modality its own, others none."""
-    names = ["X", "layers/counts", "obsm/X", "mod/protein/X", "mod/protein/layers/a", "mod/protein/obsm/pca"]
-    assert [modality_of(name) for name in names] == ["", "", None, "mod/protein", "mod/protein", None]
 
 
 def test_damage_is_seen_in_its_own_store(tmp_path):
