@@ -58,7 +58,8 @@ def open_plainly(meta: ArrayMeta, *, checked: bool = False) -> Any:
     from rankwise.data.store.reading.checked_reads import CheckedStore
 
     store = CheckedStore(LocalStore(meta.place, read_only=True)) if checked else meta.place
-    return zarr.open_array(store, mode="r", zarr_format=meta.zarr_format)
+    version: Any = meta.zarr_format
+    return zarr.open_array(store, mode="r", zarr_format=version)
 
 
 def _box(array: Any, meta: ArrayMeta, start: IntArray, request: BoxRequest) -> NDArray:
