@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -13,7 +12,6 @@ from rankwise.data.store.decode.tasks import SLOTS
 
 __all__ = [
     "bfloat16_bits",
-    "bfloat16_from_float",
     "blank64",
     "call_plane",
     "double_from_half",
@@ -22,12 +20,10 @@ __all__ = [
     "entry",
     "external",
     "falls_of",
-    "float_from_half",
     "float_from_half_bits",
     "get",
     "half_bits",
     "half_bits_of_double",
-    "half_from_float",
     "inlined",
     "ir",
     "numba",
@@ -44,112 +40,6 @@ __all__ = [
 ]
 
 ir: Any = importlib.import_module("llvmlite.ir")
-
-_HALF_MANTISSA, _HALF_BIAS, _HALF_INFINITY = 10, 15, 0x7C00
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Wide:
-    """A float format wider than half precision: bits in all, bits of the mantissa, bias of the exponent."""
-
-    bits: int
-    mantissa: int
-    bias: int
-
-    @property
-    def word(self) -> Any:
-        return ir.IntType(self.bits)
-
-    @property
-    def real(self) -> Any:
-        return ir.FloatType() if self.bits == 32 else ir.DoubleType()
-
-    @property
-    def dropped(self) -> int:
-        """Bits of the mantissa that half precision does not have."""
-        return self.mantissa - _HALF_MANTISSA
-
-    @property
-    def infinity(self) -> int:
-        return ((1 << (self.bits - 1 - self.mantissa)) - 1) << self.mantissa
-
-    def at_exponent(self, exponent: int) -> int:
-        """Return the bits of two to the power of `exponent`."""
-        return (self.bias + exponent) << self.mantissa
-
-
-_WIDE = {32: _Wide(bits=32, mantissa=23, bias=127), 64: _Wide(bits=64, mantissa=52, bias=1023)}
-
-
-def half_from_float(builder: Any, value: Any, bits: int) -> Any:
-    """Emit: the 16 bits of a float of `bits` bits, rounded to nearest even."""
-    wide = _WIDE[bits]
-    word = builder.bitcast(value, wide.word)
-    size = builder.and_(word, _constant(wide, (1 << (bits - 1)) - 1))
-    # Adding a number whose last bit weighs as much as that of a subnormal half rounds to it
-    magic = wide.at_exponent(wide.mantissa - 24)
-    real = builder.fadd(builder.bitcast(size, wide.real), builder.bitcast(_constant(wide, magic), wide.real))
-    subnormal = builder.sub(builder.bitcast(real, wide.word), _constant(wide, magic))
-    odd = builder.and_(builder.lshr(size, _constant(wide, wide.dropped)), _constant(wide, 1))
-    shift = ((wide.bias - _HALF_BIAS) << wide.mantissa) - ((1 << (wide.dropped - 1)) - 1)
-    normal = builder.lshr(builder.add(builder.sub(size, _constant(wide, shift)), odd), _constant(wide, wide.dropped))
-    result = builder.select(_below(builder, wide, size, wide.at_exponent(-14)), subnormal, normal)
-    result = builder.select(_below(builder, wide, size, wide.at_exponent(16)), result, _constant(wide, _HALF_INFINITY))
-    result = builder.select(_below(builder, wide, size, wide.infinity + 1), result, _half_nan(builder, wide, size))
-    sign = builder.and_(builder.lshr(word, _constant(wide, bits - 16)), _constant(wide, 0x8000))
-    return builder.trunc(builder.or_(result, sign), ir.IntType(16))
-
-
-def float_from_half(builder: Any, half: Any, bits: int) -> Any:
-    """Emit: the float of `bits` bits that 16 bits stand for; exact."""
-    wide = _WIDE[bits]
-    word = builder.zext(half, wide.word)
-    size = builder.shl(builder.and_(word, _constant(wide, 0x7FFF)), _constant(wide, wide.dropped))
-    exponent = builder.and_(word, _constant(wide, _HALF_INFINITY))
-    rebias = (wide.bias - _HALF_BIAS) << wide.mantissa
-    normal = builder.add(size, _constant(wide, rebias))
-    special = builder.or_(size, _constant(wide, wide.infinity))
-    # A subnormal half is a mantissa at the smallest exponent, less the leading one that it does not have
-    least = wide.at_exponent(-14)
-    real = builder.fsub(
-        builder.bitcast(builder.or_(size, _constant(wide, least)), wide.real),
-        builder.bitcast(_constant(wide, least), wide.real),
-    )
-    is_small = builder.icmp_unsigned("==", exponent, _constant(wide, 0))
-    result = builder.select(is_small, builder.bitcast(real, wide.word), normal)
-    is_special = builder.icmp_unsigned("==", exponent, _constant(wide, _HALF_INFINITY))
-    result = builder.select(is_special, special, result)
-    sign = builder.shl(builder.and_(word, _constant(wide, 0x8000)), _constant(wide, bits - 16))
-    return builder.bitcast(builder.or_(result, sign), wide.real)
-
-
-def bfloat16_from_float(builder: Any, value: Any) -> Any:
-    """Emit: the 16 bits of bfloat16 of a float of 32 bits, rounded to nearest even; every NaN is the quiet one."""
-    wide = _WIDE[32]
-    word = builder.bitcast(value, wide.word)
-    size = builder.and_(word, _constant(wide, 0x7FFFFFFF))
-    odd = builder.and_(builder.lshr(word, _constant(wide, 16)), _constant(wide, 1))
-    rounded = builder.lshr(builder.add(builder.add(word, _constant(wide, 0x7FFF)), odd), _constant(wide, 16))
-    sign = builder.and_(builder.lshr(word, _constant(wide, 16)), _constant(wide, 0x8000))
-    nan = builder.or_(sign, _constant(wide, 0x7FC0))
-    result = builder.select(_below(builder, wide, size, wide.infinity + 1), rounded, nan)
-    return builder.trunc(result, ir.IntType(16))
-
-
-def _half_nan(builder: Any, wide: _Wide, size: Any) -> Any:
-    """Emit: the upper bits of a NaN's payload, or its lowest bit where that would make it infinite."""
-    payload = builder.and_(builder.lshr(size, _constant(wide, wide.dropped)), _constant(wide, 0x3FF))
-    is_lost = builder.icmp_unsigned("==", payload, _constant(wide, 0))
-    return builder.or_(builder.select(is_lost, _constant(wide, 1), payload), _constant(wide, _HALF_INFINITY))
-
-
-def _below(builder: Any, wide: _Wide, size: Any, limit: int) -> Any:
-    return builder.icmp_unsigned("<", size, _constant(wide, limit))
-
-
-def _constant(wide: _Wide, number: int) -> Any:
-    return ir.Constant(wide.word, number)
-
 
 numba: Any = importlib.import_module("numba")  # typed in some releases, and not in others
 types: Any = numba.types
@@ -320,9 +210,74 @@ stream64: Callable[[int, int], None] = _emitted(types.void, (_long,) * 2, _strea
 streamed: Callable[[], None] = _emitted(types.void, (), lambda builder, _values: builder.fence("seq_cst"))
 call_plane: Callable[..., int] = _emitted(_long, (_long,) * 7 + (types.float64,) * 2, _call)
 
-# Floats of 16 bits
-half_bits = _cast(types.uint16, types.float32, lambda builder, value: half_from_float(builder, value, 32))
-half_bits_of_double = _cast(types.uint16, types.float64, lambda builder, value: half_from_float(builder, value, 64))
-float_from_half_bits = _cast(types.float32, types.uint16, lambda builder, half: float_from_half(builder, half, 32))
-double_from_half = _cast(types.float64, types.uint16, lambda builder, half: float_from_half(builder, half, 64))
-bfloat16_bits = _cast(types.uint16, types.float32, bfloat16_from_float)
+# Floats of 16 bits, by way of the bits of wider ones
+_word32 = _cast(types.uint32, types.float32, lambda builder, value: builder.bitcast(value, _I32))
+_real32 = _cast(types.float32, types.uint32, lambda builder, bits: builder.bitcast(bits, ir.FloatType()))
+_word64 = _cast(types.uint64, types.float64, lambda builder, value: builder.bitcast(value, _I64))
+_real64 = _cast(types.float64, types.uint64, lambda builder, bits: builder.bitcast(bits, ir.DoubleType()))
+_Cast = Callable[[Any], Any]
+
+
+def _half_casts(word: Any, word_of: _Cast, real_of: _Cast, mantissa: int, bias: int) -> tuple[_Cast, _Cast]:
+    """Return the casts to the 16 bits of half precision, rounded to nearest even, and back, for compiled code.
+
+    All cases are computed and one is chosen, so that loops run on vectors; `word` cuts what numba widens to 64 bits.
+
+    Args:
+        word: unsigned type of the bits of a wider float, such as `numpy.uint32`.
+        word_of: returns its bits.
+        real_of: returns the float of bits.
+        mantissa: bits of its mantissa.
+        bias: bias of its exponent.
+    """
+    bits = 8 * np.dtype(word).itemsize
+    dropped, to_sign, sign, one = word(mantissa - 10), word(bits - 16), word(0x8000), word(1)
+    unsigned, least, limit = word((1 << (bits - 1)) - 1), word((bias - 14) << mantissa), word((bias + 16) << mantissa)
+    infinity, half_infinity, payload = word((2 * bias + 1) << mantissa), word(0x7C00), word(0x3FF)
+    rebias, size_of_half, nothing = word((bias - 15) << mantissa), word(0x7FFF), word(0)
+    rounding = word((1 << (mantissa - 11)) - 1)
+    # adding a number whose last bit weighs as much as that of a subnormal half rounds to it
+    magic = word((bias + mantissa - 24) << mantissa)
+
+    @inlined
+    def to_half(value: Any) -> Any:
+        own = word_of(value)
+        size = word(own & unsigned)
+        subnormal = word(word_of(real_of(size) + real_of(magic)) - magic)
+        odd = word(word(size >> dropped) & one)
+        result = word(word(word(size - rebias) + word(rounding + odd)) >> dropped)
+        result = subnormal if size < least else result
+        result = half_infinity if size >= limit else result
+        kept = word(word(size >> dropped) & payload)  # of a NaN, which must not become infinite
+        kept = one if kept == nothing else kept
+        result = word(kept | half_infinity) if size > infinity else result
+        return np.uint16(word(result | word(word(own >> to_sign) & sign)))
+
+    @inlined
+    def from_half(half: Any) -> Any:
+        own = word(half)
+        size, exponent = word(word(own & size_of_half) << dropped), word(own & half_infinity)
+        # a subnormal half is a mantissa at the smallest exponent, less the leading one that it does not have
+        subnormal = word_of(real_of(word(size | least)) - real_of(least))
+        result = subnormal if exponent == nothing else word(size + rebias)
+        result = word(size | infinity) if exponent == half_infinity else result
+        return real_of(word(result | word(word(own & sign) << to_sign)))
+
+    return to_half, from_half
+
+
+half_bits, float_from_half_bits = _half_casts(np.uint32, _word32, _real32, mantissa=23, bias=127)
+half_bits_of_double, double_from_half = _half_casts(np.uint64, _word64, _real64, mantissa=52, bias=1023)
+_SIZE, _INFINITY, _LOWER, _UPPER, _ONE = map(np.uint32, (0x7FFFFFFF, 0x7F800000, 0x7FFF, 16, 1))
+_SIGN, _NAN = np.uint16(0x8000), np.uint16(0x7FC0)
+
+
+@inlined
+def bfloat16_bits(value: Any) -> Any:
+    """Return the 16 bits of bfloat16 of a float of 32 bits, rounded to nearest even; every NaN is the quiet one."""
+    own = _word32(value)
+    size = np.uint32(own & _SIZE)
+    odd = np.uint32(np.uint32(size >> _UPPER) & _ONE)
+    rounded = np.uint16(np.uint32(np.uint32(size + np.uint32(_LOWER + odd)) >> _UPPER))
+    rounded = _NAN if size > _INFINITY else rounded
+    return np.uint16(rounded | np.uint16(np.uint16(own >> _UPPER) & _SIGN))
