@@ -7,6 +7,7 @@ import re
 import signal
 import struct
 import subprocess
+import sys
 import termios
 from pathlib import Path
 
@@ -129,6 +130,25 @@ def test_a_reader_that_leaves_does_not_stop_the_run(launcher):
     process.stdout = None
     log = launcher.folder / "logs" / "attempt-0" / "rank-1.out"
     assert log.read_text().splitlines()[-1] == "line 19999"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="pipes are enlarged")
+def test_what_lies_in_a_pipe_at_the_end_is_read(launcher):
+    """A rank may die with a megabyte unread, and something that tidies up after it may take long to end."""
+    script = launcher.script(
+        """
+        import fcntl, os, subprocess, sys
+        fcntl.fcntl(1, fcntl.F_SETPIPE_SZ, 1 << 20)
+        tidy = [sys.executable, "-S", "-c", "import time; time.sleep(1.5)", "multiprocessing.resource_tracker"]
+        subprocess.Popen(tidy)
+        os.write(1, b"".join(b"line %d\\n" % i for i in range(60_000)))
+        os._exit(0)
+        """
+    )
+    done = launcher.run("--nproc", 1, "--log-dir", "logs", script)
+    assert done.returncode == 0, done.stderr
+    log = (launcher.folder / "logs" / "attempt-0" / "rank-0.out").read_text()
+    assert log == done.stdout == "".join(f"line {i}\n" for i in range(60_000))
 
 
 FLOODS = """

@@ -203,9 +203,8 @@ class Attempt:
         if self._alive():
             return False
         if self._all_ended_s is None:
-            self._all_ended_s = time.monotonic()
             end_sessions({process.pid for process in self._ranks})
-        if self._held:
+        if self._all_ended_s is None or self._held:
             self._all_ended_s = time.monotonic()  # what was written before the end is still to be read
         return not self._open_pumps or time.monotonic() > self._all_ended_s + DRAIN_S
 
@@ -387,6 +386,7 @@ class Attempt:
             process.close()
             for pump in process.pumps:
                 self._loop.forget(pump.fd)
+                pump.drain()
                 if process.report is not None and pump.stream == "err":
                     pump.note(process.report.traceback)
                 pump.close()

@@ -11,12 +11,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rankwise.launch.local.sessions import end_session, end_sessions
+from rankwise.launch.local.sessions import GUARD, end_session, end_sessions
 
 __all__ = ["die_with_parent", "keep_guard"]
 
 _PR_SET_PDEATHSIG = 1
-_NAME = b"rankwise: guard of a rank"
 
 
 def die_with_parent(parent: int) -> None:
@@ -82,4 +81,4 @@ def _rename() -> None:
         fields = Path("/proc/self/stat").read_text(errors="replace").rpartition(")")[2].split()
         start, end = int(fields[45]), int(fields[46])
         ctypes.memset(start, 0, end - start)
-        ctypes.memmove(start, _NAME, min(len(_NAME), end - start - 1))
+        ctypes.memmove(start, GUARD, min(len(GUARD), end - start - 1))

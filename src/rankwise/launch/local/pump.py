@@ -15,6 +15,7 @@ from rankwise.launch.local.merger import Voice
 __all__ = ["LogFile", "Pump"]
 
 _READ_BYTES = 1 << 16
+_PIPE_BYTES = 1 << 20  # that an unprivileged process can make of a pipe
 _LINE_BYTES = 1 << 20  # a longer line is given out in pieces
 _STATE_S = 10.0  # how often a line that is written again and again is shown meanwhile
 _UNFINISHED_S = 0.1  # how long an unfinished line of rank 0 waits for its rest: progress bars, dots, prompts
@@ -113,6 +114,14 @@ class Pump:
         if data:
             self._move(data)
         return data != b""
+
+    def drain(self) -> None:
+        """Move all that is there, for the end; not more than a pipe holds, as a stray process may go on writing."""
+        for _ in range(_PIPE_BYTES // _READ_BYTES):
+            data = self._read()
+            if not data:
+                return
+            self._move(data)
 
     def unfinished_s(self) -> float | None:
         """Seconds until what rank 0 has written of a line should be shown without the rest; None: nothing waits."""

@@ -9,12 +9,13 @@ import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-__all__ = ["end_session", "end_sessions", "parent_process", "process_state"]
+__all__ = ["GUARD", "end_session", "end_sessions", "parent_process", "process_state"]
 
 _PROC = Path("/proc")
 # they remove the semaphores and the shared memory of those that were killed, and then end
 _TIDY = (b"multiprocessing.resource_tracker", b"torch_shm_manager")
-_TIDY_S = 5.0
+GUARD = b"rankwise: guard of a rank"  # the command line of a process that is forked and never calls exec
+_TIDY_S = 20.0  # their interpreter may only just have been started, on a busy machine
 _POLL_S = 0.02
 _FORKED_ONLY = 0x40  # PF_FORKNOEXEC of the kernel: this process has not called exec
 _YOUNG_S = 1.0  # from fork to exec, on a busy machine
@@ -37,7 +38,7 @@ def end_session(leader: int) -> None:
 
 
 def end_sessions(leaders: Collection[int]) -> None:
-    """Kill what is left of these sessions; those that tidy up are given a few seconds for it."""
+    """Kill what is left of these sessions; those that tidy up are given some time for it."""
     for leader in leaders:
         end_session(leader)
     if not leaders or not _PROC.is_dir():
@@ -77,15 +78,15 @@ def _is_spared(pid: int) -> bool:
         command = (_PROC / str(pid) / "cmdline").read_bytes()
     except OSError:
         return False
-    return any(word in command for word in _TIDY) or _is_before_exec(pid)
-
-
-def _is_before_exec(pid: int) -> bool:
+    if any(word in command for word in _TIDY):
+        return True
     fields = _stat(_PROC / str(pid))
-    if not fields or not int(fields[6]) & _FORKED_ONLY:
+    if not fields:
         return False
     age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
-    return age_s < _YOUNG_S
+    if not command:  # in the middle of exec: a parent that used vfork goes on before there is a command line
+        return age_s < _TIDY_S
+    return bool(int(fields[6]) & _FORKED_ONLY) and age_s < _YOUNG_S and not command.startswith(GUARD)
 
 
 def _send(pid: int, number: int) -> None:
