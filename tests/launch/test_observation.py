@@ -11,10 +11,10 @@ def test_ranks_that_do_not_answer_are_not_waited_for_longer_than_was_said(tmp_pa
     """Neither one after the other for their stacks, nor for what they have called."""
     asked = []
 
-    def silent(vital, timeout_s):
-        asked.append(timeout_s)
+    def silent(vitals, timeout_s):
+        asked.append((len(vitals), timeout_s))
         time.sleep(timeout_s)
-        return ""
+        return {vital.rank: "" for vital in vitals}
 
     monkeypatch.setattr(vitals, "request_stacks", silent)
     now = time.monotonic()
@@ -24,8 +24,11 @@ def test_ranks_that_do_not_answer_are_not_waited_for_longer_than_was_said(tmp_pa
     stacks = read_stacks(found, time.monotonic() + 0.5)
     assert set(stacks.values()) == {""}
     assert len(stacks) == 8
-    assert len(asked) == 1
-    assert 0 < asked[0] <= 0.5
+    ((num_ranks, patience_s),) = asked
+    assert num_ranks == 8
+    assert 0 < patience_s <= 0.5
+    read_stacks(found, time.monotonic() - 1.0)
+    assert asked[1][0] == 0
 
     limits = {}
     monkeypatch.setattr(vitals, "request_calls", lambda _, *patience: limits.setdefault("all", patience) and {})

@@ -28,6 +28,15 @@ def stuck_here():
     time.sleep(1000)
 stuck_here()
 """
+BUSY = """
+import sys
+from rankwise import vitals
+vitals.start(sys.argv[1], 0)
+def computes():
+    while True:
+        sum(range(100))
+computes()
+"""
 GIL_HOLDER = """
 import ctypes, sys
 from rankwise import vitals
@@ -71,13 +80,23 @@ def test_reads_are_never_torn(start):
     assert process.poll() is None
 
 
+def test_a_rank_that_runs_is_not_interrupted_for_its_stacks(start):
+    """Its heartbeat answers: the signal, which may end a busy rank, is only for one whose threads do not run."""
+    process, folder = start(BUSY)
+    assert until(lambda: "computes" in vitals.request_stacks(vitals.read(folder), 120.0)[0])
+    for _ in range(3):
+        text = vitals.request_stacks(vitals.read(folder), 120.0)[0]
+        assert text.count("hread 0x") == 2, text
+    assert (folder / "stacks-0").stat().st_size == 0
+    assert process.poll() is None
+
+
 @pytest.mark.parametrize(("program", "function"), [(SLEEPER, "stuck_here"), (GIL_HOLDER, "holds_the_lock")])
 def test_stacks_of_a_blocked_rank(start, program, function):
     """A rank that sleeps, or sits in C code with the interpreter lock held, still says where it is, repeatedly."""
     process, folder = start(program)
-    (vital,) = vitals.read(folder)
-    assert until(lambda: function in vitals.request_stacks(vital, 5.0))
-    assert function in vitals.request_stacks(vital, 5.0)
+    assert until(lambda: function in vitals.request_stacks(vitals.read(folder), 10.0)[0])
+    assert function in vitals.request_stacks(vitals.read(folder), 10.0)[0]
     assert process.poll() is None, "asking must not end the rank"
 
 
@@ -85,7 +104,7 @@ def test_a_stopped_rank_answers_nothing(start):
     """A process under SIGSTOP gives no stacks, and asking it ends with the timeout."""
     process, folder = start(SLEEPER)
     process.send_signal(signal.SIGSTOP)
-    assert vitals.request_stacks(vitals.read(folder)[0], 0.2) == ""
+    assert vitals.request_stacks(vitals.read(folder), 0.2) == {0: ""}
 
 
 def test_a_dead_rank_answers_nothing(start):
@@ -94,7 +113,7 @@ def test_a_dead_rank_answers_nothing(start):
     process.kill()
     process.wait()
     (vital,) = vitals.read(folder)
-    assert vitals.request_stacks(vital, 0.2) == ""
+    assert vitals.request_stacks([vital], 0.2) == {0: ""}
 
 
 def test_half_made_and_foreign_files_are_left_out(tmp_path):
@@ -128,10 +147,10 @@ def test_watchers_that_ask_at_once_all_get_answers(start):
 def test_watchers_that_ask_for_stacks_at_once_each_get_all_of_them(start):
     """None gets half an answer, or another one's as well: each text names every thread once."""
     _, folder = start(SLEEPER)
-    (vital,) = vitals.read(folder)
-    assert until(lambda: "stuck_here" in vitals.request_stacks(vital, 5.0))
+    found = vitals.read(folder)
+    assert until(lambda: "stuck_here" in vitals.request_stacks(found, 10.0)[0])
     answers = []
-    askers = [threading.Thread(target=lambda: answers.append(vitals.request_stacks(vital, 60.0))) for _ in range(8)]
+    askers = [threading.Thread(target=lambda: answers.append(vitals.request_stacks(found, 120.0)[0])) for _ in range(8)]
     for asker in askers:
         asker.start()
     for asker in askers:

@@ -18,7 +18,7 @@ __all__ = ["describe_places", "is_frozen", "is_stopped", "rank_states", "read_st
 
 _STALE_S = 10.0  # a heartbeat comes twice a second; a busy machine may delay it
 _QUIET_S = 3.0  # of one that has not answered either
-_STACKS_S = 2.0  # how long to wait for a rank's stacks
+_STACKS_S = 4.0  # how long to wait for the ranks' stacks
 _CALLS_S = 3.0  # the same for what it has called; a rank that beats answers at a beat, late on a busy machine
 _BUSY_S = 20.0
 _WIDTH = 72
@@ -31,12 +31,9 @@ def read_stacks(found: Sequence[Vital], until_s: float = math.inf) -> dict[int, 
         found: the ranks, of this machine.
         until_s: monotonic clock; who has not answered then is not waited for.
     """
-    stacks = {}
-    for vital in found:
-        patience_s = min(_STACKS_S, until_s - time.monotonic())
-        asked = patience_s > 0 and not is_stopped(vital)
-        stacks[vital.rank] = vitals.request_stacks(vital, patience_s) if asked else ""
-    return stacks
+    patience_s = max(0.0, min(_STACKS_S, until_s - time.monotonic()))
+    asked = [vital for vital in found if not is_stopped(vital)] if patience_s > 0 else []
+    return {vital.rank: "" for vital in found} | vitals.request_stacks(asked, patience_s)
 
 
 def rank_states(found: Sequence[Vital], stacks: Mapping[int, str], until_s: float = math.inf) -> list[RankState]:

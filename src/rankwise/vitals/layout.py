@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 MAGIC = b"rankwis1"
-ASK = "ask"  # file in which a watcher asks all ranks of the folder for their last collectives
+ASK = "ask-"  # begins the files in which a watcher asks all ranks of the folder for their calls or stacks
 TEXT_BYTES = 64
 FILE_BYTES = 4096
 WAITS = "data"  # the phase of a rank that waits for data

@@ -36,6 +36,7 @@ __all__ = ["Vital", "read", "request_calls", "request_stacks"]
 
 _POLL_S = 0.01
 _QUIET_S = 0.05
+_STALE_S = 3.0  # a heartbeat comes twice a second; of a rank that is this late the thread does not run
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -157,24 +158,36 @@ def _text(field: bytes) -> str:
     return field.rstrip(b"\0").decode("utf-8", "replace")
 
 
-def request_stacks(vital: Vital, timeout_s: float = 2.0) -> str:
-    """Ask a rank of this host for the stacks of all its threads and return them, most recent call first.
+def request_stacks(vitals: Collection[Vital], timeout_s: float = 4.0) -> dict[int, str]:
+    """Ask ranks of this host for the stacks of all their threads, most recent call first.
 
-    Works while the rank is blocked in a collective and while a C extension holds the interpreter lock. A stopped
-    (SIGSTOP) or unresponsive process answers nothing. Several watchers may ask at the same time: each has its turn.
+    The heartbeat thread of a rank answers. Where it does not run, a C extension may hold the interpreter lock: then a
+    signal writes the stacks. It is the second choice because it walks the frames of threads that may run meanwhile:
+    about one in 2,000 such walks through a busy interpreter ends the rank by SIGSEGV (CPython 3.11). While the lock is
+    held, or the heartbeat waits for its turn, no frame changes.
 
     Args:
-        vital: as read; its process must still be the rank.
-        timeout_s: seconds to wait for the answer, its turn included.
+        vitals: of the ranks to ask, as read; their processes must still be the ranks.
+        timeout_s: seconds to wait for the answers: half of them for the threads, the rest for the signals.
 
     Returns:
-        The text that `faulthandler` wrote, "" if none came.
+        The text that `faulthandler` wrote, by rank, "" if none came: a stopped (SIGSTOP) process answers nothing.
     """
-    path = vital.folder / f"stacks-{vital.rank}"
-    if not vital.signum or not path.exists():
-        return ""
     deadline = time.monotonic() + timeout_s
-    with _turn(path, deadline - timeout_s / 2):
+    beating = [vital for vital in vitals if time.monotonic() - vital.heartbeat_s < _STALE_S]
+    stacks = _request("stacks", beating, timeout_s / 2, timeout_s / 2)
+    for vital in vitals:
+        if vital.rank not in stacks:
+            stacks[vital.rank] = _signal_for_stacks(vital, deadline)
+    return stacks
+
+
+def _signal_for_stacks(vital: Vital, deadline: float) -> str:
+    """Several watchers may ask at the same time: each has its turn."""
+    path = vital.folder / f"stacks-{vital.rank}"
+    if not vital.signum or time.monotonic() >= deadline or not path.exists():
+        return ""
+    with _turn(path, (time.monotonic() + deadline) / 2):
         before = path.stat().st_size
         try:
             os.kill(vital.pid, vital.signum)
@@ -213,17 +226,21 @@ def request_calls(vitals: Collection[Vital], timeout_s: float = 3.0, busy_timeou
         busy_timeout_s: seconds to wait for a rank that does beat meanwhile: it answers at its next beat, which comes
             late on a busy machine.
     """
+    return _request("calls", vitals, timeout_s, busy_timeout_s)
+
+
+def _request(kind: str, vitals: Collection[Vital], timeout_s: float, busy_timeout_s: float) -> dict[int, Any]:
     asked_s = time.monotonic()
     for folder in {vital.folder for vital in vitals}:
         # swapped in whole, so that nobody reads half a question; another watcher may do the same now
-        question = folder / f"{ASK}.{os.getpid()}-{threading.get_ident()}"
+        question = folder / f"{ASK}{kind}.{os.getpid()}-{threading.get_ident()}"
         question.write_text(f"{os.getpid()} {asked_s!r}")
-        question.rename(folder / ASK)
+        question.rename(folder / f"{ASK}{kind}")
     answers: dict[int, Any] = {}
     open_vitals = list(vitals)
     while open_vitals:
         for vital in open_vitals:
-            if (answer := _answer(vital, asked_s)) is not None:
+            if (answer := _answer(kind, vital, asked_s)) is not None:
                 answers[vital.rank] = answer
         waited_s = time.monotonic() - asked_s
         open_vitals = [
@@ -241,12 +258,12 @@ def _beats(vital: Vital) -> bool:
     return now is not None and now.heartbeat_s > vital.heartbeat_s
 
 
-def _answer(vital: Vital, asked_s: float) -> Any:
+def _answer(kind: str, vital: Vital, asked_s: float) -> Any:
     try:
-        found = json.loads((vital.folder / f"calls-{vital.rank}").read_text())
+        found = json.loads((vital.folder / f"{kind}-{vital.rank}.json").read_text())
     except (OSError, ValueError):
         return None
-    return found["groups"] if found["asked_s"] >= asked_s else None
+    return found[kind] if found["asked_s"] >= asked_s else None
 
 
 def _wait_for_text(path: Path, before: int, deadline: float) -> str:

@@ -1,4 +1,4 @@
-"""The rank's side: a mapped file, a thread that beats, and a signal on which all stacks are written down."""
+"""The rank's side: a mapped file, a thread that beats and answers, and a signal for when that thread cannot run."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from rankwise.errors import LaunchError
 from rankwise.vitals.collectives import last_calls, num_calls
@@ -60,7 +61,7 @@ class Recorder:
         self._lock = threading.Lock()
         self._folder, self._rank = folder, rank
         self._num_calls: int | None = None
-        self._asked = ""
+        self._asked: dict[str, str] = {}
         self._sequence = self._beats = 0
         self._epoch = self._step = NONE
         self._phase = b""
@@ -98,20 +99,28 @@ class Recorder:
                     if calls != self._num_calls:
                         HEARTBEAT.pack_into(self._page, ADVANCE_AT, now)
             self._num_calls = calls
-            self._answer()
+            self._answer("stacks", self._dump_stacks)  # first: it needs nothing of torch
+            self._answer("calls", last_calls)
 
-    def _answer(self) -> None:
-        """Write the last collectives down if a watcher has asked for them since."""
+    def _answer(self, kind: str, answer: Callable[[], Any]) -> None:
+        """Write down what a watcher has asked for since."""
         try:
-            question = (self._folder / ASK).read_text()
-            if question != self._asked:
-                self._asked = question
-                path = self._folder / f"calls-{self._rank}"
-                answer = {"asked_s": time.monotonic(), "groups": last_calls()}
-                path.with_suffix(".new").write_text(json.dumps(answer))
+            question = (self._folder / f"{ASK}{kind}").read_text()
+            if question != self._asked.get(kind):
+                self._asked[kind] = question
+                path = self._folder / f"{kind}-{self._rank}.json"
+                text = json.dumps({"asked_s": time.monotonic(), kind: answer()})
+                path.with_suffix(".new").write_text(text)
                 path.with_suffix(".new").rename(path)
         except OSError:
             return  # nobody asked, or the folder goes away
+
+    def _dump_stacks(self) -> str:
+        """Return the stacks of all threads, as the signal writes them; with the interpreter lock held, none runs."""
+        with (self._folder / f"stacks-{self._rank}.new").open("w+b") as file:
+            faulthandler.dump_traceback(file, all_threads=True)
+            file.seek(0)
+            return file.read().decode("utf-8", "replace")
 
     def beat(self, epoch: int | None, step: int | None, phase: str | None) -> None:
         """Write progress down; what is None stays as it was."""
