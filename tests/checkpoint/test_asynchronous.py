@@ -195,6 +195,30 @@ def test_what_is_given_up_leaves_nothing(outcomes):
     assert [found[3] for found in outcomes] == [(1, ["step-0000000001"])] * 2
 
 
+def test_the_last_to_give_up_takes_the_folder_along(tmp_path):
+    """The main rank removes all of it; a rank that opens its next file meanwhile makes it again."""
+    disk = Disk(tmp_path)
+    made = disk.make(2, 0, "token")
+
+    def write(name):
+        with disk.create(made, name) as file:
+            file.write(b"x")
+
+    for main_is_first in (True, False):
+        disk.prepare(made)
+        write("shared/a")
+        write("rank-1/a")
+        if main_is_first:
+            disk.discard(made, None)
+            write("rank-1/b")
+            disk.discard(made, "rank-1")
+        else:
+            disk.discard(made, "rank-1")
+            assert made.exists()
+            disk.discard(made, None)
+        assert list(tmp_path.iterdir()) == []
+
+
 def test_a_save_is_one_collective_until_it_returns(outcomes):
     """Ranks whose cores are busy with writing wait for each other: one meeting for each half, in one small message."""
     for num_calls, most_bytes in (found[4] for found in outcomes):

@@ -1,5 +1,8 @@
 """Faults on demand strike once, where they were asked for."""
 
+import os
+import signal
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -33,6 +36,23 @@ def test_it_strikes_its_rank_step_and_attempt_only(monkeypatch):
         fault.strike(rank=1, step=3, attempt=1)
     monkeypatch.delenv("RANKWISE_TEST_FAULT")
     assert Fault.from_environment() is None
+
+
+def test_a_signal_to_the_supervisor_is_waited_for(monkeypatch):
+    """Until it is passed on to this rank: on a busy machine the ranks would train on for any number of steps."""
+    heard, kill = [], os.kill
+    late = threading.Timer(0.3, lambda: kill(os.getpid(), signal.SIGUSR1))
+    monkeypatch.setattr(faults.os, "kill", lambda pid, number: heard.append((pid, number)) or late.start())
+    before = signal.signal(signal.SIGUSR1, lambda number, _: heard.append(number))
+    try:
+        Fault.parse("usr1:supervisor@3").strike(rank=1, step=3, attempt=1)
+        assert heard == []
+        Fault.parse("usr1:supervisor@3").strike(rank=0, step=3, attempt=1)
+        assert heard == [(os.getppid(), signal.SIGUSR1), signal.SIGUSR1]
+        kill(os.getpid(), signal.SIGUSR1)
+        assert heard[2:] == [signal.SIGUSR1]
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 @pytest.mark.parametrize(("how", "wanted"), [("before", [1, "killed", 2]), ("after", [1, 2, "killed"])])

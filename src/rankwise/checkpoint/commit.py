@@ -117,6 +117,8 @@ class Disk:
     def discard(self, made: Path, folder: str | None) -> None:
         """See `Storage`."""
         shutil.rmtree(made if folder is None else made / folder, ignore_errors=True)
+        with contextlib.suppress(OSError):  # others still write: the last one to give up takes the folder along
+            made.rmdir()
 
     def clean(self, skipped: Iterable[Path], fence: Fence) -> None:
         """See `Storage`."""

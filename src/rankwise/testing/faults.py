@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any, Literal, Self
 
 from rankwise.errors import ConfigError
@@ -13,6 +14,7 @@ from rankwise.errors import ConfigError
 __all__ = ["Fault", "end_at"]
 
 _VARIABLE = "RANKWISE_TEST_FAULT"
+_PASSED_ON_S = 60.0
 _SIGNALS = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "usr1": signal.SIGUSR1}
 
 
@@ -65,11 +67,33 @@ class Fault:
             raise RuntimeError(f"a fault on demand in rank {rank} after step {step}")
         if self.what in _SIGNALS:
             # only one rank strikes the supervisor; the others train on until its death reaches them
-            if self.who != "supervisor" or rank == 0:
-                os.kill(os.getppid() if self.who == "supervisor" else os.getpid(), _SIGNALS[self.what])
+            if self.who != "supervisor":
+                os.kill(os.getpid(), _SIGNALS[self.what])
+            elif rank == 0:
+                _signal_supervisor(_SIGNALS[self.what])
             return
         while True:
             time.sleep(3600)
+
+
+def _signal_supervisor(number: signal.Signals) -> None:
+    """Send the signal, and wait until the supervisor has passed it on, lest a busy machine do more steps than meant."""
+    before = None if number == signal.SIGKILL else signal.getsignal(number)
+    if not callable(before):  # it ends this process when it comes
+        os.kill(os.getppid(), number)
+        return
+    came: list[int] = []
+
+    def note(passed: int, frame: FrameType | None) -> None:
+        came.append(passed)
+        before(passed, frame)
+
+    signal.signal(number, note)
+    os.kill(os.getppid(), number)
+    deadline = time.monotonic() + _PASSED_ON_S
+    while not came and time.monotonic() < deadline:
+        time.sleep(0.01)
+    signal.signal(number, before)
 
 
 def end_at(owner: Any, name: str, count: int, how: Literal["before", "after"] | Exception) -> None:
