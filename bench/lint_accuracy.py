@@ -30,7 +30,7 @@ from rankwise.diagnose.lint import lint_paths
 
 NEAR_LINES = 2
 SPLITS = ("work", "held-out")
-ROUNDS = (1, 2, 3, 4, 5, 6)
+ROUNDS = (1, 2, 3, 4, 5, 6, 7)
 LABELS = Path(__file__).parents[1] / "tests" / "diagnose" / "lint" / "corpus.json"
 
 

@@ -215,7 +215,7 @@ def collectives(module: Module) -> list[Call]:
             for name, calls in module.by_name.items()
             if name.startswith("torch.distributed.") and name[18:] in _COLLECTIVES
             for call in calls
-            if not _in_group(call, name[18:])
+            if not _in_group(call, name[18:]) and not _only_sets_the_type(call)
         ]
         found += _of_libraries(module)
     return found  # type: ignore[return-value]
@@ -231,6 +231,15 @@ def _of_libraries(module: Module) -> list[Call]:
         made = {text_of(target.elts[0] if isinstance(target, ast.Tuple) else target) for target in targets}
         listed += [call for call in module.methods(*methods) if call.base in made]
     return listed
+
+
+def _only_sets_the_type(call: Call) -> bool:
+    """Whether it is FSDP's ``with state_dict_type(...)`` around something that asks for no state."""
+    stmt = call.place.stmt
+    if call.method != "state_dict_type" or not isinstance(stmt, ast.With):
+        return False
+    inside = [part for body in stmt.body for part in ast.walk(body) if isinstance(part, ast.Call)]
+    return not any(re.search("state_dict|save|load|checkpoint", last(text_of(part.func))) for part in inside)
 
 
 def _in_group(call: Call, name: str) -> bool:

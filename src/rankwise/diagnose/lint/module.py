@@ -6,7 +6,7 @@ import ast
 import bisect
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from rankwise.diagnose.lint.guards import Side
@@ -97,12 +97,17 @@ class Binding:
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """One call. `text` is what is written, `name` the full name where an import binds its root, else ""."""
+    """One call. `text` is what is written, `name` the full name where an import binds its root, else "".
+
+    `spread` holds the arguments that come by ``**options`` where the file shows all of the options.
+    """
 
     node: ast.Call
     text: str
     place: Place
     name: str = ""
+    spread: Sequence[ast.keyword] = ()
+    is_spread: bool = False
 
     @property
     def method(self) -> str:
@@ -116,7 +121,7 @@ class Call:
 
     def keyword(self, name: str) -> ast.keyword | None:
         """Return a keyword argument."""
-        return next((found for found in self.node.keywords if found.arg == name), None)
+        return next((found for found in (*self.node.keywords, *self.spread) if found.arg == name), None)
 
     def argument(self, name: str, index: int | None = None) -> ast.expr | None:
         """Return an argument by keyword, else by position."""
@@ -131,9 +136,8 @@ class Call:
     @property
     def is_open(self) -> bool:
         """Whether ``*args`` or ``**kwargs`` hide some of its arguments."""
-        return any(word.arg is None for word in self.node.keywords) or any(
-            isinstance(arg, ast.Starred) for arg in self.node.args
-        )
+        hidden = any(word.arg is None for word in self.node.keywords) and not self.is_spread
+        return hidden or any(isinstance(arg, ast.Starred) for arg in self.node.args)
 
 
 @dataclass(slots=True, eq=False)
@@ -197,6 +201,8 @@ class Module:
             by_method[last(call.text)].append(call)
             call.place.scope.calls.append(call)
             self.call_of[call.node] = call
+            if any(word.arg is None for word in call.node.keywords):
+                self._spread(call)
         self.by_name, self.by_method = dict(by_name), dict(by_method)
 
     def _guess_names(self) -> None:
@@ -206,10 +212,37 @@ class Module:
             for full in _BY_A_STAR:
                 if last(full) not in defined:
                     self.imports.bound.setdefault(last(full), full)
+        if "torch" not in self.imports.bound and any(call.text.startswith("torch.") for call in self.calls):
+            self.imports.bound["torch"] = "torch"
         bound = self.imports.bound.get("dist", "")
         words = {"dist.init_process_group", "dist.get_rank", "dist.barrier", "dist.all_reduce"}
         if (not bound or bound.endswith(".dist")) and any(call.text in words for call in self.calls):
             self.imports.bound["dist"] = "torch.distributed"
+
+    def _spread(self, call: Call) -> None:
+        """Read ``**options`` where the options are shown: a dict that is bound once, and not written to."""
+        found: list[ast.keyword] = []
+        for word in call.node.keywords:
+            if word.arg is None:
+                options = self._options(word.value, call.place.scope)
+                if options is None:
+                    return
+                found += options
+        call.spread, call.is_spread = found, True
+
+    def _options(self, node: ast.expr, scope: Scope) -> list[ast.keyword] | None:
+        if isinstance(node, ast.Name):
+            bound = list(self.bindings_of(node.id, scope))
+            written = rf"\b{node.id}(\s*\[|\s*\|=|\.(update|setdefault|pop|clear)\b)"
+            if len(bound) != 1 or bound[0].value is None or re.search(written, self.source):
+                return None
+            node = bound[0].value
+        if isinstance(node, ast.Call) and text_of(node.func) == "dict" and not node.args:
+            return None if any(word.arg is None for word in node.keywords) else node.keywords
+        if isinstance(node, ast.Dict) and all(isinstance(key, ast.Constant) for key in node.keys):
+            pairs = zip(node.keys, node.values, strict=True)
+            return [ast.copy_location(ast.keyword(str(key.value), value), value) for key, value in pairs]  # type: ignore[union-attr]
+        return None
 
     # Questions that many rules ask.
 

@@ -207,9 +207,9 @@ def barrier_in_loop(module: Module) -> Iterator[Hit]:
     "wrapped-forward-on-one-rank",
     "warning",
     "medium",
-    message="{name} is wrapped by DDP, and only {ranks} runs it: its buffers are broadcast in each forward pass",
-    why="A forward pass of a wrapped model broadcasts its buffers (BatchNorm statistics), which is a collective: it waits for the "
-    "other ranks, or meets another collective of theirs. Use the model behind the wrap, model.module.",
+    message="{name} is wrapped, and only {ranks} runs it: each forward pass {what}",
+    why="DDP broadcasts buffers (BatchNorm statistics) in each forward pass, and FSDP gathers parameters. Both are "
+    "collectives: they wait for the other ranks, or meet another collective of theirs. Of DDP use model.module.",
     wrong="""
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -235,17 +235,40 @@ def train(net, loader, held_out):
     ignore="the model has no buffers, or forward_sync_buffers=False was given.",
 )
 def wrapped_forward_on_one_rank(module: Module) -> Iterator[Hit]:
-    """The name of a wrapped model is called under a test of the rank in the function that wraps it."""
-    for wrap in wraps(module):
-        if not wrap.text or ((word := wrap.call.keyword("broadcast_buffers")) and is_const(word.value, False)):
+    """The name of a wrapped model is called under a test of the rank: where it is wrapped, or one function below."""
+    wrapped = [
+        (wrap.text, wrap.call, "broadcasts its buffers")
+        for wrap in wraps(module)
+        if not ((word := wrap.call.keyword("broadcast_buffers")) and is_const(word.value, False))
+    ]
+    for call in module.named("torch.distributed.fsdp.FullyShardedDataParallel"):
+        targets = getattr(call.place.stmt, "targets", ())
+        wrapped += [(text_of(target), call, "gathers its parameters from all ranks") for target in targets]
+    for text, made, what in wrapped:
+        calls = [call for call in made.place.scope.calls if position(call.node) > position(made.node)]
+        for call, name in [*((call, text) for call in calls), *_below(module, calls, text)] if text else ():
+            same = call.text == name or _gives(module, call, name)
+            if same and effective_side(module, call.place) == "main":
+                yield Hit(call.node, {"name": name, "ranks": "the main rank", "what": what})
+
+
+def _below(module: Module, calls: list[Call], text: str) -> Iterator[tuple[Call, str]]:
+    """Yield the calls in functions of this file that all ranks call with the model, and its name there."""
+    for call in calls:
+        target = module.local_function(call)
+        if target is None or call.place.side is not None:
             continue
-        for call in module.calls:
-            same = (call.text == wrap.text or _gives(module, call, wrap.text)) and call.place.scope is wrap.place.scope
-            if same and position(call.node) > position(wrap.call.node) and effective_side(module, call.place) == "main":
-                yield Hit(call.node, {"name": wrap.text, "ranks": "the main rank"})
+        for index, name in enumerate(target.params):
+            given = call.argument(name, index)
+            rebound = target.bindings.get(name)
+            if given is not None and text_of(given) == text and not rebound:
+                yield from ((inner, name) for inner in target.calls)
 
 
-_EVALUATES = re.compile(r"(run_|do_)?(validate|evaluate|validation|evaluation|eval|test)(_model|_epoch|_one_epoch)?")
+_EVALUATES = re.compile(
+    r"((run|do|compute|get|calculate|calc)_)?(validate|evaluate|validation|evaluation|eval|test|accuracy|metrics)"
+    r"(_model|_epoch|_one_epoch)?"
+)
 
 
 def _gives(module: Module, call: Call, text: str) -> bool:
@@ -253,8 +276,8 @@ def _gives(module: Module, call: Call, text: str) -> bool:
     target = module.local_function(call)
     if target is None:
         imported = "." not in call.text and call.text in module.imports.bound
-        first = [text_of(part) for part in call.node.args]
-        return imported and _EVALUATES.fullmatch(call.text) is not None and text in first
+        given_texts = [text_of(part) for part in (*call.node.args, *(word.value for word in call.node.keywords))]
+        return imported and _EVALUATES.fullmatch(call.text) is not None and text in given_texts
     inside = {found.text for found in target.calls}
     return any(
         name in inside and (given := call.argument(name, index)) is not None and text_of(given) == text

@@ -32,7 +32,7 @@ _SHARDING_CALLS = ("split_dataset_by_node", "shard", "split_by_node", "skip")
 def _without_keyword(module: Module, call: Call, name: str) -> Edit | None:
     """Return the edit that removes a keyword argument with its comma."""
     word = call.keyword(name)
-    if word is None:
+    if word is None or word not in call.node.keywords:  # options that other calls may share
         return None
     start, end = module.span(word)
     source = module.source

@@ -233,19 +233,31 @@ def make_loader(net, dataset, sampler):
     ignore="there is one rank per machine.",
 )  # fmt: skip
 def workers_per_rank(module: Module) -> Iterator[Hit]:
-    """num_workers is cpu_count() itself."""
+    """num_workers is cpu_count() itself, less a few, or at most a number that is large."""
     if not is_distributed(module):
         return
     for call in module.named(LOADER):
         given = call.argument("num_workers", 5)
-        made = module.value(given, call.place.scope)
-        if (
-            given is not None
-            and isinstance(made, ast.Call)
-            and module.name_of(made.func)
-            in {"os.cpu_count", "multiprocessing.cpu_count", "torch.multiprocessing.cpu_count"}
-        ):
+        if given is not None and _counts_cores(module, module.value(given, call.place.scope)):
             yield Hit(given)
+
+
+_COUNTS = {"os.cpu_count", "multiprocessing.cpu_count", "torch.multiprocessing.cpu_count"}
+_MANY_WORKERS = 16  # min(cpu_count(), 8) is a number that eight ranks of a machine can bear
+
+
+def _counts_cores(module: Module, node: ast.expr | None) -> bool:
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub):
+        return isinstance(node.right, ast.Constant) and _counts_cores(module, node.left)
+    if not isinstance(node, ast.Call):
+        return False
+    if text_of(node.func) == "min" and node.args and not node.keywords:
+        parts = node.args[0].elts if isinstance(node.args[0], ast.List | ast.Tuple) else node.args
+        most = [part.value for part in parts if isinstance(part, ast.Constant) and isinstance(part.value, int)]
+        others = [part for part in parts if not isinstance(part, ast.Constant)]
+        large = all(number >= _MANY_WORKERS for number in most)
+        return large and bool(others) and all(_counts_cores(module, part) for part in others)
+    return module.name_of(node.func) in _COUNTS
 
 
 @rule(
