@@ -209,6 +209,21 @@ if __name__ == "__main__":
     os.environ.update(MASTER_ADDR="localhost", MASTER_PORT="29500")
     mp.spawn(work, args=(2,), nprocs=2)
 """,
+    "RW615": """
+import os
+import torch
+import torch.distributed as dist
+
+def on_one_machine(local_rank):
+    dist.init_process_group("nccl", rank=local_rank, world_size=torch.cuda.device_count())
+
+def in_a_share(local_rank, world_size):
+    dist.init_process_group("nccl", rank=local_rank, world_size=world_size)
+
+def by_hand(rank, local_rank):
+    rank = int(os.environ["NODE"]) * 8 + local_rank
+    dist.init_process_group("nccl", rank=rank)
+""",
     "RW701": """
 import rankwise
 from torch.nn.functional import cross_entropy

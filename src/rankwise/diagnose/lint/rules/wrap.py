@@ -1,4 +1,4 @@
-"""RW202, RW204, RW208, RW210, RW216, RW217, RW611, RW614: the wrap itself: what is given to DDP, and what stands in its place."""
+"""RW202, RW204, RW208, RW210, RW216, RW217, RW611, RW614, RW615: the wrap and its group: what they are given."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import re
 from collections.abc import Iterator
 
 from rankwise.diagnose.lint.facts import has_framework, is_const, spawns, wraps
-from rankwise.diagnose.lint.module import Module, position
+from rankwise.diagnose.lint.guards import is_local_rank
+from rankwise.diagnose.lint.module import Module, Scope, position
 from rankwise.diagnose.lint.record import Edit, Fix, Hit, rule
 
 _HEAD = "import torch\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n"
@@ -231,6 +232,41 @@ def spawn_without_address(module: Module) -> Iterator[Hit]:
         by_variables = method is None or (isinstance(method, ast.Constant) and method.value == _BY_VARIABLES)
         if {"rank", "world_size"} <= given and not {"store", None} & given and by_variables and len(call.node.args) < 3:
             yield Hit(call.node.func)
+
+
+@rule(
+    "RW615", "local-rank-as-rank", "warning", "medium",
+    message="the rank on its node ({text}) is given as the rank: on a second node it is there again, and no group forms",
+    why="Local ranks start from 0 on each node. torchrun sets RANK; init_process_group reads it where no rank is given.",
+    wrong="""
+import os
+import torch.distributed as dist
+
+local_rank = int(os.environ["LOCAL_RANK"])
+dist.init_process_group("nccl", rank=local_rank)
+""",
+    right="""
+import torch.distributed as dist
+
+dist.init_process_group("nccl")
+""",
+    ignore="the job never leaves one machine.",
+)  # fmt: skip
+def local_rank_as_rank(module: Module) -> Iterator[Hit]:
+    """init_process_group(rank=local_rank) where the number of ranks is that of all nodes."""
+    if spawns(module):
+        return
+    for call in module.named("torch.distributed.init_process_group"):
+        rank, size, scope = call.argument("rank", 4), call.argument("world_size", 3), call.place.scope
+
+        def lookup(text: str, scope: Scope = scope) -> ast.expr | None:
+            found = module.binding(text, scope)
+            return None if found is None else found.value
+
+        sized = module.value(size, scope)
+        of_all = sized is None or re.search(r"\bWORLD_SIZE\b", ast.unparse(sized))
+        if rank is not None and of_all and is_local_rank(rank, lookup):
+            yield Hit(rank, {"text": module.text(rank)})
 
 
 @rule(
