@@ -16,7 +16,6 @@ from rankwise.data.store.boxes import BoxReport, BoxRequest, Spread, check_conve
 from rankwise.data.store.cache import DEFAULT_CACHE_BYTES, ChunkCache
 from rankwise.data.store.files import FileBook, HandleCache, local_size
 from rankwise.data.store.forks import renew_in_children
-from rankwise.data.store.hints import advise_plans
 from rankwise.data.store.meta import ArrayMeta
 from rankwise.data.store.plan import BoxPlan, make_plan
 from rankwise.data.store.reading import (
@@ -33,6 +32,7 @@ from rankwise.data.store.reading import (
     say_losses,
     say_slow_arrays,
 )
+from rankwise.data.store.reading.inputs import advise_plans
 from rankwise.data.store.remote import RemoteFiles, RemoteOptions, RemoteStats
 from rankwise.data.store.stats import Tally
 from rankwise.errors import ConfigError

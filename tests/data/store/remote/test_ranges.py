@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankwise.data.store.remote.ranges import RemoteRange, Run, join_ranges, take_turns
+from rankwise.data.store.remote.parts import RemoteRange, Run, join_ranges, take_turns
 from rankwise.errors import ConfigError
 
 ranges = st.builds(

@@ -9,8 +9,18 @@ from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar
 
 from rankwise.data.store.remote.attempts import Requests
 from rankwise.data.store.remote.options import RemoteOptions, RemoteStats, locate
-from rankwise.data.store.remote.parts import Listing, list_below, read_head, read_run, read_size, read_tail, read_whole
-from rankwise.data.store.remote.ranges import RemoteRange, join_ranges, take_turns
+from rankwise.data.store.remote.parts import (
+    Listing,
+    RemoteRange,
+    join_ranges,
+    list_below,
+    read_head,
+    read_run,
+    read_size,
+    read_tail,
+    read_whole,
+    take_turns,
+)
 from rankwise.data.store.remote.requests import Part
 from rankwise.data.store.remote.stores import load_obstore
 from rankwise.data.store.remote.workers import PendingReads, Workers
