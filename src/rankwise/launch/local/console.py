@@ -15,6 +15,7 @@ _FDS = {"out": 1, "err": 2}
 _LIMIT_BYTES = 1 << 20  # that wait for a reader, of one console
 _SLICE_BYTES = 4096  # what a pipe takes at once: how much of a slow reader's progress is seen
 _STALL_S = 5.0  # without any progress: nobody reads
+_LOOK_S = 0.25  # what one look at a standstill counts at most
 
 
 class Console:
@@ -78,7 +79,7 @@ class _Outlet:
         self._changed = threading.Condition()
         self._queue: deque[tuple[int, bytes]] = deque()
         self._num_bytes = self._num_dropped = 0
-        self._moved_s = 0.0  # when something was last written, or began to wait
+        self._idle_s = self._looked_s = 0.0  # for how long nothing was written, and when that was last looked at
         self._thread: threading.Thread | None = None
         self._lost: set[int] = set()
 
@@ -107,7 +108,7 @@ class _Outlet:
 
     def _append(self, fd: int, data: bytes) -> None:
         if not self._num_bytes:
-            self._moved_s = time.monotonic()
+            self._idle_s, self._looked_s = 0.0, time.monotonic()
         self._queue.append((fd, data))
         self._num_bytes += len(data)
 
@@ -119,7 +120,11 @@ class _Outlet:
             self._append(fd, text.encode())
 
     def _is_stalled(self) -> bool:
-        return time.monotonic() - self._moved_s > _STALL_S
+        # time that nobody looked at does not count: the machine may have slept, or had no core for us
+        now = time.monotonic()
+        self._idle_s += min(now - self._looked_s, _LOOK_S)
+        self._looked_s = now
+        return self._idle_s > _STALL_S
 
     def _write(self) -> None:
         while True:
@@ -146,7 +151,7 @@ class _Outlet:
                 self._lost.add(fd)
         with self._changed:
             self._num_bytes -= num_bytes
-            self._moved_s = time.monotonic()
+            self._idle_s, self._looked_s = 0.0, time.monotonic()
 
 
 def _is_same(one: int, other: int) -> bool:
