@@ -9,17 +9,20 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from typing import Generic, TypeVar
+from collections.abc import Callable, Generator, Iterable, Iterator
+from typing import Any, Generic, Protocol, TypeVar
 
 from rankwise.data.contract import Order, Source
 from rankwise.data.feed.groups import Shares
 from rankwise.data.feed.passes import Passes
 from rankwise.data.feed.reader import ReadStep, StepReader
 
-__all__ = ["LEAST_DEPTH", "Conveyor", "ReadAhead", "Running", "window_depth"]
+__all__ = ["LEAST_DEPTH", "Conveyor", "ReadAhead", "Reader", "Running", "window_depth"]
 
+S = TypeVar("S")
+S_contra = TypeVar("S_contra", contravariant=True)
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 
 class Conveyor(Generic[T]):
@@ -95,12 +98,31 @@ class Conveyor(Generic[T]):
             return left
 
 
+class Reader(Protocol[S_contra, T_co]):
+    """What `ReadAhead` runs in its thread: from steps (S) to what is read of them (T)."""
+
+    is_awaited: Callable[[], bool]
+    """Whether a consumer waits for what is read; set by who runs it."""
+
+    def read(self, steps: Iterable[S_contra], is_asked: Callable[[], bool]) -> Generator[T_co | None, None, None]:
+        """Yield what is read of each step, and None where it waits until that step was asked for (`is_asked`)."""
+        ...
+
+    def wake(self) -> None:
+        """Look again whether a consumer waits. Called by one that begins to; must not wait itself."""
+        ...
+
+    def close(self) -> None:
+        """Let nobody wait for memory any more: reading ends. Called by any thread."""
+        ...
+
+
 _JOIN_S = 30.0
 _LOG = logging.getLogger(__name__)
 
 
-class ReadAhead:
-    """A `StepReader` in the background, with at most `depth` steps ready.
+class ReadAhead(Generic[S, T]):
+    """A `Reader` in the background, with at most `depth` of what it reads ready: the one prefetcher of all loaders.
 
     It reads the steps that were asked for and, where there are more, a few beyond them: those of an epoch that may
     come next. Then its thread ends; asking for more starts another that goes on where it was. It also ends when
@@ -115,11 +137,11 @@ class ReadAhead:
     """
 
     def __init__(
-        self, reader: StepReader, steps: Iterable[Shares], *, depth: int, on_thread: Callable[[], None] | None = None
+        self, reader: Reader[S, T], steps: Iterable[S], *, depth: int, on_thread: Callable[[], None] | None = None
     ) -> None:
         self._pid = os.getpid()
         self._reader = reader
-        self._work = _Work(reader, steps, depth=depth, on_thread=on_thread)
+        self._work: _Work[S, T] = _Work(reader, steps, depth=depth, on_thread=on_thread)
         self._thread: threading.Thread | None = None
         _close_at_exit(self)
 
@@ -134,7 +156,7 @@ class ReadAhead:
             self._thread = threading.Thread(target=self._work.run, name="rankwise-reader", daemon=True)
             self._thread.start()
 
-    def take(self) -> ReadStep | None:
+    def take(self) -> T | None:
         """Return the next step, waiting for it; None after the last one, and once closed.
 
         Raises:
@@ -163,13 +185,13 @@ class ReadAhead:
             self.close()
 
 
-class _Work:
+class _Work(Generic[S, T]):
     """What the threads do, one at a time; they must not know the `ReadAhead`, whose end is what stops them."""
 
     def __init__(
-        self, reader: StepReader, steps: Iterable[Shares], *, depth: int, on_thread: Callable[[], None] | None
+        self, reader: Reader[S, T], steps: Iterable[S], *, depth: int, on_thread: Callable[[], None] | None
     ) -> None:
-        self.conveyor: Conveyor[ReadStep] = Conveyor(depth, on_wait=reader.wake)
+        self.conveyor: Conveyor[T] = Conveyor(depth, on_wait=reader.wake)
         reader.is_awaited = self._is_awaited
         self.items = reader.read(steps, self._is_asked)
         self._on_thread = on_thread
@@ -226,10 +248,10 @@ class _Work:
         self.conveyor.end(error)
 
 
-_LIVE: weakref.WeakSet[ReadAhead] = weakref.WeakSet()
+_LIVE: weakref.WeakSet[ReadAhead[Any, Any]] = weakref.WeakSet()
 
 
-def _close_at_exit(reader: ReadAhead) -> None:
+def _close_at_exit(reader: ReadAhead[Any, Any]) -> None:
     if not _LIVE:
         # registered as late as possible: exit handlers run in reverse order, so what the reader uses is still there
         atexit.unregister(_close_all)
@@ -303,7 +325,7 @@ class Running:
         self.passes, self._reader = passes, reader
         self._depth = depth
         self._items: Iterator[ReadStep | None] = iter(())
-        self._ahead: ReadAhead | None = None
+        self._ahead: ReadAhead[Shares, ReadStep] | None = None
         if depth:
             self._ahead = ReadAhead(reader, passes, depth=depth, on_thread=on_thread)
         else:
