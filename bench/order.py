@@ -8,6 +8,9 @@ Every measurement runs in a fresh process, after the imports, and reports for on
 - memory: how much the process grew at its peak.
 torch's sampler walks its whole epoch (its list is built before the first index, whatever is then used). Ours stops
 after `--emit` indices: its cost per index is the same all along. torch is left out above 1e8, and runs once at 1e8.
+
+Then what a step costs a rank at `--ranks` ranks with 32 samples each: ``order.step`` and `shares`, without
+reading. Of 1e9 samples; each world in a process of its own.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ import time
 from pathlib import Path
 
 WORLD, RANK, BATCH = 8, 3, 4096
+SHARE, STEPS = 32, 2000
 TOOLS = {"torch": "torch DistributedSampler", "rows": "rankwise, chunk 64, window 16", "flat": "rankwise, chunk 1"}
 
 
@@ -44,6 +48,7 @@ def torch_indices(size: int):
 
 
 def rankwise_indices(size: int, chunk: int):
+    import rankwise.world.adopt  # noqa: F401  (an order asks whether this process is a rank)
     from rankwise.data.order import BatchSampler, Order
 
     def start():
@@ -78,6 +83,38 @@ def child(tool: str, size: int, emit: int) -> dict[str, float]:
     }
 
 
+def step_child(chunk: int, world: int) -> dict[str, float]:
+    """Measure 2,000 steps of one rank, in CPU microseconds each; what is computed for the first ones is included."""
+    from rankwise.data.contract import shares
+    from rankwise.data.order import Order
+
+    order = Order(10**9, batch_size=SHARE * world, chunk_samples=chunk)
+    state, begun = order.start(), time.process_time()
+    for _ in range(STEPS):
+        step = order.step(state)
+        shares(step, rank=world // 2, world_size=world, num_micro=1)
+        state = step.resume
+    return {"us_per_step": (time.process_time() - begun) / STEPS * 1e6}
+
+
+def show_steps(worlds: list[int], repeats: int) -> None:
+    """Print what a step costs a rank of small and large worlds, and how that grows."""
+    columns = " | ".join(f"{world:,} ranks, CPU µs" for world in worlds)
+    print(f"| ids of a step, {SHARE} samples a rank | {columns} | growth |")
+    print("|---|" + "---|" * (len(worlds) + 1))
+    for tool, chunk in (("rows", 64), ("flat", 1)):
+        runs: dict[int, list[float]] = {world: [] for world in worlds}
+        for _ in range(repeats):
+            for world in worlds:
+                runs[world].append(measure("step", chunk, world)["us_per_step"])
+        medians = [statistics.median(runs[world]) for world in worlds]
+        cells = [
+            f"{mid:.1f} ({min(runs[world]):.1f} to {max(runs[world]):.1f})"
+            for mid, world in zip(medians, worlds, strict=True)
+        ]
+        print(f"| {TOOLS[tool]} | {' | '.join(cells)} | {medians[-1] / medians[0]:.2f}x |", flush=True)
+
+
 def resident_kib() -> int:
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * resource.getpagesize() // 1024
@@ -110,6 +147,7 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", type=float, default=[1e6, 1e8, 1e9])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--emit", type=float, default=1e6)
+    parser.add_argument("--ranks", nargs="+", type=int, default=[8, 1024, 16384], help="worlds whose steps are timed")
     parser.add_argument("--quick", action="store_true", help="1e5 and 1e6, two repeats")
     options = parser.parse_args()
     sizes = [1e5, 1e6] if options.quick else options.sizes
@@ -129,11 +167,13 @@ def main() -> None:
             for tool in ("rows", "flat"):
                 first, each = (medians["torch"][name] / medians[tool][name] for name in ("first_ms", "ns_per_index"))
                 print(f"  torch / {TOOLS[tool]} at {size:.0e}: first index {first:.3g}x, CPU per index {each:.2f}x")
+    show_steps(options.ranks, repeats)
     print(f"load at the end: {os.getloadavg()[0]:.1f}")
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--child"]:
-        print(json.dumps(child(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))))
+        first, second = int(sys.argv[3]), int(sys.argv[4])
+        print(json.dumps(step_child(first, second) if sys.argv[2] == "step" else child(sys.argv[2], first, second)))
     else:
         main()

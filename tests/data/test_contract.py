@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankwise.data.contract import (
+    ListedIds,
     OrderState,
     Step,
     num_micro_batches,
@@ -22,7 +23,8 @@ def make_step(count, *, lanes=1, start=0, padded=None):
     total = padded or count
     ids = 1000 + np.resize(np.arange(count), total)
     lane = (start + np.resize(np.arange(count), total)) % lanes
-    return Step(epoch=0, index=0, start=start, count=count, ids=ids, lanes=lane, resume=state)
+    members = ListedIds(ids=ids, lanes=lane)
+    return Step(epoch=0, index=0, start=start, count=count, size=len(ids), members=members, resume=state)
 
 
 @given(

@@ -268,7 +268,7 @@ def test_a_lone_sample_is_foretold_as_the_order_cuts(total):
                 state = steps[-1].resume
             found = []
             for step in (steps[0], steps[-1]):
-                num = num_micro_batches(len(step.ids), world_size=size, micro_batch=micro, speeds=cut)
+                num = num_micro_batches(step.size, world_size=size, micro_batch=micro, speeds=cut)
                 parts = [shares(step, rank=r, world_size=size, num_micro=num, speeds=cut) for r in range(size)]
                 found.append(1 in {len(part.ids) for mine in parts for part in mine})
             said = lone_sample(loader, world, None, speeds)

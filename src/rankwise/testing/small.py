@@ -113,7 +113,7 @@ class ArrayLoader(BaseLoader):
         state, epoch = self._state, self._state.epoch
         while state.epoch == epoch:
             step = self.order.step(state)
-            num_micro = num_micro_batches(len(step.ids), world_size=self._world_size, micro_batch=self.micro_batch)
+            num_micro = num_micro_batches(step.size, world_size=self._world_size, micro_batch=self.micro_batch)
             parts = shares(step, rank=self._rank, world_size=self._world_size, num_micro=num_micro)
             yield tuple(self._batch(share) for share in parts)
             state = step.resume

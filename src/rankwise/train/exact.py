@@ -234,7 +234,7 @@ class ExactStep:
         A zero is no gradient to momentum and weight decay: they would move parameters that one rank leaves alone.
         """
         size = self._world.world_size
-        smallest = len(share.step.ids) if size == 1 else smallest_share(share)
+        smallest = share.step.size if size == 1 else smallest_share(share)
         if smallest >= num_micro and not self._may_skip:
             return None
         return _Used(self._model) if size == 1 or finds_unused(self._model) else None

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from rankwise.data.contract import JSON, BaseLoader, IntArray, OrderState, Share, Step
+from rankwise.data.contract import JSON, BaseLoader, IntArray, ListedIds, OrderState, Share, Step
 from rankwise.data.samples.dataset_batch import DatasetBatch, first_twice, move_tree
 from rankwise.errors import ConfigError, StepError
 from rankwise.train.foreign import as_loader, is_stream
@@ -40,6 +40,7 @@ _LOG = logging.getLogger("rankwise.train")
 # A rank that has more to come adds this to the samples that it counts: one number travels, and no step has as many.
 _MORE = 1 << 32
 _EMPTY = np.zeros(0, dtype=np.int64)
+_NOBODY = ListedIds(ids=_EMPTY, lanes=_EMPTY)
 
 
 class _StreamBatch(DatasetBatch):
@@ -275,7 +276,7 @@ class StreamLoader(BaseLoader):
         world = self._world
         resume = replace(self._state, epoch=epoch, position=index + 1)
         # count 0: nobody knows before the ranks have added up
-        step = Step(epoch=epoch, index=index, start=index, count=0, ids=_EMPTY, lanes=_EMPTY, resume=resume)
+        step = Step(epoch=epoch, index=index, start=index, count=0, size=0, members=_NOBODY, resume=resume)
         made = []
         num_micro = self._num_micro if self._lockstep else 1
         for micro in range(num_micro):

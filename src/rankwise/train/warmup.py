@@ -83,7 +83,7 @@ def held_sample(batches: tuple[Batch, ...], world: World) -> Batch:
     the last rank, whose share is never empty, sends its own to all.
     """
     mine = next((b for b in batches if len(b.ids)), batches[0]).stand_in()
-    if len(batches[0].share.step.ids) >= world.world_size:
+    if batches[0].share.step.size >= world.world_size:
         return mine
     last = world.world_size - 1
     sent: Batch = world.broadcast_object(mine if world.rank == last else None, src=last)

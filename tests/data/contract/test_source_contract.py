@@ -15,7 +15,7 @@ import scipy.sparse as sp
 import zarr
 
 from rankwise import Order
-from rankwise.data.contract import OrderState, Source, Step, shares
+from rankwise.data.contract import ListedIds, OrderState, Source, Step, shares
 from rankwise.data.crops import CropIndex, IndexPipeline
 from rankwise.data.rows import RowSource
 from rankwise.data.samples import ArraySource
@@ -154,7 +154,8 @@ def test_shares_do_not_change_samples(made):
     source, wanted = made
     ids = np.random.default_rng(2).permutation(source.num_samples)[:17]
     state = OrderState(seed=1, epoch=0, position=17, recipe="r")
-    step = Step(epoch=0, index=0, start=0, count=17, ids=ids, lanes=np.arange(17) % 2, resume=state)
+    members = ListedIds(ids=ids, lanes=np.arange(17) % 2)
+    step = Step(epoch=0, index=0, start=0, count=17, size=17, members=members, resume=state)
     for world_size in (1, 2, 3):
         seen = []
         for rank in range(world_size):

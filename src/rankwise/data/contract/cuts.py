@@ -66,6 +66,7 @@ def shares(
 
     The global batch is sorted by lane (stable, so by position inside a lane) and cut into `world_size` runs whose
     lengths differ by at most one; the rank's run is cut into `num_micro` runs in the same way. Shares may be empty.
+    Only the ids of this rank are computed, where the order can (see `StepIds`).
 
     With `speeds` the lengths of the ranks' runs go by these, above the one sample that each rank has where there are as
     many: samples and their order are the same, and a rank is without one in the same steps.
@@ -84,14 +85,11 @@ def shares(
         raise ConfigError(f"shares wants 0 <= rank < world_size, got rank {rank} of {world_size}")
     if num_micro < 1:
         raise ConfigError(f"shares wants num_micro >= 1, got {num_micro}")
-    total = len(step.ids)
-    low, high = (_begin(total, each, world_size, speeds) for each in (rank, rank + 1))
-    by_lane = np.argsort(step.lanes, kind="stable")
-    mine = by_lane[low:high]
-    weights = None
-    if total > step.count:
-        weights = (mine < step.count).astype(np.float64)
-    cuts = [low_cut * len(mine) // num_micro for low_cut in range(num_micro + 1)]
+    low, high = (_begin(step.size, each, world_size, speeds) for each in (rank, rank + 1))
+    offsets, ids = step.members.run(low, high)
+    positions = step.start + offsets
+    weights = (offsets < step.count).astype(np.float64) if step.size > step.count else None
+    cuts = [low_cut * len(ids) // num_micro for low_cut in range(num_micro + 1)]
     return tuple(
         Share(
             step=step,
@@ -99,8 +97,8 @@ def shares(
             num_micro=num_micro,
             rank=rank,
             world_size=world_size,
-            positions=step.start + mine[begin:end].astype(np.int64),
-            ids=step.ids[mine[begin:end]],
+            positions=positions[begin:end],
+            ids=ids[begin:end],
             weights=None if weights is None else weights[begin:end],
             speeds=None if speeds is None else tuple(speeds),
         )
@@ -110,7 +108,7 @@ def shares(
 
 def smallest_share(share: Share) -> int:
     """Return how many samples the rank with the fewest has of a share's step, padding included."""
-    total, size, speeds = len(share.step.ids), share.world_size, share.speeds
+    total, size, speeds = share.step.size, share.world_size, share.speeds
     return total // size if speeds is None else min(share_sizes(total, world_size=size, speeds=speeds))
 
 

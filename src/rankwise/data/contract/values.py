@@ -7,7 +7,7 @@ import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -21,12 +21,14 @@ __all__ = [
     "FieldSpec",
     "FloatArray",
     "IntArray",
+    "ListedIds",
     "Locality",
     "NDArray",
     "OrderState",
     "ReadReport",
     "Share",
     "Step",
+    "StepIds",
     "choose_fields",
 ]
 
@@ -103,6 +105,53 @@ def _text(state: Mapping[str, Any], name: str) -> str:
     return str(state[name])
 
 
+class StepIds(Protocol):
+    """The sample ids of a step, computed where they are asked for: a rank asks for its own share only."""
+
+    def listed(self) -> tuple[IntArray, IntArray]:
+        """Return ids and lanes of all samples, in position order, padding last; both int64[size]. Costs the whole step.
+
+        The arrays are the caller's.
+        """
+        ...
+
+    def run(self, low: int, high: int) -> tuple[IntArray, IntArray]:
+        """Return a run of the samples sorted by lane and, inside a lane, by position.
+
+        Args:
+            low: first place of the run, 0 <= low <= high.
+            high: the place after its last, at most the size of the step.
+
+        Returns:
+            offsets: int64[high - low], positions counted from the start of the step; padding lies behind
+                its real samples.
+            ids: int64[high - low], parallel to the offsets.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ListedIds:
+    """`StepIds` of arrays that are there.
+
+    Attributes:
+        ids: int64, in position order, padding last.
+        lanes: int64, lane of each; padding has the lane of the sample that it repeats.
+    """
+
+    ids: IntArray
+    lanes: IntArray
+
+    def listed(self) -> tuple[IntArray, IntArray]:
+        """Return them; see `StepIds`."""
+        return self.ids.copy(), self.lanes.copy()
+
+    def run(self, low: int, high: int) -> tuple[IntArray, IntArray]:
+        """Return a run of them, sorted by lane; see `StepIds`."""
+        offsets = np.argsort(self.lanes, kind="stable")[low:high].astype(np.int64)
+        return offsets, self.ids[offsets]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
     """One global batch: the same value on every rank.
@@ -112,8 +161,8 @@ class Step:
         index: its number inside the epoch, counted in steps since the epoch's start or since the resumed position.
         start: its first position in the epoch.
         count: how many real samples it holds over all ranks.
-        ids: int64, sample ids in position order. ``ids[:count]`` are real; any further ones are padding (weight 0).
-        lanes: int64, lane of each entry of `ids`.
+        size: how many samples it holds with padding, which has weight 0 and comes last.
+        members: which samples these are. `shares` asks for those of one rank, at the cost of these alone.
         resume: the state after this step.
     """
 
@@ -121,9 +170,19 @@ class Step:
     index: int
     start: int
     count: int
-    ids: IntArray
-    lanes: IntArray
+    size: int
+    members: StepIds
     resume: OrderState
+
+    @property
+    def ids(self) -> IntArray:
+        """int64[size], sample ids in position order: ``ids[:count]`` are real. Computed anew, of the whole step."""
+        return self.members.listed()[0]
+
+    @property
+    def lanes(self) -> IntArray:
+        """int64[size], lane of each of `ids`. Computed anew, of the whole step."""
+        return self.members.listed()[1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

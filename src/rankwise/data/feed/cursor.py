@@ -211,7 +211,7 @@ class Cursor:
     def shares(self, step: Step, speeds: tuple[int, ...] | None) -> tuple[Share, ...]:
         """Return this rank's micro-batches of a step; as many on every rank, some of them perhaps empty."""
         size = self.world_size
-        num_micro = num_micro_batches(len(step.ids), world_size=size, micro_batch=self.micro_batch, speeds=speeds)
+        num_micro = num_micro_batches(step.size, world_size=size, micro_batch=self.micro_batch, speeds=speeds)
         return shares(step, rank=self.rank, world_size=size, num_micro=num_micro, speeds=speeds)
 
     def set_speeds(self, speeds: Sequence[float] | None) -> None:

@@ -340,10 +340,10 @@ class StepReader:
 
     def _learn(self, transform: SampleTransform, step: Step, share: Share) -> None:
         """A rank whose first share is empty looks at the step's first good sample to know what samples come out as."""
-        for place in range(len(step.ids)):
+        for place, sample in enumerate(step.ids):
             probe = Share(
                 step=step, micro=0, num_micro=1, rank=share.rank, world_size=share.world_size,
-                positions=np.array([step.start + place]), ids=step.ids[place : place + 1], weights=None,
+                positions=np.array([step.start + place]), ids=np.array([sample]), weights=None,
             )  # fmt: skip
             held = HostBuffer()
             report = self._source.read(self._source.plan(probe), held)

@@ -11,9 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from rankwise.data.contract import IntArray, OrderState, Step
-from rankwise.data.order.lanes import Grid, run_of_samples, samples_at
+from rankwise.data.order.lanes import Grid, samples_at
 from rankwise.data.order.layout import MAX_LANES, Facts, Recipe, choose_lanes, choose_window, whole
 from rankwise.data.order.openers import opened_samples
+from rankwise.data.order.step_ids import OrderIds
 from rankwise.errors import ConfigError
 
 __all__ = ["Order"]
@@ -196,7 +197,8 @@ class Order:
     def step(self, state: OrderState) -> Step:
         """Return the step that begins at `state`; at the end of an epoch the first step of the next one.
 
-        Pure: every rank may call it at any time, alone. Its `index` is ``start // batch_size``: the number of steps
+        Pure: every rank may call it at any time, alone. It costs the same for any batch size: ids are computed where
+        they are asked for. Its `index` is ``start // batch_size``: the number of steps
         before it if they all had this batch size. After the last step of an epoch, `resume` is the start of the next.
 
         Raises:
@@ -206,18 +208,24 @@ class Order:
         done = self._steps_left(state.position) == 0
         epoch, start = (state.epoch + 1, 0) if done else (state.epoch, state.position)
         count = min(self.batch_size, self.samples - start)
-        ids = self._run(epoch, start, count)
-        lanes = np.arange(start, start + count, dtype=np.int64) % self.grid.lanes
-        if self.remainder == "pad":
-            # Repeats of the step's own samples, each in the lane of its original: nothing more has to be read.
-            ids, lanes = np.resize(ids, self.batch_size), np.resize(lanes, self.batch_size)
+        size = self.batch_size if self.remainder == "pad" else count
+        members = OrderIds(
+            grid=self.grid,
+            seed=self.seed,
+            epoch=epoch,
+            start=start,
+            count=count,
+            size=size,
+            batch_size=self.batch_size,
+            shuffled=self.kind == "shuffle",
+        )
         return Step(
             epoch=epoch,
             index=start // self.batch_size,
             start=start,
             count=count,
-            ids=ids,
-            lanes=lanes,
+            size=size,
+            members=members,
             resume=self.state_at(epoch=epoch, position=start + count),
         )
 
@@ -269,11 +277,6 @@ class Order:
         if isinstance(state, OrderState):
             adopted._check_state(state)  # noqa: SLF001
         return adopted
-
-    def _run(self, epoch: int, start: int, count: int) -> IntArray:
-        if self.kind == "sequential":
-            return np.arange(start, start + count, dtype=np.int64)
-        return run_of_samples(self.grid, self.seed, epoch, start, count)
 
     def _steps_left(self, position: int) -> int:
         left: int = self.samples - position

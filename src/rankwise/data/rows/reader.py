@@ -14,6 +14,7 @@ from rankwise.data.contract import (
     BatchBuffer,
     FieldSpec,
     IntArray,
+    ListedIds,
     OrderState,
     ReadReport,
     Share,
@@ -167,7 +168,8 @@ def read_one(
     """
     ids = np.array([sample], dtype=np.int64)
     state = OrderState(seed=0, epoch=0, position=1, recipe="")
-    step = Step(epoch=0, index=0, start=0, count=1, ids=ids, lanes=np.zeros_like(ids), resume=state)
+    members = ListedIds(ids=ids, lanes=np.zeros_like(ids))
+    step = Step(epoch=0, index=0, start=0, count=1, size=1, members=members, resume=state)
     buffer = HostBuffer()
     for error in read(shares(step, rank=0, world_size=1, num_micro=1)[0], buffer).errors:
         raise error

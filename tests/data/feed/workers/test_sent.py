@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.multiprocessing
 
-from rankwise.data.contract import OrderState, Share, Step
+from rankwise.data.contract import ListedIds, OrderState, Share, Step
 from rankwise.data.feed.memory.csr import csr_parts, scipy_csr, torch_csr
 from rankwise.data.feed.workers import SentBatch, sent_fields
 
@@ -15,7 +15,8 @@ from rankwise.data.feed.workers import SentBatch, sent_fields
 def share_of(ids):
     ids = np.array(ids)
     resume = OrderState(seed=1, epoch=2, position=len(ids), recipe="r")
-    step = Step(epoch=2, index=0, start=0, count=len(ids), ids=ids, lanes=ids, resume=resume)
+    members = ListedIds(ids=ids, lanes=ids)
+    step = Step(epoch=2, index=0, start=0, count=len(ids), size=len(ids), members=members, resume=resume)
     return Share(step=step, micro=0, num_micro=1, rank=0, world_size=1, positions=ids, ids=ids, weights=None)
 
 

@@ -16,7 +16,7 @@ from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 
-from rankwise.data.contract import BaseOrder, IntArray, NDArray, OrderState, Step
+from rankwise.data.contract import BaseOrder, IntArray, ListedIds, NDArray, OrderState, Step
 from rankwise.data.crops.index.crop_index import CropIndex
 from rankwise.data.crops.index.places import Tiles
 from rankwise.errors import ConfigError
@@ -336,8 +336,8 @@ class TileOrder(BaseOrder):
             index=index,
             start=state.position,
             count=high - low,
-            ids=self._ids[low:high],
-            lanes=np.zeros(high - low, dtype=np.int64),
+            size=high - low,
+            members=ListedIds(ids=self._ids[low:high], lanes=np.zeros(high - low, dtype=np.int64)),
             resume=OrderState(seed=0, epoch=state.epoch, position=end, recipe=self.recipe),
         )
 

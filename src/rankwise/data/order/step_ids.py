@@ -1,0 +1,114 @@
+"""The ids of one step of an order: all of them, or a rank's share at the cost of that share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+
+from rankwise.data.contract import IntArray, ListedIds
+from rankwise.data.order.lanes import Grid, run_of_samples, samples_at
+
+__all__ = ["OrderIds"]
+
+# Samples of a share that are computed at a time, those of the steps that follow included: enough to hide the cost of
+# a NumPy call, few enough for a start in a millisecond.
+BLOCK = 1 << 11
+# An id of a share costs as much as so many of a run of neighbouring positions: up to so many ranks the whole step is
+# not dearer than a share of it.
+ALONE = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrderIds:
+    """Implements the contract's `StepIds`. Pure and small: it may be pickled with every batch.
+
+    Attributes:
+        grid: the numbers of the order.
+        seed: of the order.
+        epoch: of the step.
+        start: first position of the step.
+        count: real samples of the step.
+        size: the same with padding.
+        batch_size: of the order: which steps follow.
+        shuffled: False where sample p is at position p.
+    """
+
+    grid: Grid
+    seed: int
+    epoch: int
+    start: int
+    count: int
+    size: int
+    batch_size: int
+    shuffled: bool
+
+    def listed(self) -> tuple[IntArray, IntArray]:
+        """Return all ids and their lanes, padding last."""
+        places: IntArray = np.arange(self.start, self.start + self.count, dtype=np.int64)
+        lanes, ids = places % self.grid.lanes, places
+        if self.shuffled:
+            ids = run_of_samples(self.grid, self.seed, self.epoch, self.start, self.count)
+        if self.size > self.count:
+            # Repeats of the step's own samples, each in the lane of its original: nothing more has to be read.
+            ids, lanes = np.resize(ids, self.size), np.resize(lanes, self.size)
+        return ids, lanes
+
+    def run(self, low: int, high: int) -> tuple[IntArray, IntArray]:
+        """Return offsets and ids of the run [low, high) of the step sorted by lane."""
+        if self.size > self.count:  # the last step of an epoch at most
+            ids, lanes = self.listed()
+            return ListedIds(ids=ids, lanes=lanes).run(low, high)
+        if self.shuffled and (high - low) * ALONE < self.count == self.batch_size:
+            first, number = self._block_of(high - low)
+            offsets, found = _share_block(replace(self, start=first), low, high)
+            return offsets[number].copy(), found[number].copy()
+        offsets = _offsets(self.grid.lanes, self.start, self.count, low, high)
+        if not self.shuffled:
+            return offsets, self.start + offsets
+        return offsets, run_of_samples(self.grid, self.seed, self.epoch, self.start, self.count)[offsets]
+
+    def _block_of(self, num_samples: int) -> tuple[int, int]:
+        """Return where the block of steps begins that this one lies in, and its number there.
+
+        Steps begin anywhere after a resume with another batch size, so blocks are counted from the first position that
+        a step of this size can have.
+        """
+        number, origin = divmod(self.start, self.batch_size)
+        steps = _num_steps(num_samples)
+        return origin + number // steps * steps * self.batch_size, number % steps
+
+
+def _num_steps(num_samples: int) -> int:
+    return max(1, BLOCK // max(1, num_samples))
+
+
+def _offsets(lanes: int, start: int, count: int, low: int, high: int) -> IntArray:
+    """Return the offsets of the run [low, high) of a step that is sorted by lane, without sorting it."""
+    place = np.arange(low, high, dtype=np.int64)
+    if lanes == 1:
+        return place
+    first = (np.arange(lanes, dtype=np.int64) - start) % lanes  # offset of each lane's first position
+    sizes = (count - 1 - first) // lanes + 1  # none where the step ends before it
+    ends = np.cumsum(sizes)
+    lane = np.searchsorted(ends, place, side="right")
+    found: IntArray = first[lane] + (place - (ends - sizes)[lane]) * lanes
+    return found
+
+
+@lru_cache(maxsize=8)
+def _share_block(step: OrderIds, low: int, high: int) -> tuple[IntArray, IntArray]:
+    """Return offsets and ids of one rank's share of a full step and of those that follow, int64[steps, high - low].
+
+    Loops ask for one step after the other: so many are computed together that an id costs little.
+    """
+    grid, size = step.grid, step.batch_size
+    steps = min(_num_steps(high - low), (grid.num_samples - step.start) // size)
+    starts = step.start + size * np.arange(steps, dtype=np.int64)
+    if size % grid.lanes == 0:  # every step begins in the same lane
+        offsets = np.broadcast_to(_offsets(grid.lanes, step.start, size, low, high), (steps, high - low))
+    else:
+        offsets = np.stack([_offsets(grid.lanes, start, size, low, high) for start in starts.tolist()])
+    ids = samples_at(grid, step.seed, step.epoch, (starts[:, None] + offsets).ravel()).reshape(offsets.shape)
+    return offsets, ids
