@@ -8,10 +8,10 @@ from datetime import timedelta
 
 import pytest
 
+from rankwise._process.place import Place
 from rankwise.errors import WorldError
 from rankwise.testing.held_ports import hold_port
 from rankwise.world.arrival import Card, meet
-from rankwise.world.place import Place
 from rankwise.world.small_store import SmallStore, StoreServer, _Answering, open_small_store
 
 

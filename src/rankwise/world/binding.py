@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
+from rankwise._process.cores import choose_threads, cpu_mask, usable_cores
+from rankwise._process.place import Place, find_place, given_place
 from rankwise._version import __version__
 from rankwise.errors import ConfigError, Interrupted, WorldError
 from rankwise.world import adopt, group
@@ -19,9 +21,7 @@ from rankwise.world.channel import keep_for_ever
 from rankwise.world.devices import choose_device, default_backend, ranks_per_gpu, visible_devices
 from rankwise.world.factory import host_id, make_world, say_once
 from rankwise.world.keys import seed_generators
-from rankwise.world.place import Place, find_place, given_place
 from rankwise.world.ray_worker import ray_device
-from rankwise.world.threads import choose_threads, cpu_mask, usable_cores
 from rankwise.world.value import World
 
 __all__ = ["bind", "kept_store"]

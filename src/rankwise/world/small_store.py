@@ -16,8 +16,8 @@ import time
 from datetime import timedelta
 from typing import Any
 
+from rankwise._process.place import Place, loopback_address
 from rankwise.errors import WorldError
-from rankwise.world.place import Place, loopback_address
 
 __all__ = ["Shelf", "SmallStore", "StoreServer", "listening_address", "open_small_store", "store_trouble"]
 

@@ -9,10 +9,10 @@ import logging
 import threading
 from collections.abc import Iterator
 
+from rankwise._process.loader_worker import LoaderWorker
 from rankwise.data.contract import Order, OrderState
 from rankwise.data.feed.cursor import Cursor, is_sequential
 from rankwise.data.feed.groups import Shares
-from rankwise.world.loader_worker import LoaderWorker
 
 __all__ = ["Passes", "Repeats"]
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import anndata  # noqa: F401  (imported once for all the forks)
 
+from rankwise._process.place import Place
 from rankwise.data.rows import DatasetCollection
 from rankwise.data.rows.collection.crew import crew, tasks
 from rankwise.data.rows.collection.inputs import Table
@@ -18,7 +19,6 @@ from rankwise.data.rows.writing import shards
 from rankwise.errors import DataError
 from rankwise.testing.faults import end_at
 from rankwise.testing.small_rows import small_anndata, write_anndata
-from rankwise.world.place import Place
 
 # Where rank 1 ends, which then does all the work: owner, name, which call, and what comes of it.
 FAULTS = {

@@ -10,13 +10,13 @@ import anndata
 import numpy as np
 import pytest
 
+from rankwise._process.place import Place
 from rankwise.data.rows import DatasetCollection, verify_rows
 from rankwise.data.rows.collection.journal import locked, work_folder
 from rankwise.data.rows.datasets import find_datasets
 from rankwise.errors import DataError, RankwiseError
 from rankwise.testing.ranks import run_ranks
 from rankwise.testing.small_rows import small_anndata
-from rankwise.world.place import Place
 
 SCRIPT = Path(__file__).with_name("crewed.py")
 

@@ -6,10 +6,10 @@ import threading
 import numpy as np
 import pytest
 
+from rankwise._process.loader_worker import LoaderWorker
 from rankwise.data.samples import ArraySource
 from rankwise.data.store import BoxReader
 from rankwise.data.store.reading import WorkCrew, reading_threads, threads
-from rankwise.world.loader_worker import LoaderWorker
 
 
 @pytest.mark.parametrize(
@@ -92,6 +92,6 @@ def test_the_first_error_stops_what_has_not_begun():
 def test_cores_are_shared_among_workers(monkeypatch):
     """All workers together read with the threads that this process would, unless it was told how many."""
     third = LoaderWorker(number=0, count=3, salt=1)
-    monkeypatch.setattr("rankwise.world.loader_worker.current_worker", lambda: third)
+    monkeypatch.setattr("rankwise._process.loader_worker.current_worker", lambda: third)
     assert [WorkCrew(cores, shared=True).num_threads for cores in (1, 3, 8)] == [1, 1, 2]
     assert WorkCrew(8).num_threads == 8

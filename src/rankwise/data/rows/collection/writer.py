@@ -19,7 +19,7 @@ from rankwise.data.rows.writing import MatrixFormat, codecs_of
 from rankwise.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rankwise.world.place import Place
+    from rankwise._process.place import Place
     from rankwise.world.value import World
 
 __all__ = ["MatrixFormat", "WriteOptions", "codecs_of", "listed", "write"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from rankwise._process.loader_worker import current_worker
 from rankwise.data.contract import JSON
 from rankwise.data.rows.abc import Sampler
 from rankwise.data.rows.loader.held import HeldDatasets
@@ -13,7 +14,6 @@ from rankwise.data.rows.notices import process_rank, say_once
 from rankwise.data.rows.passes import known_settings
 from rankwise.data.rows.samplers import DistributedSampler
 from rankwise.errors import ConfigError
-from rankwise.world.loader_worker import current_worker
 
 __all__ = ["Standing"]
 

@@ -14,13 +14,13 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 
 import numpy as np
 
+from rankwise._process.loader_worker import current_worker
 from rankwise.data.contract import JSON, IntArray
 from rankwise.data.rows.abc import Sampler
 from rankwise.data.rows.loader.requests import RowBlock, RowOrder, order_rows
 from rankwise.data.rows.matrices import gather_rows
 from rankwise.data.rows.passes import PassDraws
 from rankwise.errors import ConfigError
-from rankwise.world.loader_worker import current_worker
 
 __all__ = ["WITH_AN_ORDER", "MemoryRows", "RequestReader", "RowsReader", "SavedPass", "UnderWay"]
 

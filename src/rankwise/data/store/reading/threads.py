@@ -8,9 +8,9 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from rankwise.world.loader_worker import part_of_worker
-from rankwise.world.place import num_local_ranks
-from rankwise.world.threads import cpu_mask, usable_cores
+from rankwise._process.cores import cpu_mask, usable_cores
+from rankwise._process.loader_worker import part_of_worker
+from rankwise._process.place import num_local_ranks
 
 __all__ = ["WorkCrew", "reading_threads"]
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rankwise._files import write_whole
+from rankwise._process.place import Place
 from rankwise.errors import DesyncError, RankwiseError, WorldError
-from rankwise.world.place import Place
 
 if TYPE_CHECKING:
     from rankwise.world.value import World

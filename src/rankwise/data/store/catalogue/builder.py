@@ -10,14 +10,14 @@ from functools import partial
 from operator import itemgetter
 from queue import SimpleQueue
 
-from rankwise.data.store.meta.catalogue.lookup import Catalogue
-from rankwise.data.store.meta.catalogue.recorder import RecordingNodes
-from rankwise.data.store.meta.catalogue.table import RefRow, Table
+from rankwise.data.store.catalogue.lookup import Catalogue
+from rankwise.data.store.catalogue.recorder import RecordingNodes
+from rankwise.data.store.catalogue.table import RefRow, Table
 from rankwise.data.store.meta.documents import resolve_place
-from rankwise.data.store.meta.ngff.discovery import ImageRef, Spot, look, start_spot
-from rankwise.data.store.meta.ngff.images import image_of
 from rankwise.data.store.meta.nodes import Node
 from rankwise.data.store.meta.tree import STORES, Nodes
+from rankwise.data.store.ngff.discovery import ImageRef, Spot, look, start_spot
+from rankwise.data.store.ngff.images import image_of
 from rankwise.errors import DataError
 
 __all__ = ["build_catalogue"]

@@ -1,13 +1,15 @@
-"""What this process may use: cores by affinity mask and CPU quotas, control groups; quick to load."""
+"""What this process may use: cores by affinity mask and CPU quotas, control groups, threads; quick to load."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-__all__ = ["cpu_mask", "group_folders", "usable_cores"]
+from rankwise.errors import ConfigError
+
+__all__ = ["choose_threads", "cpu_mask", "group_folders", "usable_cores"]
 
 _GROUPS = Path("/sys/fs/cgroup")
 _OWN = Path("/proc/self/cgroup")
@@ -29,6 +31,30 @@ def usable_cores(num_cores: int, groups: Path = _GROUPS, own: Path = _OWN) -> in
         own: file that names the groups of this process; a quota of any group above them counts, too.
     """
     return max(1, min(num_cores, *(int(quota) for quota in _quotas(groups, own)), num_cores))
+
+
+def choose_threads(requested: int | None, *, environ: Mapping[str, str], cores: int, sharers: int) -> int:
+    """Return the threads of this rank: as requested, else OMP_NUM_THREADS, else its part of the cores, at least 1.
+
+    Args:
+        requested: the caller's wish.
+        environ: the environment.
+        cores: cores that this process may use.
+        sharers: ranks that share them, this one included.
+
+    Raises:
+        ConfigError: the wish or OMP_NUM_THREADS is not a whole number of at least 1.
+    """
+    if requested is not None:
+        if requested < 1:
+            raise ConfigError(f"threads is a number of at least 1, got {requested}")
+        return requested
+    text = environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    if not text:
+        return max(1, cores // max(1, sharers))
+    if not text.isdigit() or int(text) < 1:
+        raise ConfigError(f"OMP_NUM_THREADS is a number of at least 1, it is {environ['OMP_NUM_THREADS']!r}: unset it")
+    return int(text)
 
 
 def group_folders(kind: str, groups: Path = _GROUPS, own: Path = _OWN) -> Iterator[tuple[Path, int]]:

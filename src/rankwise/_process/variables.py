@@ -1,12 +1,44 @@
-"""Reading whole numbers out of an environment, with errors that name the variable."""
+"""What a launcher's variables say: a place, and whole numbers with errors that name the variable."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from rankwise.errors import WorldError
 
-__all__ = ["check_ranges", "first_set", "int_of", "mpi_address", "port_of"]
+__all__ = ["Place", "check_ranges", "first_set", "int_of", "mpi_address", "port_of"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """What the environment says about this process.
+
+    Attributes:
+        family: whose variables were read: "torchrun", "open mpi", "mpich", "slurm", "kubeflow" or "none".
+        rank: global rank.
+        world_size: number of ranks.
+        local_rank: rank on this machine.
+        local_world_size: ranks on this machine, None if not said.
+        node_rank: which machine, None if not said.
+        num_nodes: number of machines, None if not said.
+        master_addr: host of rank 0, "" for a world of one.
+        master_port: port of the store there, 0 for a world of one.
+        agent_store: whether a launcher keeps the store at that address, instead of rank 0.
+        note: something that the user should be told once, "" for nothing.
+    """
+
+    family: str = "none"
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    local_world_size: int | None = 1
+    node_rank: int | None = 0
+    num_nodes: int | None = 1
+    master_addr: str = ""
+    master_port: int = 0
+    agent_store: bool = False
+    note: str = ""
 
 
 def first_set(environ: Mapping[str, str], *names: str) -> str | None:

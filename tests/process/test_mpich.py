@@ -2,9 +2,9 @@
 
 import pytest
 
+from rankwise._process.launchers import mpich_place
+from rankwise._process.place import find_place
 from rankwise.errors import WorldError
-from rankwise.world.mpich import mpich_place
-from rankwise.world.place import find_place
 
 ONE_MACHINE = {"PMI_RANK": "1", "PMI_SIZE": "3", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "3", "MASTER_PORT": "20123"}
 

@@ -2,9 +2,9 @@
 
 import pytest
 
+from rankwise._process.launchers import kubeflow_place
+from rankwise._process.place import find_place
 from rankwise.errors import WorldError
-from rankwise.world.kubeflow import kubeflow_place
-from rankwise.world.place import find_place
 
 POD = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "HOSTNAME": "train-worker-0"}
 PYTORCHJOB = POD | {"RANK": "1", "WORLD_SIZE": "3", "MASTER_ADDR": "train-master-0", "MASTER_PORT": "23456"}

@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rankwise.data.store.meta.documents import resolve_place
-from rankwise.data.store.meta.ngff.attributes import ome_attributes, take, take_list
-from rankwise.data.store.meta.ngff.images import open_image
-from rankwise.data.store.meta.ngff.values import Image, set_state, state_of
 from rankwise.data.store.meta.nodes import Node
 from rankwise.data.store.meta.tree import STORES, Nodes
+from rankwise.data.store.ngff.attributes import ome_attributes, take, take_list
+from rankwise.data.store.ngff.images import Image, open_image, set_state, state_of
 from rankwise.errors import DataError
 
 __all__ = ["Acquisition", "Field", "Plate", "Well", "fields_of", "open_plate", "plate_of"]

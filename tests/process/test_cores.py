@@ -2,8 +2,8 @@
 
 import pytest
 
+from rankwise._process.cores import choose_threads, cpu_mask, usable_cores
 from rankwise.errors import ConfigError
-from rankwise.world.threads import choose_threads, cpu_mask, usable_cores
 
 
 @pytest.mark.parametrize(

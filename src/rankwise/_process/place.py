@@ -4,43 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
+from rankwise._process.launchers import WANTED, kubeflow_place, mpich_place, open_mpi_place, torchrun_place
+from rankwise._process.slurm import slurm_place
+from rankwise._process.variables import Place, check_ranges, first_set, int_of, port_of
 from rankwise.errors import ConfigError, WorldError
-from rankwise.world.variables import check_ranges, first_set, int_of, port_of
 
 __all__ = ["Place", "announced_place", "find_place", "given_place", "loopback_address", "num_local_ranks"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """What the environment says about this process.
-
-    Attributes:
-        family: whose variables were read: "torchrun", "open mpi", "mpich", "slurm", "kubeflow" or "none".
-        rank: global rank.
-        world_size: number of ranks.
-        local_rank: rank on this machine.
-        local_world_size: ranks on this machine, None if not said.
-        node_rank: which machine, None if not said.
-        num_nodes: number of machines, None if not said.
-        master_addr: host of rank 0, "" for a world of one.
-        master_port: port of the store there, 0 for a world of one.
-        agent_store: whether a launcher keeps the store at that address, instead of rank 0.
-        note: something that the user should be told once, "" for nothing.
-    """
-
-    family: str = "none"
-    rank: int = 0
-    world_size: int = 1
-    local_rank: int = 0
-    local_world_size: int | None = 1
-    node_rank: int | None = 0
-    num_nodes: int | None = 1
-    master_addr: str = ""
-    master_port: int = 0
-    agent_store: bool = False
-    note: str = ""
 
 
 def find_place(environ: Mapping[str, str]) -> Place:
@@ -55,11 +25,6 @@ def find_place(environ: Mapping[str, str]) -> Place:
         WorldError: the variables of the family contradict each other, or RANK, WORLD_SIZE or LOCAL_RANK are set and no
             family is complete.
     """
-    from rankwise.world.kubeflow import kubeflow_place
-    from rankwise.world.mpich import mpich_place
-    from rankwise.world.open_mpi import open_mpi_place
-    from rankwise.world.slurm import slurm_place
-
     families: tuple[Callable[[Mapping[str, str]], Place | None], ...] = (
         torchrun_place,
         open_mpi_place,
@@ -120,9 +85,6 @@ def given_place(environ: Mapping[str, str], *, rank: int, world_size: int, local
     )
 
 
-_WANTED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-
-
 # Rank and size as launchers name them; these two tell the parts of the work apart, also where the rest is not said.
 _PAIRS = (
     ("RANK", "WORLD_SIZE"),
@@ -170,47 +132,12 @@ def num_local_ranks(environ: Mapping[str, str]) -> int:
     return 1
 
 
-def torchrun_place(environ: Mapping[str, str]) -> Place | None:
-    """Return the place that rankwise's and torchrun's variables describe, None if one of them is missing.
-
-    Raises:
-        WorldError: they contradict each other.
-    """
-    if any(first_set(environ, name) is None for name in _WANTED):
-        return None
-    rank, size, local = (int_of(environ, name) or 0 for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
-    local_size = int_of(environ, "LOCAL_WORLD_SIZE")
-    node, num_nodes = int_of(environ, "GROUP_RANK"), int_of(environ, "GROUP_WORLD_SIZE")
-    check_ranges(
-        {
-            ("RANK", "WORLD_SIZE"): (rank, size),
-            ("LOCAL_RANK", "LOCAL_WORLD_SIZE"): (local, local_size),
-            ("LOCAL_RANK", "WORLD_SIZE"): (local, size),
-            ("GROUP_RANK", "GROUP_WORLD_SIZE"): (node, num_nodes),
-        }
-    )
-    if local_size is not None and local_size > size:
-        raise WorldError(f"LOCAL_WORLD_SIZE={local_size} is larger than WORLD_SIZE={size}: mend what sets them")
-    return Place(
-        family="torchrun",
-        rank=rank,
-        world_size=size,
-        local_rank=local,
-        local_world_size=local_size,
-        node_rank=node,
-        num_nodes=num_nodes,
-        master_addr=environ["MASTER_ADDR"].strip(),
-        master_port=port_of(environ, "MASTER_PORT") or 0,
-        agent_store=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and "TORCHELASTIC_RUN_ID" in environ,
-    )
-
-
 def _refuse_half_a_family(environ: Mapping[str, str]) -> None:
     """MASTER_* alone means nothing (shell profiles set them); a rank or a size means that somebody launched us."""
     if first_set(environ, "RANK", "LOCAL_RANK", "WORLD_SIZE") is None:
         return
-    there = [f"{name}={environ[name]}" for name in _WANTED if first_set(environ, name)]
-    missing = [name for name in _WANTED if first_set(environ, name) is None]
+    there = [f"{name}={environ[name]}" for name in WANTED if first_set(environ, name)]
+    missing = [name for name in WANTED if first_set(environ, name) is None]
     raise WorldError(
         f"{', '.join(there)} is set but {', '.join(missing)} is not, so this process cannot find its place: "
         "start it with `rankwise run` or torchrun, which set all of them, say who it is with "

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from rankwise.data.store.catalogue.table import Recorded, Table
 from rankwise.data.store.meta.arrays import array_of
-from rankwise.data.store.meta.catalogue.table import Recorded, Table
 from rankwise.data.store.meta.documents import stamp_document
 from rankwise.data.store.meta.nodes import Node, read_node
 from rankwise.data.store.meta.tree import Nodes

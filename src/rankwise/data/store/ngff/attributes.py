@@ -4,16 +4,31 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from rankwise.data.store.meta.ngff.values import Axis
 from rankwise.data.store.meta.nodes import Node
 from rankwise.data.store.meta.values import ArrayMeta
 from rankwise.errors import DataError
 
-__all__ = ["compose", "ome_attributes", "plain_axes", "read_axes", "take", "take_list", "take_numbers"]
+__all__ = ["Axis", "compose", "ome_attributes", "plain_axes", "read_axes", "take", "take_list", "take_numbers"]
 
 _KEYS = ("multiscales", "plate", "well", "labels", "omero", "bioformats2raw.layout", "series")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axis:
+    """One axis of an image.
+
+    Attributes:
+        name: such as "t", "c", "z", "y", "x".
+        type: "space", "time", "channel", another word, or None where nothing is said.
+        unit: such as "micrometer"; None where nothing is said.
+    """
+
+    name: str
+    type: str | None = None
+    unit: str | None = None
 
 
 def ome_attributes(node: Node) -> Mapping[str, Any]:

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rankwise._process.slurm import expand_counts, expand_hosts
 from rankwise.errors import WorldError
-from rankwise.world.hostlist import expand_counts, expand_hosts
 
 
 @pytest.mark.parametrize(

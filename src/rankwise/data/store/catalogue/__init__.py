@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankwise.data.store.meta.catalogue.builder import build_catalogue
-from rankwise.data.store.meta.catalogue.lookup import Catalogue
+from rankwise.data.store.catalogue.builder import build_catalogue
+from rankwise.data.store.catalogue.lookup import Catalogue
 
 __all__ = ["Catalogue", "build_catalogue"]

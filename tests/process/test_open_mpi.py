@@ -2,8 +2,8 @@
 
 import pytest
 
+from rankwise._process.launchers import open_mpi_place
 from rankwise.errors import WorldError
-from rankwise.world.open_mpi import open_mpi_place
 
 ONE_MACHINE = {
     "OMPI_COMM_WORLD_RANK": "1",

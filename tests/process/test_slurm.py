@@ -2,9 +2,9 @@
 
 import pytest
 
+from rankwise._process.place import find_place
+from rankwise._process.slurm import slurm_place, slurm_port
 from rankwise.errors import WorldError
-from rankwise.world.place import find_place
-from rankwise.world.slurm import slurm_place, slurm_port
 
 STEP = {
     "SLURM_JOB_ID": "7001",

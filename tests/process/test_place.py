@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rankwise._process.place import Place, announced_place, find_place, num_local_ranks
 from rankwise.errors import WorldError
-from rankwise.world.place import Place, announced_place, find_place, num_local_ranks
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "node01", "MASTER_PORT": "29400"}
 OPEN_MPI = {
