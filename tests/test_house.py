@@ -35,36 +35,77 @@ def modules_of_a_loader() -> list[str]:
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
 
 
-WAY_OF_A_BATCH = """
+WAY_OF_A_STEP = """
 import sys, threading
-import numpy as np, zarr
-from rankwise import Order
-from rankwise.data.samples import ArraySource, SampleLoader
-from rankwise.world import World
+import numpy as np, torch, zarr
+from rankwise import Order, World
 
-zarr.create_array("x.zarr", data=np.arange(4000.0).reshape(1000, 4), chunks=(16, 4), shards=(256, 4))
-source, called = ArraySource({"x": "x.zarr"}), set()
+called, frames = set(), 0
 
-def note(frame, event, _):
+def note(frame, event, what):
+    global frames
+    if not noting:
+        return
     if event == "call" and "/rankwise/" in frame.f_code.co_filename:
         called.add((frame.f_code.co_filename, frame.f_code.co_qualname))
+    if event == "c_call" and what.__name__ in ("pread", "preadv"):
+        depth, above = 1, frame
+        while above := above.f_back:
+            depth += 1
+        frames = max(frames, depth)
 
-for seed, trace in enumerate((None, note)):  # the first epoch also compiles and opens
-    loader = SampleLoader(source, order=Order(source, batch_size=64, seed=seed), world=World.single(), device=None)
-    threading.setprofile(trace)
-    sys.setprofile(trace)
-    for _ in loader:
-        pass
-    sys.setprofile(None)
+def each_step():
+    # the first steps also compile, open and prepare; a window is read every few steps, so hundreds are noted
+    global noting, steps
+    steps += 1
+    noting = 5 < steps < 400
+    if steps in (6, 400):
+        sys.setprofile(note if noting else None)
+
+def way_of_fit():
+    from rankwise.data.samples import ArraySource, SampleLoader
+    from rankwise.train import Trainer
+
+    data = np.arange(120_000, dtype="f4").reshape(30_000, 4) % 7
+    zarr.create_array("x.zarr", data=data, chunks=(16, 4), shards=(256, 4))
+    source = ArraySource({"x": "x.zarr"})
+    order = Order(source, batch_size=64, seed=1, window=2)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+    losses = lambda model, batch: each_step() or model(batch["x"])[:, 0]
+    trainer = Trainer(model, optimizer, losses, run=False, progress=False)
+    trainer.fit(SampleLoader(source, order=order, world=World.single(), device="cpu"), epochs=1)
+
+def way_of_rows():
+    import anndata, scipy.sparse
+    from rankwise.data.rows import OrderedLoader, write_sharded
+
+    table = anndata.AnnData(scipy.sparse.random(30_000, 50, 0.1, format="csr", dtype="f4", random_state=0))
+    write_sharded(zarr.open_group("rows.zarr", mode="w"), table)
+    order = Order("rows.zarr", batch_size=64, seed=1, window=2)
+    for batch in OrderedLoader("rows.zarr", order=order, world=World.single(), device=None):
+        each_step()
+
+for way in (way_of_fit, way_of_rows):
+    noting, steps = False, 0
+    called.clear()
+    threading.setprofile(note)
+    way()
     threading.setprofile(None)
-print(len(called), len({file for file, _ in called}))
+    assert steps > 400 and any("planner" in file for file, _ in called), "no read was noted"
+    print(len(called), len({file for file, _ in called}), frames)
 """
 
 
-def way_of_a_batch() -> list[int]:
-    """Functions and files of ours that an epoch of a loader over arrays runs through, its reader's thread included."""
+def ways_of_a_step() -> list[int]:
+    """What of ours the steps of a training over arrays, and of a loop over ordered rows, run through once they run.
+
+    Returns:
+        For each: functions (comprehensions count), files, and frames from the start of the reader's thread to the read
+        of a file; the reader's threads are included, and the start of the loop is not.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-c", WAY_OF_A_BATCH]
+        command = [sys.executable, "-W", "ignore", "-c", WAY_OF_A_STEP]
         told = subprocess.run(command, capture_output=True, text=True, check=True, cwd=folder).stdout
     return [int(number) for number in told.split()]
 
@@ -107,10 +148,13 @@ def measured() -> dict[str, float]:
         count = lines(path)
         all_lines += count
         private += count * bool(set(imported(path)) - PUBLIC)
-    functions, way = way_of_a_batch()
+    fit, fit_files, fit_frames, rows, rows_files, rows_frames = ways_of_a_step()
     return {
-        "functions on the way of a batch": functions,
-        "files on the way of a batch": way,
+        "functions on the way of a step of Trainer.fit": fit,
+        "files on the way of a step of Trainer.fit": fit_files,
+        "functions on the way of a step of ordered rows": rows,
+        "files on the way of a step of ordered rows": rows_files,
+        "frames from the reader's thread to the read of a file": max(fit_frames, rows_frames),
         "probes of a source, an order, a loader": probes(),
         "files": len(files) + len(doors),
         "lines": sum(sizes) + sum(map(lines, doors)),
@@ -123,10 +167,14 @@ def measured() -> dict[str, float]:
     }
 
 
-# measure: (limit, goal); a measure that should grow is counted negative
+# measure: (limit, goal); a measure that should grow is counted negative. Ways vary by some functions, with what waits
+# for what, so their limits leave room.
 LIMITS = {
-    "functions on the way of a batch": (380, 250),
-    "files on the way of a batch": (49, 40),
+    "functions on the way of a step of Trainer.fit": (500, 320),
+    "files on the way of a step of Trainer.fit": (73, 50),
+    "functions on the way of a step of ordered rows": (450, 300),
+    "files on the way of a step of ordered rows": (60, 50),
+    "frames from the reader's thread to the read of a file": (14, 14),
     "probes of a source, an order, a loader": (0, 0),
     "files": (248, 200),
     "lines": (45_930, 28_000),
