@@ -9,8 +9,7 @@ from pathlib import Path
 import anndata  # noqa: F401  (imported once for all the forks)
 
 from rankwise.data.rows import DatasetCollection
-from rankwise.data.rows.collection import additions, buckets
-from rankwise.data.rows.collection.crew import tasks
+from rankwise.data.rows.collection import additions, buckets, tasks
 from rankwise.data.rows.collection.steps import contents, tables
 from rankwise.data.rows.writing import shards
 from rankwise.testing.faults import end_at
