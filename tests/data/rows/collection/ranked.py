@@ -53,6 +53,7 @@ def add(base, name, place):
         groupby="kind",
         world=place,
     )
+    assert "torch" not in sys.modules  # neither one process nor ranks without a process group need it
 
 
 def start(base, name, size, fault=None):

@@ -1,10 +1,13 @@
 """Several ranks write one collection: the bytes are those of one, whoever of them dies."""
 
+import contextlib
 import hashlib
+import io
 import json
 import re
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import anndata
@@ -17,6 +20,7 @@ from rankwise.data.rows.datasets import find_datasets
 from rankwise.errors import DataError, RankwiseError
 from rankwise.testing.ranks import run_ranks
 from rankwise.testing.small_rows import small_anndata
+from rankwise.world.place import Place
 
 SCRIPT = Path(__file__).with_name("ranked.py")
 
@@ -53,17 +57,30 @@ def test_bytes_do_not_depend_on_how_many_write(base, told, size):
     assert not (base / f"whole-{size}.zarr.writing").exists()
 
 
+def write_twice(place, seeds, ranks=None):
+    """Write a collection and add to it, also where only the ranks are said; return what was printed."""
+    made, options = DatasetCollection(place), {"n_obs_per_chunk": 8, "shard_size": 8, "progress": True}
+    with contextlib.redirect_stderr(io.StringIO()) as printed, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # says that a rewrite may pay
+        made.add_adatas([small_anndata(60, 6)], rng=seeds[0], **options)
+        made.add_adatas([small_anndata(30, 6, seed=1)], rng=seeds[1], world=ranks, **options)
+    return printed.getvalue()
+
+
 def write_here(world, place):
     """Runs on every rank: the world is that of the process group."""
+    printed = write_twice(place, (3 + world.rank, 9), Place(rank=world.rank, world_size=world.world_size))
     made = DatasetCollection(place)
-    made.add_adatas([small_anndata(60, 6)], rng=3 + world.rank, n_obs_per_chunk=8, shard_size=8)
-    return len(made.obs(["src_row"])), made.manifest["writes"][0]["seed"]
+    return len(made.obs(["src_row"])), [write["seed"] for write in made.manifest["writes"]], printed
 
 
 def test_ranks_of_a_process_group_write_together(tmp_path):
-    """Without a word the ranks of a process group write together, by the seed of rank 0, and all see the result."""
-    assert run_ranks(write_here, 2, str(tmp_path / "two.zarr")) == [(60, 3), (60, 3)]
-    DatasetCollection(tmp_path / "one.zarr").add_adatas([small_anndata(60, 6)], rng=3, n_obs_per_chunk=8, shard_size=8)
+    """Without a word the ranks of a process group write together, by the seed of rank 0, which alone shows progress."""
+    (*first, shown), (*second, nothing) = run_ranks(write_here, 2, str(tmp_path / "two.zarr"))
+    assert first == second == [90, [3, 9]]
+    assert re.findall(r"\w+ing \d+/\d+", shown) == ["reading 60/60", "writing 60/60", "reading 30/30", "writing 30/30"]
+    assert nothing == ""
+    write_twice(tmp_path / "one.zarr", (3, 9))
     assert files(tmp_path / "two.zarr") == files(tmp_path / "one.zarr")
 
 

@@ -1,5 +1,6 @@
 """Many pieces of work, shared out by arithmetic and noted one after the other."""
 
+import re
 import threading
 from contextlib import suppress
 
@@ -134,3 +135,23 @@ def test_a_failure_of_one_ends_all(tmp_path):
     assert [type(end) for end in ends] == [DesyncError, DataError, DesyncError]
     assert all(str(end).endswith("a.h5ad cannot be read") for end in ends)
     assert not (tmp_path / "c.zarr.writing").exists()
+
+
+def test_one_that_is_stopped_tells_the_others(tmp_path):
+    """Ctrl-C on one rank stays that there, and the others do not wait for it."""
+
+    def body(ranks):
+        with ranks.together(tmp_path / "c.zarr.writing"):
+            if ranks.rank == 1:
+                raise KeyboardInterrupt
+            ranks.gather(None)
+
+    def caught(ranks):
+        try:
+            return body(ranks)
+        except KeyboardInterrupt:
+            return "stopped"
+
+    first, second = on_ranks(2, caught)
+    assert second == "stopped"
+    assert re.match("rank 1 failed in .*: WorldError: it was stopped by KeyboardInterrupt", str(first))

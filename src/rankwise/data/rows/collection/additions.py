@@ -96,6 +96,7 @@ def add_rows(
     told = job.work / PROGRESS if ranks.is_main and not ranks.alone else None
     with Progress(joined.num_rows, enabled=progress if ranks.is_main else False, told=told) as shown:
         _work(job, folder, facts, shown)
+        shown.finish()  # parts of rows may add up to a little less
     if ranks.is_main:
         _publish(folder, job, facts)
         _drop(folder, facts["dropped"])
