@@ -7,7 +7,7 @@ import pytest
 
 from rankwise.errors import DataError, DesyncError, RankwiseError, WorldError
 from rankwise.testing.held_ports import hold_port
-from rankwise.world import store_channel
+from rankwise.world import binding, store_channel
 from rankwise.world.arrival import Mail
 from rankwise.world.key_channel import KeyChannel
 from rankwise.world.place import Place
@@ -137,6 +137,17 @@ def test_a_store_of_torch_carries_them_too():
     assert found[0] == found[1] == [[f"{number} of {rank}".encode() for rank in range(2)] for number in range(5)]
     with pytest.raises(RuntimeError):
         StoreKeys(store, "p", "").blocking_key_value_get_bytes("p/talk/9/1", 10)
+
+
+def test_the_store_that_bind_keeps_is_used(monkeypatch):
+    """Its port is taken to the end of the process: ranks that were bound before meet in torch's store once more."""
+    import torch.distributed as dist
+
+    store, port = dist.HashStore(), hold_port()
+    places = [Place(rank=rank, world_size=2, master_addr="127.0.0.1", master_port=port) for rank in (0, 1)]
+    monkeypatch.setattr(binding, "_kept", {binding._key(place): store for place in places})
+    assert on_ranks(2, lambda world: world.all_gather_object(world.rank), port) == [[0, 1], [0, 1]]
+    assert store.num_keys() > 0
 
 
 def test_a_place_without_an_address_is_refused():

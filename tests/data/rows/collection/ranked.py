@@ -11,7 +11,7 @@ from pathlib import Path
 import anndata  # noqa: F401  (imported once for all the forks)
 
 from rankwise.data.rows import DatasetCollection
-from rankwise.data.rows.collection import tasks
+from rankwise.data.rows.collection import ranks
 from rankwise.data.rows.collection.inputs import Table
 from rankwise.data.rows.collection.options import WriteOptions
 from rankwise.data.rows.writing import shards
@@ -24,7 +24,7 @@ from rankwise.world.place import Place
 
 # Where rank 1 ends: owner, name, which call, and what comes of it.
 FAULTS = {
-    "first-pass": (tasks.Marks, "put", 2, "before"),
+    "first-pass": (ranks.Marks, "put", 2, "before"),
     "second-pass": (shards._ShardFile, "add", 4, "before"),
     "bad-input": (Table, "block", 3, DataError("rows 5 to 6 of X cannot be read: no such luck")),
 }

@@ -7,9 +7,8 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
-from rankwise.data.rows.collection import tasks as shared
-from rankwise.data.rows.collection.ranks import Ranks
-from rankwise.data.rows.collection.tasks import Marks, Task, share_of, work_off
+from rankwise.data.rows.collection import ranks as shared
+from rankwise.data.rows.collection.ranks import Marks, Ranks, Task, share_of, work_off
 from rankwise.errors import DataError, DesyncError, RankwiseError
 from rankwise.testing.held_ports import hold_port
 from rankwise.world.place import Place

@@ -32,7 +32,7 @@ from rankwise.data.rows.collection.journal import (
 from rankwise.data.rows.collection.options import WriteOptions, warn_of_room
 from rankwise.data.rows.collection.places import Placing, cut_datasets
 from rankwise.data.rows.collection.progress import PROGRESS, Progress
-from rankwise.data.rows.collection.ranks import Ranks
+from rankwise.data.rows.collection.ranks import Marks, Ranks, Task, work_off
 from rankwise.data.rows.collection.steps import (
     Job,
     dataset_tasks,
@@ -42,7 +42,6 @@ from rankwise.data.rows.collection.steps import (
     spill_tasks,
     turn_tasks,
 )
-from rankwise.data.rows.collection.tasks import Marks, Task, work_off
 from rankwise.data.rows.collection.union import Joined
 from rankwise.data.rows.datasets import array_checksums
 from rankwise.errors import ConfigError

@@ -10,9 +10,9 @@ import numpy as np
 
 from rankwise.data.contract import IntArray
 from rankwise.data.rows.collection.places import hash_names
+from rankwise.data.rows.collection.ranks import Task
 from rankwise.data.rows.collection.steps.job import Block, Job
 from rankwise.data.rows.collection.steps.tables import table_tasks
-from rankwise.data.rows.collection.tasks import Task
 from rankwise.data.rows.collection.turning import Turned
 from rankwise.data.rows.datasets import array_checksums, stored_name
 from rankwise.data.rows.writing import ShardStream, pad_rows

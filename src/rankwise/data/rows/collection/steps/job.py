@@ -15,8 +15,7 @@ from rankwise.data.contract import IntArray, NDArray
 from rankwise.data.rows.collection.buckets import Buckets, Text
 from rankwise.data.rows.collection.options import WriteOptions
 from rankwise.data.rows.collection.places import Placing, find_repeats, hash_names, rename
-from rankwise.data.rows.collection.ranks import Ranks
-from rankwise.data.rows.collection.tasks import Marks, Task
+from rankwise.data.rows.collection.ranks import Marks, Ranks, Task
 from rankwise.data.rows.collection.turning import Turned
 from rankwise.data.rows.collection.union import Joined
 

@@ -12,8 +12,8 @@ import numpy as np
 from rankwise.data.rows.collection.buckets import Text
 from rankwise.data.rows.collection.columns import ObsColumn
 from rankwise.data.rows.collection.places import rename
+from rankwise.data.rows.collection.ranks import Task
 from rankwise.data.rows.collection.steps.job import Job, repeats_of
-from rankwise.data.rows.collection.tasks import Task
 from rankwise.data.rows.datasets import load_anndata, stored_name
 from rankwise.data.rows.writing import create_dense, create_sparse, quiet_anndata
 from rankwise.data.store import load_zarr
