@@ -98,6 +98,25 @@ def test_a_rank_that_dies_before_its_card_is_there_is_missing(stores, monkeypatc
     assert not other.is_alive()
 
 
+def test_a_key_is_forgotten(stores):
+    """It is gone for all, and a second time nothing happens."""
+    first, second = stores
+    first.set("a", "1")
+    for store in stores:
+        store.delete_key("a")
+    assert not second.check(["a"])
+
+
+def test_a_rank_leaves_word_of_its_end(stores):
+    """The store puts the key when the connection ends; one that stopped listening keeps who is there."""
+    first, second = stores
+    first.leave_word("gone")
+    second.stop_listening()
+    assert not second.check(["gone"])
+    first.close()
+    second.wait(["gone"], timedelta(seconds=30))
+
+
 def test_mistakes_are_answered(stores):
     """A missing key and an unknown question are errors of the asker; the store goes on."""
     first, _ = stores

@@ -58,6 +58,11 @@ class Shelf:
         """Return whether all keys are there."""
         return all(key in self._values for key in keys)
 
+    def delete_key(self, key: str) -> None:
+        """Forget a key, if it is there."""
+        with self._lock:
+            self._values.pop(key, None)
+
     def wait(self, keys: list[str], patience_s: float) -> None:
         """Wait until all keys are there.
 
@@ -72,6 +77,8 @@ class Shelf:
                 came = threading.Event()
                 self._waiting.setdefault(key, []).append(came)
             if not came.wait(max(0.0, deadline - time.monotonic())):
+                with self._lock, contextlib.suppress(KeyError, ValueError):  # it has come at this very moment
+                    self._waiting[key].remove(came)
                 raise TimeoutError(f"{', '.join(keys)} did not come within {patience_s:g} s")
 
 
@@ -79,21 +86,29 @@ class _Answering(socketserver.StreamRequestHandler):
     """One rank's connection."""
 
     server: StoreServer
+    last_word: str = ""
 
     def handle(self) -> None:
-        with contextlib.suppress(OSError):  # the rank has died: who it was and why, others say
-            for line in self.rfile:
-                try:
-                    question = json.loads(line)
-                except ValueError:  # whoever this is, it is no rank
-                    return
-                self.wfile.write(json.dumps(self._answer(question)).encode() + b"\n")
+        try:
+            with contextlib.suppress(OSError):  # the rank has died: who it was and why, others say
+                for line in self.rfile:
+                    try:
+                        question = json.loads(line)
+                    except ValueError:  # whoever this is, it is no rank
+                        return
+                    self.wfile.write(json.dumps(self._answer(question)).encode() + b"\n")
+        finally:
+            if self.last_word:
+                self.server.shelf.set(self.last_word, "")
 
     def _answer(self, question: Any) -> dict[str, Any]:
         name, *arguments = question if isinstance(question, list) and question else [""]
-        if name not in ("set", "get", "add", "check", "wait"):
+        if name not in ("set", "get", "add", "check", "wait", "delete_key", "leave_word"):
             return {"error": f"the store knows no {name!r}"}
         try:
+            if name == "leave_word":
+                (self.last_word,) = map(str, arguments)
+                return {"value": None}
             return {"value": getattr(self.server.shelf, name)(*arguments)}
         except (KeyError, TimeoutError, TypeError, ValueError) as error:
             return {"error": f"{type(error).__name__}: {error}"}
@@ -169,12 +184,25 @@ class SmallStore:
         """
         self._ask("wait", keys, patience.total_seconds())
 
+    def delete_key(self, key: str) -> None:
+        """Forget a key, if it is there."""
+        self._ask("delete_key", key)
+
+    def leave_word(self, key: str) -> None:
+        """Let the store put this key when the connection of this rank ends, however it does."""
+        self._ask("leave_word", key)
+
+    def stop_listening(self) -> None:
+        """Let nobody else in, and the port go; who is connected stays. Of the rank that keeps the store."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
     def close(self) -> None:
         """Leave; the rank that keeps the store closes it for all."""
         self._answers.close()
         self._socket.close()
-        if self._server is not None:
-            self._server.close()
+        self.stop_listening()
 
     def _ask(self, *question: Any) -> Any:
         self._socket.sendall(json.dumps(question).encode() + b"\n")

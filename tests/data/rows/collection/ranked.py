@@ -1,4 +1,4 @@
-"""Writes collections by several processes, some of which are killed; run by test_crew.py: python crewed.py FOLDER."""
+"""Writes collections by several processes, some of which are killed; run by test_ranks.py: python ranked.py FOLDER."""
 
 import json
 import os
@@ -12,17 +12,19 @@ import anndata  # noqa: F401  (imported once for all the forks)
 
 from rankwise._process.place import Place
 from rankwise.data.rows import DatasetCollection
-from rankwise.data.rows.collection.crew import crew, tasks
+from rankwise.data.rows.collection import ranks
 from rankwise.data.rows.collection.inputs import Table
 from rankwise.data.rows.collection.options import WriteOptions
 from rankwise.data.rows.writing import shards
 from rankwise.errors import DataError
 from rankwise.testing.faults import end_at
+from rankwise.testing.held_ports import hold_port
 from rankwise.testing.small_rows import small_anndata, write_anndata
+from rankwise.world import store_channel
 
-# Where rank 1 ends, which then does all the work: owner, name, which call, and what comes of it.
+# Where rank 1 ends: owner, name, which call, and what comes of it.
 FAULTS = {
-    "first-pass": (tasks.Marks, "put", 2, "before"),
+    "first-pass": (ranks.Marks, "put", 2, "before"),
     "second-pass": (shards._ShardFile, "add", 4, "before"),
     "bad-input": (Table, "block", 3, DataError("rows 5 to 6 of X cannot be read: no such luck")),
 }
@@ -38,11 +40,10 @@ def make_inputs(base):
     more.write_h5ad(base / "rows.h5ad")
 
 
-def add(base, name, rank, size):
+def add(base, name, place):
     warnings.simplefilter("ignore")
     WriteOptions.part_rows = lambda *_: 11  # several blocks and buckets
-    crew._LOOK_S = 0.1
-    world = None if size == 1 else Place(rank=rank, world_size=size)
+    store_channel._LOOK_S = 0.1
     DatasetCollection(base / f"{name}.zarr").add_adatas(
         [str(base / "by_columns.zarr"), str(base / "rows.h5ad")],
         rng=7,
@@ -50,28 +51,23 @@ def add(base, name, rank, size):
         n_obs_per_chunk=8,
         shard_size=16,
         groupby="kind",
-        world=world,
+        world=place,
     )
-
-
-def be_idle():
-    """Leave all tasks to others: how many another process gets is a matter of chance otherwise."""
-    tasks._claim = lambda *_: False
+    assert "torch" not in sys.modules  # neither one process nor ranks without a process group need it
 
 
 def start(base, name, size, fault=None):
     """Write by so many processes; return by rank how each ended, "" = well."""
-    os.environ["TORCHELASTIC_RUN_ID"] = f"{name}-{size}-{fault}"
-    children = {}
+    children, port = {}, hold_port()
     for rank in range(size):
         child = os.fork()
         if child == 0:
             ended = base / f"{os.getpid()}.txt"
             signal.alarm(60)
             try:
-                if fault is not None:
-                    end_at(*FAULTS[fault]) if rank == 1 else be_idle()
-                add(base, name, rank, size)
+                if fault is not None and rank == 1:
+                    end_at(*FAULTS[fault])
+                add(base, name, Place(rank=rank, world_size=size, master_addr="127.0.0.1", master_port=port))
                 ended.write_text("")
             except BaseException as error:  # noqa: BLE001  (told to the test)
                 ended.write_text("".join(traceback.format_exception_only(error)))
