@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
 
+from rankwise.data.store.forks import renew_in_children
 from rankwise.data.store.meta.codecs import UnreadableError
 from rankwise.data.store.meta.documents import Stamp, stamp_document
 from rankwise.data.store.meta.nodes import Node
@@ -56,8 +57,14 @@ class KeptMetas:
     def __init__(self, capacity: int = 4096, clock: Callable[[], int] = time.time_ns) -> None:
         self._capacity = capacity
         self._clock = clock
-        self._lock = threading.Lock()
         self._kept: OrderedDict[str, tuple[ArrayMeta, _Stamps, int]] = OrderedDict()
+        self.renew()
+        renew_in_children(self)
+
+    def renew(self) -> None:
+        """Take a new lock; for processes that are forked while threads are at work."""
+        # what is kept may stay: each step of a change is one step for all threads, and leaves it whole
+        self._lock = threading.Lock()
 
     def get(self, place: str, read: Callable[[str], ArrayMeta]) -> ArrayMeta:
         """Return the metadata of an array, from memory if they are still true.
