@@ -75,10 +75,20 @@ class Workers:
                 raise RuntimeError("these workers are closed")
             queue.tasks.append(task)
             queue.changed.notify()
+            # those that were told and have not woken up still count as idle, and their tasks as waiting
             if len(queue.tasks) <= queue.num_idle or queue.num_threads == self._limit:
                 return
+            # Started inside the lock, so that a thread counts exactly if it lives: one that cannot be had and counts
+            # would be waited for. A new thread asks for the lock only after `start` has returned or failed.
+            # No daemon: the interpreter must not go away under a call of obstore's. `_Endings` lets them end in time.
+            try:
+                threading.Thread(target=queue.serve, name="rankwise-remote").start()
+            except RuntimeError:
+                if queue.num_threads:  # they take it when they are done
+                    return
+                queue.tasks.pop()
+                raise
             queue.num_threads += 1
-        threading.Thread(target=queue.serve, name="rankwise-remote").start()
 
     def close(self) -> None:
         """Let the threads end after what they have begun; returns at once."""
@@ -96,18 +106,23 @@ class _Endings:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._open: weakref.WeakSet[Workers] = weakref.WeakSet()
-        self._watching = False
+        self._watching = self._is_over = False
 
     def add(self, workers: Workers) -> None:
         with self._lock:
+            if self._is_over:  # of another thread of the program: nobody would tell them to end any more
+                workers.close()
+                return
             self._open.add(workers)
             if not self._watching:
-                self._watching = True
+                # exit handlers run too late: the interpreter waits for threads that are no daemons before them
                 threading.Thread(target=self._watch, name="rankwise-remote-end", daemon=True).start()
+                self._watching = True
 
     def _watch(self) -> None:
         threading.main_thread().join()
         with self._lock:
+            self._is_over = True
             for workers in list(self._open):
                 workers.close()
 
