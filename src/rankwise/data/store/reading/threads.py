@@ -79,11 +79,15 @@ class WorkCrew:
     def _call(self, helpers: list[Future[None]], waiting: deque[Callable[[], None]]) -> None:
         """Have the other threads help."""
         for _ in range(min(self.num_threads, len(waiting)) - 1):
+            # Our own future, not that of the pool: `submit` puts the work in line before it fails to start a thread for
+            # it, and a thread that is there may take it. Who waits for all helpers must know of that one, too.
+            helper: Future[None] = Future()
+            helpers.append(helper)
             with self._lock:
                 if self._pool is None:
                     self._pool = ThreadPoolExecutor(self.num_threads - 1, thread_name_prefix="rankwise-decoder")
                 try:
-                    helpers.append(self._pool.submit(_work, waiting))
+                    self._pool.submit(_help, helper, waiting)
                 except RuntimeError:  # the program is ending, or may have no more threads: the calling one can do it
                     return
 
@@ -105,6 +109,18 @@ def _ended(helpers: list[Future[None]], waiting: deque[Callable[[], None]]) -> l
 def _outcome(helper: Future[None]) -> BaseException | None:
     """Wait for a helper; one that has not begun, because others keep the threads busy, is not needed any more."""
     return None if helper.cancel() else helper.exception()
+
+
+def _help(helper: Future[None], waiting: deque[Callable[[], None]]) -> None:
+    if not helper.set_running_or_notify_cancel():
+        return
+    try:
+        _work(waiting)
+    except BaseException as error:  # noqa: BLE001  (raised again by who called for help)
+        helper.set_exception(error)
+        del helper  # else the error keeps this frame, and the frame the error
+    else:
+        helper.set_result(None)
 
 
 def _work(waiting: deque[Callable[[], None]]) -> None:
