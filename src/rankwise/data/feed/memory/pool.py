@@ -154,11 +154,17 @@ class MemoryPool:
             is_new = piece is None
             if piece is None:
                 piece = self._made(needed, needed if exact else int(needed * _SLACK))
+        if piece.busy is not None:
+            # Before there is an owner, whose end would say that the piece waits for nothing any more: a Ctrl-C in here
+            # must not let the next one write what a device still reads.
+            try:
+                piece.busy.synchronize()
+            except BaseException:
+                self._returned.append(piece)
+                raise
+            piece.busy = None
         owner = _Owner((needed,), np.uint8, buffer=piece.memory)
         owner.give_back, owner.lease, owner.piece = self._give_back, lease, piece
-        if piece.busy is not None:
-            piece.busy.synchronize()
-            piece.busy = None
         if is_new:
             # Whoever writes here and there only would else meet fresh pages for many requests to come
             owner[::_PAGE_BYTES] = 0
@@ -256,7 +262,6 @@ class MemoryPool:
         """Forget so many pieces, those that were used longest ago first."""
         for _ in range(count):
             alike = min(self._free.values(), key=lambda pieces: pieces[0].turn)
-            oldest = self._off_the_list(alike.popleft())
-            if oldest.busy is not None:
-                oldest.busy.synchronize()
-            self._num_bytes -= oldest.num_bytes
+            if alike[0].busy is not None:
+                alike[0].busy.synchronize()  # while it stands in the list: there a Ctrl-C leaves it
+            self._num_bytes -= self._off_the_list(alike.popleft()).num_bytes
