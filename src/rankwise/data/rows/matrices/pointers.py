@@ -232,7 +232,10 @@ class PagedNumbers:
         offsets = (runs - bases[:, :, None]).reshape(len(numbers), -1)
         self._widen(int(offsets.max()))
         self._bases[slots], self._offsets[slots] = bases, offsets
-        self._slot[numbers], self._held[slots], self._used[slots] = slots, numbers, self._clock
+        # Pages are found by `_slot`, so that comes last: a Ctrl-C before it leaves a page that is read again, after it
+        # would leave one whose place another takes unnoticed.
+        self._held[slots], self._used[slots] = numbers, self._clock
+        self._slot[numbers] = slots
         self.num_pages_read += len(numbers)
 
     def _widen(self, most: int) -> None:
