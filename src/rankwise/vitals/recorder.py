@@ -38,6 +38,7 @@ from rankwise.vitals.layout import (
 __all__ = ["Recorder", "beat", "beat_step", "start", "stop", "wait"]
 
 HEARTBEAT_INTERVAL_S = 0.5
+_JOIN_S = 5.0
 _OFTEN_S = 0.005  # of steps that are shorter, the heartbeat writes the last one: a note costs a fifth of a write
 
 
@@ -114,6 +115,9 @@ class Recorder:
                 path.with_suffix(".new").rename(path)
         except OSError:
             return  # nobody asked, or the folder goes away
+        except Exception:  # noqa: BLE001  (of a torch that has changed, say)
+            # no answer is better than no heartbeat: without one this rank would pass for frozen
+            return
 
     def _dump_stacks(self) -> str:
         """Return the stacks of all threads, as the signal writes them; with the interpreter lock held, none runs."""
@@ -178,7 +182,9 @@ class Recorder:
         with self._lock:
             self._is_over = True
             self._ended.set()
-        self._thread.join()
+        # Not for ever: it may be asking torch, behind a call that hangs. It writes to the page only while it has not
+        # ended, under the lock, so the page may be closed in any case.
+        self._thread.join(_JOIN_S)
         if self._signum:
             faulthandler.unregister(self._signum)
         if self._stacks is not None:
