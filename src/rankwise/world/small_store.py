@@ -22,6 +22,7 @@ from rankwise.errors import WorldError
 __all__ = ["Shelf", "SmallStore", "StoreServer", "listening_address", "open_small_store", "store_trouble"]
 
 _RETRY_S = 0.05
+_GRACE_S = 10.0  # the server says when time is up; a machine that has gone says nothing
 
 
 class Shelf:
@@ -72,7 +73,16 @@ class Shelf:
                 came = threading.Event()
                 self._waiting.setdefault(key, []).append(came)
             if not came.wait(max(0.0, deadline - time.monotonic())):
+                self._forget(key, came)
                 raise TimeoutError(f"{', '.join(keys)} did not come within {patience_s:g} s")
+
+    def _forget(self, key: str, came: threading.Event) -> None:
+        with self._lock:
+            waiting = self._waiting.get(key, [])
+            if came in waiting:  # else it has come just now, and the key has no list any more
+                waiting.remove(came)
+            if not waiting:
+                self._waiting.pop(key, None)
 
 
 class _Answering(socketserver.StreamRequestHandler):
@@ -167,7 +177,12 @@ class SmallStore:
         Raises:
             OSError: they did not come, or the server is gone.
         """
-        self._ask("wait", keys, patience.total_seconds())
+        self._socket.settimeout(patience.total_seconds() + _GRACE_S)
+        try:
+            self._ask("wait", keys, patience.total_seconds())
+        finally:
+            # what else is asked is answered at once, or the system sees that nobody takes the question
+            self._socket.settimeout(None)
 
     def close(self) -> None:
         """Leave; the rank that keeps the store closes it for all."""
@@ -214,7 +229,7 @@ def _connect(place: Place, patience_s: float) -> socket.socket:
         if found.getsockname() == found.getpeername():  # nobody listened, and the system gave us that very port
             found.close()
             continue
-        found.settimeout(None)  # the server says when time is up
+        found.settimeout(None)  # `wait` sets its own
         return found
 
 
