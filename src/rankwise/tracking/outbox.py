@@ -156,8 +156,13 @@ class Outbox:
         facts = self._facts(restored_step)
         name = f"rankwise-{self.service.title}"
         # a daemon: a call that hangs in the service's library must not keep the process
-        self._thread = threading.Thread(target=self._run, args=(facts,), name=name, daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._run, args=(facts,), name=name, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # no service is worth a training: the lines are counted, and said at the end
+            self._said(error, "gets nothing; the training goes on")
+            return
+        self._thread = thread
 
     def log(self, step: int, values: Mapping[str, float], tags: Mapping[str, Any]) -> None:
         """Take a line."""
