@@ -73,10 +73,11 @@ class KeptMetas:
             place: absolute path or URL.
             read: reads them.
         """
-        with self._lock:
+        with self._lock:  # not while documents are read: two threads may read the same ones, and keep equals
             kept = self._kept.get(place)
         if kept is not None and self._is_true(place, kept[1], kept[2]):
             return kept[0]
+        # Stamps from before and after: what another process writes in between is given back, and not kept.
         began, before = self._clock(), _stamps(place)
         meta = read(place)
         if before == _stamps(place) and all(stamp is None or stamp[1] < began - _FRESH_NS for stamp in before):

@@ -46,7 +46,7 @@ class WorkCrew:
     def __init__(self, num_threads: int, *, shared: bool = False) -> None:
         self._num_threads, self._shared = num_threads, shared
         self._pool: ThreadPoolExecutor | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # for the pool: `close` must not end one that is about to be given work
 
     @property
     def num_threads(self) -> int:
@@ -55,7 +55,7 @@ class WorkCrew:
 
     def run(self, tasks: Iterable[Callable[[], None]]) -> None:
         """Run all tasks, in order of their start; the first error stops what has not begun and is raised."""
-        waiting = deque(tasks)
+        waiting = deque(tasks)  # taken from its left end in one step for all threads: no task runs twice
         helpers: list[Future[None]] = []
         try:
             self._call(helpers, waiting)
@@ -64,6 +64,7 @@ class WorkCrew:
             waiting.clear()
             raise
         finally:
+            # Also after an error or a Ctrl-C: what helpers write into is given back to somebody by who called.
             errors = _ended(helpers, waiting)
         for error in errors:
             if error is not None:
@@ -74,7 +75,7 @@ class WorkCrew:
         with self._lock:
             pool, self._pool = self._pool, None
         if pool is not None:
-            pool.shutdown(wait=True)
+            pool.shutdown(wait=True)  # outside the lock: runs of other threads go on, with a new pool
 
     def _call(self, helpers: list[Future[None]], waiting: deque[Callable[[], None]]) -> None:
         """Have the other threads help."""
@@ -124,6 +125,7 @@ def _help(helper: Future[None], waiting: deque[Callable[[], None]]) -> None:
 
 
 def _work(waiting: deque[Callable[[], None]]) -> None:
+    # No thread works off a share of its own: one that the system puts aside holds up no more than the task it has.
     try:
         while True:
             try:

@@ -46,6 +46,8 @@ _CLIENT_OPTIONS = frozenset(
 )
 _KINDS = ("s3", "gs", "az", "http", "file", "memory")
 
+# Held while a store is opened, too: readers that begin together would connect each by itself. Requests go without it,
+# as obstore's stores may be used by many threads; one that is pushed out stays with those who have it.
 _lock = threading.Lock()
 _stores: OrderedDict[Any, Any] = OrderedDict()
 _memory: dict[str, MemoryStore] = {}

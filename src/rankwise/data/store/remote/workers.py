@@ -17,6 +17,8 @@ class _Queue:
     """What the threads share; they hold no reference to their `Workers`, so that it can be collected."""
 
     def __init__(self) -> None:
+        # A `Condition` of this kind may be taken again by the thread that has it. It must: a garbage collection that
+        # begins in such a thread may end these `Workers`, which closes the queue.
         self.changed = threading.Condition()
         self.tasks: deque[Callable[[], None]] = deque()
         self.num_idle = 0
@@ -38,7 +40,7 @@ class _Queue:
             self.num_idle += 1
             self.changed.wait_for(lambda: bool(self.tasks) or self.closed)
             self.num_idle -= 1
-            if self.tasks:
+            if self.tasks:  # before the end is looked at: what waits when it is closed is still run
                 return self.tasks.popleft()
             self.num_threads -= 1
             return None
@@ -150,6 +152,7 @@ class PendingReads(Generic[T]):
     @property
     def cancelled(self) -> bool:
         """Whether nobody wants what has not arrived."""
+        # without the lock: who sees it late sends one request for nothing
         return self._cancelled
 
     def cancel(self) -> None:
@@ -182,6 +185,8 @@ class PendingReads(Generic[T]):
             DataError: it was cancelled.
             Exception: anything that is not about one piece.
         """
+        # No limit of its own: requests have deadlines, and each task delivers, crashes or sees that it is cancelled. A
+        # Ctrl-C ends the wait in the main thread.
         with self._changed:
             self._changed.wait_for(lambda: self._num_missing == 0 or self._ended())
             self._raise_end()
