@@ -59,7 +59,7 @@ class Recorder:
     """
 
     def __init__(self, folder: Path, rank: int) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # for the page and what stands in it: the loop writes, and so does the heartbeat
         self._folder, self._rank = folder, rank
         self._num_calls: int | None = None
         self._asked: dict[str, str] = {}
@@ -91,7 +91,7 @@ class Recorder:
 
     def _keep_beating(self) -> None:
         while not self._ended.wait(HEARTBEAT_INTERVAL_S):
-            calls = num_calls()
+            calls = num_calls()  # before the lock, which a step may want: torch may take its time
             with self._lock:
                 if not self._ended.is_set():
                     now = time.monotonic()
@@ -164,6 +164,7 @@ class Recorder:
         self._beats += 1
         self._sequence += 2
         page = self._page
+        # Odd while it is written: readers of other processes, who cannot take our lock, read again then.
         SEQUENCE.pack_into(page, SEQUENCE_AT, self._sequence - 1)
         PROGRESS.pack_into(page, PROGRESS_AT, now, self._beats, self._epoch, self._step, self._phase)
         SEQUENCE.pack_into(page, SEQUENCE_AT, self._sequence)
@@ -257,7 +258,7 @@ def beat(*, epoch: int | None = None, step: int | None = None, phase: str | None
         step: optimizer step that the rank works on, >= 0.
         phase: what it does ("train", "eval", "save"); cut to 64 bytes of UTF-8.
     """
-    recorder = _recorder
+    recorder = _recorder  # one look: `stop` in another thread may take it away in between
     if recorder is not None:
         recorder.beat(epoch, step, phase)
 
@@ -271,7 +272,7 @@ def beat_step(epoch: int, step: int) -> None:
     if recorder is not None:
         now = time.monotonic()
         if now - recorder.written_s < _OFTEN_S:
-            recorder.noted = now, epoch, step
+            recorder.noted = now, epoch, step  # one step for the heartbeat's thread: it sees all three or none
         else:
             recorder.beat(epoch, step, "step")
 
@@ -287,6 +288,7 @@ def wait() -> None:
 
 def _forget_after_fork() -> None:
     """A forked child (a DataLoader worker) is not the rank: it must neither beat nor answer for it."""
+    # Not stopped: its thread is not here, and may hold its lock for ever. The child's mapping goes, the page stays.
     global _recorder  # noqa: PLW0603
     _recorder = None
 
