@@ -145,6 +145,8 @@ class Interruption:
     def _note(self, number: int, _frame: FrameType | None) -> None:
         if os.getpid() != self._process:
             return  # a forked child: its parent decides
+        # Runs between any two instructions of the main thread, which may hold any lock: so it takes none, and logs
+        # nothing. It notes, and `should_stop` asks.
         kind = "warning" if number == getattr(signal, "SIGUSR1", None) else "end"
         first = self.heard.setdefault(kind, (number, time.monotonic()))[1]
         # where another rank has failed nothing can be saved together: the launcher wants us to end

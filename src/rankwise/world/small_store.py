@@ -67,6 +67,7 @@ class Shelf:
         """
         deadline = time.monotonic() + patience_s
         for key in keys:  # a key that has come stays
+            # Looked for and listed in one go: who puts the key either comes before, or finds the event.
             with self._lock:
                 if key in self._values:
                     continue
@@ -121,6 +122,8 @@ class StoreServer(socketserver.ThreadingTCPServer):
     """
 
     allow_reuse_address = True  # also lets us listen where a launcher holds the port for us
+    # A rank that is stopped, or whose machine has gone, keeps its connection: neither closing nor the end of rank 0
+    # waits for the thread that serves it.
     daemon_threads = True
     block_on_close = False
 

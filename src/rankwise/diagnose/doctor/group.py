@@ -46,6 +46,8 @@ class _Probe:
         self.said: dict[str, dict[str, Any]] = {}
         self.complaint = ""
         self.ended_itself = False
+        # One for each pipe, always: a probe that fills one that nobody reads would wait for ever, and pass for stuck.
+        # Daemons, as a pipe lasts as long as the last process that has it.
         self._threads = [threading.Thread(target=target, daemon=True) for target in (self._hear, self._hear_complaint)]
         for thread in self._threads:
             thread.start()
@@ -64,9 +66,10 @@ class _Probe:
 
     def wait_for(self, stage: str, deadline: float) -> bool:
         """Wait until it has said the stage, has ended, or time is up."""
+        # Looked at again and again, without a lock: a stage that has come stays, and the end of a process wakes nobody.
         while stage not in self.said and time.monotonic() < deadline:
             if self.process.poll() is not None:
-                self._threads[0].join(_JOIN_S)
+                self._threads[0].join(_JOIN_S)  # what it said last may still be in the pipe
                 break
             time.sleep(0.02)
         return stage in self.said
