@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections import deque
@@ -24,6 +25,7 @@ class _Queue:
         self.num_idle = 0
         self.num_threads = 0
         self.closed = False
+        self.pid = os.getpid()
 
     def close(self) -> None:
         with self.changed:
@@ -98,6 +100,10 @@ class Workers:
 
 
 def _end(queue: _Queue, on_end: Callable[[], None]) -> None:
+    # A forked child drops its copy of a reader, and with it these: nobody serves the queue there, and a thread of the
+    # parent may have its lock for ever.
+    if os.getpid() != queue.pid:
+        return
     on_end()
     queue.close()
 
