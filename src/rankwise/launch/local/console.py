@@ -115,7 +115,7 @@ class _Outlet:
         # a daemon: a reader that has stopped must not keep the program
         thread = threading.Thread(target=self._write, name="rankwise-console", daemon=True)
         try:
-            thread.start()  # returns before the new thread asks for the lock, so it may be held here
+            thread.start()  # does not wait for what the thread does first, which is to ask for the lock
         except RuntimeError:  # the system has no more threads, which the run must survive: the next line tries again
             return
         self._thread = thread

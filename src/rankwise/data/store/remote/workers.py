@@ -83,7 +83,7 @@ class Workers:
             if len(queue.tasks) <= queue.num_idle or queue.num_threads == self._limit:
                 return
             # Started inside the lock, so that a thread counts exactly if it lives: one that cannot be had and counts
-            # would be waited for. A new thread asks for the lock only after `start` has returned or failed.
+            # would be waited for. `start` does not wait for what a thread does first, which is to ask for the lock.
             # No daemon: the interpreter must not go away under a call of obstore's. `_Endings` lets them end in time.
             try:
                 threading.Thread(target=queue.serve, name="rankwise-remote").start()
