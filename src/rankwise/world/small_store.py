@@ -22,6 +22,7 @@ from rankwise.errors import WorldError
 __all__ = ["Shelf", "SmallStore", "StoreServer", "listening_address", "open_small_store", "store_trouble"]
 
 _RETRY_S = 0.05
+_GRACE_S = 10.0  # the server says when time is up; a machine that has gone says nothing
 
 
 class Shelf:
@@ -71,15 +72,23 @@ class Shelf:
         """
         deadline = time.monotonic() + patience_s
         for key in keys:  # a key that has come stays
+            # Looked for and listed in one go: who puts the key either comes before, or finds the event.
             with self._lock:
                 if key in self._values:
                     continue
                 came = threading.Event()
                 self._waiting.setdefault(key, []).append(came)
             if not came.wait(max(0.0, deadline - time.monotonic())):
-                with self._lock, contextlib.suppress(KeyError, ValueError):  # it has come at this very moment
-                    self._waiting[key].remove(came)
+                self._forget(key, came)
                 raise TimeoutError(f"{', '.join(keys)} did not come within {patience_s:g} s")
+
+    def _forget(self, key: str, came: threading.Event) -> None:
+        with self._lock:
+            waiting = self._waiting.get(key, [])
+            if came in waiting:  # else it has come just now, and the key has no list any more
+                waiting.remove(came)
+            if not waiting:
+                self._waiting.pop(key, None)
 
 
 class _Answering(socketserver.StreamRequestHandler):
@@ -126,6 +135,8 @@ class StoreServer(socketserver.ThreadingTCPServer):
     """
 
     allow_reuse_address = True  # also lets us listen where a launcher holds the port for us
+    # A rank that is stopped, or whose machine has gone, keeps its connection: neither closing nor the end of rank 0
+    # waits for the thread that serves it.
     daemon_threads = True
     block_on_close = False
 
@@ -182,7 +193,12 @@ class SmallStore:
         Raises:
             OSError: they did not come, or the server is gone.
         """
-        self._ask("wait", keys, patience.total_seconds())
+        self._socket.settimeout(patience.total_seconds() + _GRACE_S)
+        try:
+            self._ask("wait", keys, patience.total_seconds())
+        finally:
+            # what else is asked is answered at once, or the system sees that nobody takes the question
+            self._socket.settimeout(None)
 
     def delete_key(self, key: str) -> None:
         """Forget a key, if it is there."""
@@ -242,7 +258,7 @@ def _connect(place: Place, patience_s: float) -> socket.socket:
         if found.getsockname() == found.getpeername():  # nobody listened, and the system gave us that very port
             found.close()
             continue
-        found.settimeout(None)  # the server says when time is up
+        found.settimeout(None)  # `wait` sets its own
         return found
 
 
