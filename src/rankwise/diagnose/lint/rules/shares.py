@@ -14,12 +14,12 @@ from rankwise.diagnose.lint.facts import (
     is_const,
     is_distributed,
     names_in,
-    wraps,
 )
 from rankwise.diagnose.lint.guards import LOCAL_RANK_NAMES, is_local_rank
 from rankwise.diagnose.lint.module import Call, Module, position
 from rankwise.diagnose.lint.names import last, text_of
 from rankwise.diagnose.lint.record import Hit, rule
+from rankwise.diagnose.lint.wrapped import wraps
 
 _HEAD = "import torch\nimport torch.distributed as dist\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n"
 _SHARES = re.compile(r"rank|world|shard|replica|worker|num_proc|split", re.IGNORECASE)
