@@ -47,7 +47,8 @@ _COLLECTIVES = frozenset(
     "all_reduce all_gather all_gather_object all_gather_into_tensor all_gather_coalesced all_reduce_coalesced barrier "
     "broadcast broadcast_object_list gather gather_object monitored_barrier new_group reduce reduce_scatter "
     "reduce_scatter_tensor scatter scatter_object_list all_to_all all_to_all_single "
-    "fsdp.FullyShardedDataParallel.state_dict_type fsdp.FullyShardedDataParallel.optim_state_dict".split()
+    "fsdp.FullyShardedDataParallel.state_dict_type fsdp.FullyShardedDataParallel.optim_state_dict "
+    "fsdp.FullyShardedDataParallel.summon_full_params".split()
 )
 _OF_OBJECTS = tuple(f"torch.distributed.{name}" for name in sorted(_COLLECTIVES) if "_object" in name)
 _HOROVOD = (
@@ -105,13 +106,12 @@ def is_handed_over(module: Module, scope: Scope) -> bool:
     return any(isinstance(part, ast.Name) and part.id == scope.name for part in parts)
 
 
-def is_before_ranks(module: Module, place: Place) -> bool:
-    """Whether only the process that spawns the ranks comes here: to what calls spawn, and what only that calls."""
+def is_before_ranks(module: Module, scope: Scope) -> bool:
+    """Whether only the process that spawns the ranks comes to a function, as it does to what calls spawn."""
     found = module.cache.get("before ranks")
     if found is None:
         found = module.cache["before ranks"] = _scopes_before_ranks(module)
-    scope = next((each for each in place.scope.chain() if each.is_function), None)
-    return scope in found  # type: ignore[operator]
+    return next((each for each in scope.chain() if each.is_function), None) in found  # type: ignore[operator]
 
 
 def _is_main(place: Place) -> bool:
@@ -139,8 +139,19 @@ def _scopes_before_ranks(module: Module) -> set[Scope]:
             if known and scope.name not in handed and all(each.scope in found or _is_main(each) for each in known)
         }
         if more <= found:
-            return found
+            return found | _unreached(module, handed)
         found |= more
+
+
+def _unreached(module: Module, handed: set[str]) -> set[Scope]:
+    """Return the functions that are named by nothing that ranks run: what is handed over, and what that names."""
+    tops = [stmt for stmt in module.tree.body if isinstance(stmt, ast.FunctionDef | ast.ClassDef)]
+    others = (stmt for stmt in module.tree.body if stmt not in tops and "__name__" not in names_in(stmt))
+    reached = handed.union(*map(names_in, others))
+    while more := {name for stmt in tops if stmt.name in reached for name in names_in(stmt)} - reached:
+        reached |= more
+    outside = {stmt for stmt in tops if stmt.name not in reached and isinstance(stmt, ast.FunctionDef)}
+    return {scope for scope in module.scopes if any(each.node in outside for each in scope.chain())}
 
 
 def uses_cuda(module: Module) -> bool:
@@ -178,6 +189,9 @@ def _of_libraries(module: Module) -> list[Call]:
         # deepspeed.initialize returns the engine first
         made = {text_of(target.elts[0] if isinstance(target, ast.Tuple) else target) for target in targets}
         listed += [call for call in module.methods(*methods) if call.base in made]
+        # of DDP the main rank alone may save its state; DeepSpeed and FSDP hold a part of it on each
+        if re.search("deepspeed|fsdp", module.source, re.IGNORECASE) and "distributed_type" not in module.attributes:
+            listed += [call for call in module.methods("save_state", "load_state") if call.base in made]
     return listed
 
 

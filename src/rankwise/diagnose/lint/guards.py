@@ -27,22 +27,7 @@ _MAIN_NAME = re.compile(
     r"(main|master|chief|primary|rank_?(0|zero)|root|global_zero|zero_rank|first|lead(er)?)_*"
     r"(process|proc|rank|worker|node|gpu|local|device)?_*"
 )
-_BARE = frozenset(
-    {
-        "main",
-        "root",
-        "first",
-        "primary",
-        "lead",
-        "leader",
-        "master",
-        "chief",
-        "first_node",
-        "root_node",
-        "is_root",
-        "is_first",
-    }
-)
+_BARE = frozenset("main root first primary lead leader master chief first_node root_node is_root is_first".split())
 _MODE_WORD = re.compile(r"dist|ddp|world|multi|rank|gpu|parallel|nproc|num_proc|fsdp|horovod|launcher", re.IGNORECASE)
 
 Lookup = Callable[[str], "ast.expr | None"]

@@ -84,7 +84,7 @@ def main(net, path):
 )  # fmt: skip
 def save_on_all_ranks(module: Module) -> Iterator[Hit]:
     """torch.save in a file that starts ranks or wraps a model, under no test of the rank."""
-    if not _starts(module) or has_framework(module):
+    if not _starts(module) or (has_framework(module) and not wraps(module)):
         return
     for call in module.named("torch.save"):
         place = call.place
@@ -93,7 +93,7 @@ def save_on_all_ranks(module: Module) -> Iterator[Hit]:
             continue
         scope = next((found for found in place.scope.chain() if found.is_function), None)
         guarded = scope is not None and any(found.place.side == "main" for found in module.callers(scope))
-        if _is_own(module, call, target) or is_before_ranks(module, place):
+        if _is_own(module, call, target) or is_before_ranks(module, place.scope):
             continue
         path = module.value(target, place.scope)
         own = any(_OF_ITS_OWN.search(name) for name in names_in(target) | names_in(path))
@@ -112,6 +112,7 @@ def _hidden_test(module: Module, call: Call) -> bool:
     options = {str(part.value).lstrip("-").replace("-", "_") for part in given if isinstance(part, ast.Constant)}
     for branch in call.place.branches:
         parts = [part for part in ast.walk(branch.test) if isinstance(part, ast.Name | ast.Attribute)]
+        parts = [part for part in parts if text_of(part) != "__name__"]
         shown = {part for part in parts if isinstance(part, ast.Attribute) and part.attr in options}
         shown |= {part.value for part in shown if isinstance(part, ast.Attribute)}  # type: ignore[misc]
         if any(module.binding(text_of(part), call.place.scope) is None for part in parts if part not in shown):
@@ -268,7 +269,7 @@ def load_without_map_location(module: Module) -> Iterator[Hit]:
     if not started and not any(name in module.by_name for name in _LIBRARIES):
         return
     for call in module.named("torch.load"):
-        if (not started and not _is_state(module, call)) or is_before_ranks(module, call.place):
+        if (not started and not _is_state(module, call)) or is_before_ranks(module, call.place.scope):
             continue
         stmt = call.place.stmt
         data = isinstance(stmt, ast.Assign) and all(_DATA.search(text_of(target)) for target in stmt.targets)

@@ -10,6 +10,7 @@ from rankwise.diagnose.lint.facts import (
     LOADER,
     SAMPLER,
     has_framework,
+    is_before_ranks,
     is_const,
     is_fixed,
     loops_around,
@@ -138,6 +139,8 @@ def missing_sampler(module: Module) -> Iterator[Hit]:
         sampler = module.value(call.argument("sampler", 3), call.place.scope)
         shares = sampler is not None and not (isinstance(sampler, ast.Call) and last(text_of(sampler.func)) in _FOR_ALL)
         if call.is_open or shares or call.keyword("batch_sampler") or len(call.node.args) > 4:
+            continue
+        if is_before_ranks(module, loops_around(module)[loop][0]):
             continue
         data = call.argument("dataset", 0)
         made = module.value(data, call.place.scope)

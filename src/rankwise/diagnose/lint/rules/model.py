@@ -10,6 +10,7 @@ from rankwise.diagnose.lint.facts import (
     calls_framework,
     environment_writes,
     has_framework,
+    is_before_ranks,
     is_const,
     objects_over_nccl,
     spawns,
@@ -91,15 +92,19 @@ def hardcoded_device(module: Module) -> Iterator[Hit]:
         torch_call = call.name in {"torch.device", "torch.cuda.set_device", "torch.cuda.device"}
         if not (torch_call or call.method in {"to", "cuda"}) or not call.node.args:
             continue
-        if call.place.side or _single_process(module, call.place):
+        if call.place.side or _single_process(module, call.place) or is_before_ranks(module, call.place.scope):
             continue
-        text = _fixed_index(call)
+        text = _fixed_index(module, call)
         if text and re.search(r"bench|test|demo|infer|eval|predict", call.place.scope.name, re.IGNORECASE) is None:
             yield Hit(call.node, {"text": text})
 
 
-def _fixed_index(call: Call) -> str:
+def _fixed_index(module: Module, call: Call) -> str:
     first = call.node.args[0]
+    if isinstance(first, ast.Attribute) and text_of(first) not in module.fields:  # an option that is cuda:0 by default
+        asked = (found for found in module.methods("add_argument") if f"'--{first.attr}'" in ast.unparse(found.node))
+        defaults = (found.argument("default") for found in asked)
+        first = next((word for word in defaults if isinstance(getattr(word, "value", None), str)), None) or first
     if isinstance(first, ast.Constant) and isinstance(first.value, str) and re.fullmatch(r"cuda:\d+", first.value):
         return repr(first.value)
     number = isinstance(first, ast.Constant) and type(first.value) is int
@@ -171,8 +176,9 @@ def _is_global_rank(module: Module, node: ast.expr, scope: Scope, depth: int = 3
             beside = not found and any("local" in name for name in scope.params if name != text_of(node))
             return beside and text_of(node) in {"rank", "global_rank"} and text_of(node) in scope.params
         if len(found) > 1 or isinstance(found[0].value, ast.Name):  # another name for it, or one that is read twice
-            values = [(each.value, each.place.scope) for each in found if each.value is not None]
-            return bool(depth) and all(_is_global_rank(module, value, at, depth - 1) for value, at in values)
+            # `rank = 0` stands where there is one process
+            values = [(each.value, each.place.scope) for each in found if each.value and not is_const(each.value, 0)]
+            return bool(depth and values) and all(_is_global_rank(module, value, at, depth - 1) for value, at in values)
         node, scope = found[0].value, found[0].place.scope  # type: ignore[assignment]
     if isinstance(node, ast.Call) and module.name_of(node.func) == "torch.distributed.get_rank":
         return not node.args and not node.keywords

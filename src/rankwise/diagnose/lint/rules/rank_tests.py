@@ -19,7 +19,7 @@ from rankwise.diagnose.lint.facts import (
 from rankwise.diagnose.lint.module import Module, Place, Scope, position
 from rankwise.diagnose.lint.names import last, text_of
 from rankwise.diagnose.lint.record import Edit, Fix, Hit, rule
-from rankwise.diagnose.lint.wrapped import wraps
+from rankwise.diagnose.lint.wrapped import WRAPPERS, wraps
 
 
 @rule(
@@ -67,6 +67,11 @@ def rank_dependent_exit(module: Module) -> Iterator[Hit]:
         call.place.loops[-1] for call in collectives(module) if call.place.loops and call.place.side is None
     }
     backwards = list(module.methods("backward"))
+    for call in module.methods("exit", "_exit"):
+        test = getattr(guard_of(call.place), "test", None)
+        alone = call.place.side == "main" and (isinstance(test, ast.BoolOp) or call.place.branches[-1].test is not test)
+        if alone and call.text in {"exit", "sys.exit", "os._exit"} and _goes_on(module, call.place):
+            yield Hit(call.node, {"what": call.text, "of": "program", "ranks": RANKS["main"]})
     for exit_ in module.exits:
         place = exit_.place
         if not isinstance(exit_.node, ast.Break | ast.Return):
@@ -90,6 +95,13 @@ def rank_dependent_exit(module: Module) -> Iterator[Hit]:
         if loops & set(inside) or any(loop in call.place.loops for loop in inside for call in backwards):
             word = type(exit_.node).__name__.lower()
             yield Hit(exit_.node, {"what": word, "of": "training loop", "ranks": RANKS[branch.side or "main"]})
+
+
+def _goes_on(module: Module, place: Place) -> bool:
+    """Whether what stands further down in a function trains: the ranks that get there wait for the others."""
+    later = [call for call in place.scope.calls if position(call.node) > position(place.stmt) and not call.place.side]
+    inside = [inner for call in later for inner in getattr(module.local_function(call), "calls", ())]
+    return any(call.method in {"backward", "prepare", "barrier"} or call.name in WRAPPERS for call in [*later, *inside])
 
 
 def _own_number(module: Module, place: Place, loops: set[ast.stmt]) -> str:

@@ -62,7 +62,7 @@ def unseeded_split(module: Module) -> Iterator[Hit]:
     for call in module.named("torch.utils.data.random_split", "sklearn.model_selection.train_test_split"):
         if call.argument("generator", 2) is not None and call.method == "random_split":
             continue
-        if call.is_open or is_before_ranks(module, call.place):
+        if call.is_open or is_before_ranks(module, call.place.scope):
             continue
         drawn, shuffled = call.argument("random_state"), call.argument("shuffle")  # of scikit-learn
         if (drawn is not None and not is_const(drawn, None)) or is_const(shuffled, False):
