@@ -172,7 +172,31 @@ if __name__ == "__main__":
     start(work, 2)
 """
 )
+WRAPPED_IN_SOME_RUNS = (
+    HEAD
+    + """
+def main(args, net, path):
+    if args.distributed:
+        dist.init_process_group("nccl")
+        net = DDP(net)
+    if dist.get_rank() == 0:
+        torch.save(net.state_dict(), path)
+"""
+)
+BESIDE_A_LIBRARY = (
+    HEAD
+    + """import deepspeed
+
+def main(net, path):
+    dist.init_process_group("gloo")
+    model = DDP(net)
+    model.load_state_dict(torch.load(path, map_location="cpu"))
+    torch.save(model.state_dict(), path)
+"""
+)
 FOUND = [
+    (WRAPPED_IN_SOME_RUNS, [("save-wrapped-state", 14)]),
+    (BESIDE_A_LIBRARY, [("save-on-all-ranks", 14)]),
     (SAVED_BY_THE_MAIN_PROGRAM, [("save-on-all-ranks", 12)]),
     (RANK_WITH_A_FALLBACK, [("global-rank-as-device", 11)]),
     (OUT_BEFORE_TRAINING, [("rank-dependent-exit", 13)]),

@@ -84,6 +84,8 @@ def has_framework(module: Module) -> bool:
     if found is None:
         trainer = any(name.startswith("transformers.") and "Trainer" in name for name in module.imports.bound.values())
         found = module.cache["framework"] = trainer or any(module.imports.uses(name) for name in _FRAMEWORKS)
+        if wraps(module) and "torch.distributed.init_process_group" in module.by_name:
+            found = module.cache["framework"] = False
     return bool(found)
 
 

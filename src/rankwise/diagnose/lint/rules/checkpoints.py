@@ -197,13 +197,13 @@ def save_wrapped_state(module: Module) -> Iterator[Hit]:
         own = [found.value for found in call.place.scope.bindings.get(call.base, ()) if found.value is not None]
         if any(text_of(value).endswith(".module") for value in own):
             continue
-        if wrap is None or call.node not in saves or _conditional(wrap.made, call):
+        if wrap is None or call.node not in saves:
             continue
         # a file that is loaded back speaks for itself only; one whose path is not seen speaks for all
         if not {(wrap.made, ""), (wrap.made, saves[call.node])} & loaded:
             end = module.span(call.node.func)[1] - len(".state_dict")
             fix = Fix(f"{call.base}.module.state_dict()", (Edit(end, end, ".module"),), safe=False)
-            yield Hit(call.node.func, {"name": call.base}, fix)
+            yield Hit(call.node.func, {"name": call.base}, None if _conditional(wrap.made, call) else fix)
 
 
 def _path_text(call: Call) -> str:
