@@ -168,8 +168,9 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 def save(args, net, path, ema):
+    model = net
     if args.distributed:
-        net = DDP(net)
+        model = DDP(net)
     if dist.get_rank() == 0:
         torch.save(net.state_dict(), path)
         torch.save(ema.state_dict(), path)

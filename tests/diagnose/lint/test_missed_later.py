@@ -289,7 +289,7 @@ LAUNCHER_BY_ITS_FILE = "python /opt/env/site-packages/torch/distributed/launch.p
         (
             BEFORE_THE_SPAWN.replace("spawn(work", "spawn(label").replace('label("labels.pt")', '"labels.pt"'),
             "train.py",
-            [("load-without-map-location", 12)],
+            [("load-without-map-location", 12), ("save-on-all-ranks", 13)],
         ),
         (
             TWO_WAYS_TO_ACCUMULATE,

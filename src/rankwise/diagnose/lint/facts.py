@@ -5,19 +5,17 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from rankwise.diagnose.lint.guards import Side
-from rankwise.diagnose.lint.module import Binding, Branch, Call, Module, Place, Scope, position
+from rankwise.diagnose.lint.module import Branch, Call, Module, Place, Scope, position
 from rankwise.diagnose.lint.names import last, text_of
+from rankwise.diagnose.lint.record import Edit
+from rankwise.diagnose.lint.wrapped import WRAPPERS, wraps
 
 __all__ = [
-    "DDP",
-    "DEVICE_MOVES",
     "LOADER",
     "RANKS",
     "SAMPLER",
-    "Wrap",
     "calls_framework",
     "collective_after",
     "collective_inside",
@@ -31,27 +29,26 @@ __all__ = [
     "is_const",
     "is_distributed",
     "is_fixed",
-    "loop_bodies",
+    "is_handed_over",
+    "loops_around",
+    "loops_that_train",
     "names_in",
     "objects_over_nccl",
     "spawns",
     "training_loops",
-    "trains",
     "uses_cuda",
-    "wraps",
+    "without_keyword",
 ]
 
-DDP = "torch.nn.parallel.DistributedDataParallel"
 SAMPLER = "torch.utils.data.distributed.DistributedSampler"
 LOADER = "torch.utils.data.DataLoader"
-DEVICE_MOVES = frozenset({"to", "cuda", "cpu"})
 RANKS = {"main": "the main rank", "other": "ranks other than the main one"}
-_WRAPPERS = (DDP, "apex.parallel.DistributedDataParallel")
 _COLLECTIVES = frozenset(
     "all_reduce all_gather all_gather_object all_gather_into_tensor all_gather_coalesced all_reduce_coalesced barrier "
     "broadcast broadcast_object_list gather gather_object monitored_barrier new_group reduce reduce_scatter "
     "reduce_scatter_tensor scatter scatter_object_list all_to_all all_to_all_single "
-    "fsdp.FullyShardedDataParallel.state_dict_type fsdp.FullyShardedDataParallel.optim_state_dict".split()
+    "fsdp.FullyShardedDataParallel.state_dict_type fsdp.FullyShardedDataParallel.optim_state_dict "
+    "fsdp.FullyShardedDataParallel.summon_full_params".split()
 )
 _OF_OBJECTS = tuple(f"torch.distributed.{name}" for name in sorted(_COLLECTIVES) if "_object" in name)
 _HOROVOD = (
@@ -71,67 +68,12 @@ _FRAMEWORKS = (
 _NO_TRAINING = re.compile(r"eval|valid|test|infer|predict|sample|generate|bench|visuali", re.IGNORECASE)
 
 
-@dataclass(slots=True, eq=False)
-class Wrap:
-    """``text = DDP(inner, ...)``; the text is "" where the wrapped model has no name of its own."""
-
-    text: str
-    inner: str
-    call: Call
-
-    @property
-    def place(self) -> Place:
-        """Where it stands."""
-        return self.call.place
-
-    @property
-    def moves_before(self) -> list[Call]:
-        """The calls before it that put the model, as a whole, on a device."""
-        return [
-            call
-            for call in self.place.scope.calls
-            if call.method in DEVICE_MOVES
-            and call.base in self.names
-            and position(call.node) <= position(self.call.node)
-        ]
-
-    @property
-    def names(self) -> set[str]:
-        """Texts that mean the model behind the wrap."""
-        return {name for name in (self.text, self.text and f"{self.text}.module", self.inner) if name}
-
-
-def wraps(module: Module) -> list[Wrap]:
-    """Return where models are wrapped by DDP, in order."""
-    found = module.cache.get("wraps")
-    if found is None:
-        found = module.cache["wraps"] = list(_wraps(module))
-    return found  # type: ignore[return-value]
-
-
-def _wraps(module: Module) -> Iterator[Wrap]:
-    targets: dict[ast.Call, str] = {}
-    for binding in module.bindings:
-        value = binding.value
-        for candidate in (value, getattr(value, "body", None), getattr(value, "orelse", None)):
-            if isinstance(candidate, ast.Call):
-                targets[candidate] = binding.text
-    for call in module.named(*_WRAPPERS):
-        inner = call.argument("module", 0)
-        # DDP(model.to(device)): the model is what is moved
-        while isinstance(inner, ast.Call) and last(text_of(inner.func)) in {"to", "cuda", "train"}:
-            assert isinstance(inner.func, ast.Attribute)
-            inner = inner.func.value
-        name = text_of(inner) if isinstance(inner, ast.Name | ast.Attribute) else ""
-        yield Wrap(targets.get(call.node, ""), name, call)
-
-
 def is_distributed(module: Module) -> bool:
     """Whether the file itself speaks of several ranks in torch's words: a wrap, a group or a collective."""
     found = module.cache.get("distributed")
     if found is None:
         found = module.cache["distributed"] = any(
-            name.startswith("torch.distributed.") or name in _WRAPPERS or name == SAMPLER for name in module.by_name
+            name.startswith("torch.distributed.") or name in WRAPPERS or name == SAMPLER for name in module.by_name
         )
     return bool(found)
 
@@ -142,6 +84,8 @@ def has_framework(module: Module) -> bool:
     if found is None:
         trainer = any(name.startswith("transformers.") and "Trainer" in name for name in module.imports.bound.values())
         found = module.cache["framework"] = trainer or any(module.imports.uses(name) for name in _FRAMEWORKS)
+        if wraps(module) and "torch.distributed.init_process_group" in module.by_name:
+            found = module.cache["framework"] = False
     return bool(found)
 
 
@@ -157,13 +101,19 @@ def spawns(module: Module) -> list[Call]:
     return list(module.named("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes"))
 
 
-def is_before_ranks(module: Module, place: Place) -> bool:
-    """Whether only the process that spawns the ranks comes here: to what calls spawn, and what only that calls."""
+def is_handed_over(module: Module, scope: Scope) -> bool:
+    """Whether a function is given by its name to what starts ranks with it."""
+    starters = module.methods("spawn", "start_processes", "Process", "launch", "notebook_launcher", "elastic_launch")
+    parts = [part for call in starters for part in (*call.node.args, *(word.value for word in call.node.keywords))]
+    return any(isinstance(part, ast.Name) and part.id == scope.name for part in parts)
+
+
+def is_before_ranks(module: Module, scope: Scope) -> bool:
+    """Whether only the process that spawns the ranks comes to a function, as it does to what calls spawn."""
     found = module.cache.get("before ranks")
     if found is None:
         found = module.cache["before ranks"] = _scopes_before_ranks(module)
-    scope = next((each for each in place.scope.chain() if each.is_function), None)
-    return scope in found  # type: ignore[operator]
+    return next((each for each in scope.chain() if each.is_function), None) in found  # type: ignore[operator]
 
 
 def _is_main(place: Place) -> bool:
@@ -191,8 +141,19 @@ def _scopes_before_ranks(module: Module) -> set[Scope]:
             if known and scope.name not in handed and all(each.scope in found or _is_main(each) for each in known)
         }
         if more <= found:
-            return found
+            return found | _unreached(module, handed)
         found |= more
+
+
+def _unreached(module: Module, handed: set[str]) -> set[Scope]:
+    """Return the functions that are named by nothing that ranks run: what is handed over, and what that names."""
+    tops = [stmt for stmt in module.tree.body if isinstance(stmt, ast.FunctionDef | ast.ClassDef)]
+    others = (stmt for stmt in module.tree.body if stmt not in tops and "__name__" not in names_in(stmt))
+    reached = handed.union(*map(names_in, others))
+    while more := {name for stmt in tops if stmt.name in reached for name in names_in(stmt)} - reached:
+        reached |= more
+    outside = {stmt for stmt in tops if stmt.name not in reached and isinstance(stmt, ast.FunctionDef)}
+    return {scope for scope in module.scopes if any(each.node in outside for each in scope.chain())}
 
 
 def uses_cuda(module: Module) -> bool:
@@ -230,6 +191,9 @@ def _of_libraries(module: Module) -> list[Call]:
         # deepspeed.initialize returns the engine first
         made = {text_of(target.elts[0] if isinstance(target, ast.Tuple) else target) for target in targets}
         listed += [call for call in module.methods(*methods) if call.base in made]
+        # of DDP the main rank alone may save its state; DeepSpeed and FSDP hold a part of it on each
+        if re.search("deepspeed|fsdp", module.source, re.IGNORECASE) and "distributed_type" not in module.attributes:
+            listed += [call for call in module.methods("save_state", "load_state") if call.base in made]
     return listed
 
 
@@ -294,15 +258,6 @@ def effective_side(module: Module, place: Place, depth: int = 3) -> Side | None:
     return sides.pop() if len(sides) == 1 else None
 
 
-def trains(node: ast.AST, module: Module) -> bool:
-    """Whether a statement's body contains a backward pass."""
-    return any(
-        node in call.place.loops
-        for call in module.methods("backward")
-        if call.place.scope.is_function or call.place.loops
-    )
-
-
 def training_loops(module: Module) -> set[ast.stmt]:
     """Return the innermost loops that contain a backward pass outside functions that evaluate."""
     return {
@@ -312,9 +267,31 @@ def training_loops(module: Module) -> set[ast.stmt]:
     }
 
 
-def loop_bodies(place: Place) -> list[ast.stmt]:
-    """Return the loops around a place, innermost first."""
-    return list(reversed(place.loops))
+def loops_that_train(module: Module) -> set[ast.stmt]:
+    """Return the training loops, and the loops that call a function of this file which is one pass of training."""
+    found = module.cache.get("loops that train")
+    if found is None:
+        steps = {call.place.scope for call in module.methods("backward") if not call.place.loops}
+        loops, done = set(training_loops(module)), set[Scope]()
+        while steps:
+            scope = steps.pop()
+            done.add(scope)
+            for call in () if _NO_TRAINING.search(scope.name) else module.callers(scope):
+                if not call.place.loops:
+                    steps |= {call.place.scope} - done
+                elif not _NO_TRAINING.search(call.place.scope.name):
+                    loops.add(call.place.loops[-1])
+        found = module.cache["loops that train"] = loops
+    return found  # type: ignore[return-value]
+
+
+def loops_around(module: Module) -> dict[ast.stmt, tuple[Scope, tuple[ast.stmt, ...]]]:
+    """Return the loops with a call inside: each with its function and the loops around it, outermost first."""
+    found: dict[ast.stmt, tuple[Scope, tuple[ast.stmt, ...]]] = module.cache.setdefault("loops around", {})  # type: ignore[assignment]
+    for call in () if found else module.calls:
+        for index, loop in enumerate(call.place.loops):
+            found.setdefault(loop, (call.place.scope, call.place.loops[:index]))
+    return found
 
 
 def names_in(node: ast.AST | None) -> set[str]:
@@ -380,19 +357,23 @@ def environment_writes(module: Module) -> Iterator[tuple[str, ast.expr, ast.expr
                     yield str(key.value), key, value, call.place
 
 
-def after(one: ast.AST, other: ast.AST) -> bool:
-    """Whether a node stands behind another."""
-    return position(one) > position(other)
-
-
-def bound_to(module: Module, text: str, scope: Scope) -> list[Binding]:
-    """Return all bindings of a variable that a scope sees."""
-    return list(module.bindings_of(text, scope))
-
-
 def objects_over_nccl(module: Module) -> list[Call]:
     """Collectives of pickled objects: NCCL sends them through a buffer on the current device."""
     given = [call.argument("backend", 0) for call in module.named("torch.distributed.init_process_group")]
     if not all(isinstance(part, ast.Constant) and part.value == "nccl" for part in given):
         return []
     return [call for call in module.named(*_OF_OBJECTS) if not call.keyword("group")]
+
+
+def without_keyword(module: Module, call: Call, name: str) -> Edit | None:
+    """Return the edit that removes a keyword argument with its comma."""
+    word = call.keyword(name)
+    if word is None or word not in call.node.keywords:  # options that other calls may share
+        return None
+    start, end = module.span(word)
+    source = module.source
+    before = re.search(r",\s*$", source[:start])
+    if before is not None:
+        return Edit(before.start(), end, "")
+    behind = re.match(r"\s*,\s*", source[end:])
+    return Edit(start, end + (behind.end() if behind else 0), "")

@@ -27,22 +27,7 @@ _MAIN_NAME = re.compile(
     r"(main|master|chief|primary|rank_?(0|zero)|root|global_zero|zero_rank|first|lead(er)?)_*"
     r"(process|proc|rank|worker|node|gpu|local|device)?_*"
 )
-_BARE = frozenset(
-    {
-        "main",
-        "root",
-        "first",
-        "primary",
-        "lead",
-        "leader",
-        "master",
-        "chief",
-        "first_node",
-        "root_node",
-        "is_root",
-        "is_first",
-    }
-)
+_BARE = frozenset("main root first primary lead leader master chief first_node root_node is_root is_first".split())
 _MODE_WORD = re.compile(r"dist|ddp|world|multi|rank|gpu|parallel|nproc|num_proc|fsdp|horovod|launcher", re.IGNORECASE)
 
 Lookup = Callable[[str], "ast.expr | None"]
@@ -68,11 +53,17 @@ def _rank_kind(node: ast.expr, lookup: Lookup, depth: int) -> str | None:
             return _variable(node.args[0])
         if name in RANK_NAMES:
             return "local" if "local" in name else "global"
-        return None
+        answer = None if node.args or node.keywords or depth > 2 else lookup(text_of(node.func) + "()")
+        return None if answer is None else _rank_kind(answer, lookup, depth + 1)
     if isinstance(node, ast.Subscript):
-        return _variable(node.slice) if text_of(node.value).endswith("environ") else None
+        if text_of(node.value).endswith("environ"):
+            return _variable(node.slice)
+        key = node.slice.value if isinstance(node.slice, ast.Constant) else None  # config["local_rank"]
+        return _named_kind(key.lower()) if isinstance(key, str) else None
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):  # rank % gpus_per_node
         return "local" if _rank_kind(node.left, lookup, depth) else None
+    if isinstance(node, ast.IfExp):  # get_rank() if is_initialized() else 0
+        return _rank_kind(node.body, lookup, depth) or _rank_kind(node.orelse, lookup, depth)
     if isinstance(node, ast.Name | ast.Attribute):
         text = text_of(node)
         value = lookup(text) if depth < 3 else None
@@ -80,10 +71,14 @@ def _rank_kind(node: ast.expr, lookup: Lookup, depth: int) -> str | None:
             kind = _rank_kind(value, lookup, depth + 1)
             if kind is not None:
                 return kind
-        name = last(text).lower()
-        if name in RANK_NAMES:
-            return "local" if name in LOCAL_RANK_NAMES or name == "gpu_id" else "global"
+        return _named_kind(last(text).lower())
     return None
+
+
+def _named_kind(name: str) -> str | None:
+    if name not in RANK_NAMES:
+        return None
+    return "local" if name in LOCAL_RANK_NAMES or name == "gpu_id" else "global"
 
 
 def _variable(node: ast.expr) -> str | None:
@@ -131,7 +126,12 @@ def side_of(test: ast.expr, lookup: Lookup, depth: int = 0) -> Side | None:
     if isinstance(test, ast.Compare) and len(test.ops) == 1:
         return _compared(test, lookup)
     if isinstance(test, ast.Call):
-        return "main" if is_main_word(last(text_of(test.func))) else None
+        if is_main_word(last(text_of(test.func))):
+            return "main"
+        answer = None if test.args or test.keywords else lookup(text_of(test.func) + "()")
+        return None if answer is None else side_of(answer, lookup, depth + 1)
+    if isinstance(test, ast.IfExp):  # `rank == 0 if distributed else True`
+        return side_of(test.body, lookup, depth + 1) or side_of(test.orelse, lookup, depth + 1)
     if isinstance(test, ast.Name | ast.Attribute):
         text = text_of(test)
         value = lookup(text)

@@ -15,6 +15,8 @@ from rankwise.diagnose.lint.names import Imports, last, text_of
 __all__ = ["Binding", "Branch", "Call", "Exit", "Module", "Place", "Scope", "position"]
 
 _NEWLINE = re.compile(r"\r\n|\r|\n")
+# names of the one object that carries options through a script
+_OPTIONS = re.compile(r"(args?|cfg|conf|config|opts?|options|hparams|params|flags|settings)\.", re.IGNORECASE)
 LOOPS = (ast.For, ast.While, ast.AsyncFor)
 
 
@@ -129,7 +131,11 @@ class Call:
         if found is not None:
             return found.value
         args = self.node.args
-        if index is None or index >= len(args) or any(isinstance(arg, ast.Starred) for arg in args[: index + 1]):
+        if (
+            index is None
+            or not 0 <= index < len(args)
+            or any(isinstance(arg, ast.Starred) for arg in args[: index + 1])
+        ):
             return None
         return args[index]
 
@@ -179,9 +185,11 @@ class Module:
         self.environment: list[tuple[ast.Subscript, Place]] = []
         self.strings: list[tuple[ast.Constant, Place]] = []
         self.attributes: set[str] = set()
+        self.fields: dict[str, list[Binding]] = {}
         self.by_name: dict[str, list[Call]] = {}
         self.by_method: dict[str, list[Call]] = {}
         self.call_of: dict[ast.Call, Call] = {}
+        self.names: set[str] = set()
         self.find_function: Callable[[str], tuple[Module, Scope] | None] = lambda _: None
         self.cache: dict[str, object] = {}
         self._starts: list[int] | None = None
@@ -192,6 +200,7 @@ class Module:
         by_method: dict[str, list[Call]] = defaultdict(list)
         self._guess_names()
         resolve = self.imports.resolve
+        self.names = {scope.name for scope in self.scopes}
         self.calls.sort(key=lambda call: (call.node.lineno, call.node.col_offset))
         for call in self.calls:
             name = resolve(call.text)
@@ -272,7 +281,10 @@ class Module:
         return None
 
     def bindings_of(self, text: str, scope: Scope) -> Iterator[Binding]:
-        """Yield the bindings of a variable that a scope sees, the last and innermost first."""
+        """Yield the bindings of a variable that a scope sees, the last and innermost first.
+
+        A field of an object that another function fills (``args.gpu = ...``) is seen everywhere in the file.
+        """
         attribute = text.startswith(("self.", "cls."))
         for place in scope.chain():
             if isinstance(place.node, ast.ClassDef) and not attribute:
@@ -282,11 +294,14 @@ class Module:
                 yield from reversed(found)
                 return
             if place.is_function and text.partition(".")[0] in place.params and not attribute:
+                break
+            if attribute and place.owner is not None:  # other methods of the class, and of those it is made of
+                for owner in self.lineage(place.owner):
+                    for method in owner.functions.values():
+                        yield from reversed(method.bindings.get(text, ()))
                 return
-            if attribute and place.owner is not None:  # other methods of the class
-                for method in place.owner.functions.values():
-                    yield from reversed(method.bindings.get(text, ()))
-                return
+        if _OPTIONS.match(text):
+            yield from reversed(self.fields.get(text, ()))
 
     def value(self, node: ast.expr | None, scope: Scope, *, depth: int = 3) -> ast.expr | None:
         """Return what a variable was last bound to, through other variables; anything else as it is."""
@@ -297,19 +312,39 @@ class Module:
             node, scope, depth = found.value, found.place.scope, depth - 1
         return node
 
+    def lineage(self, owner: Scope) -> list[Scope]:
+        """Return a class and the classes of this file that it is made of, nearest first."""
+        found = [owner]
+        for each in found:
+            bases = each.node.bases if isinstance(each.node, ast.ClassDef) else ()
+            known = (self.top.functions.get(text_of(base)) for base in bases)
+            found += [base for base in known if base is not None and base not in found and not base.is_function]
+        return found
+
+    def class_of(self, text: str, scope: Scope) -> Scope | None:
+        """Return the class of this file of which an object is: `self`, ``Class()``, or ``x = Class()``."""
+        if text in {"self", "cls"}:
+            return next((found.owner for found in scope.chain() if found.owner is not None), None)
+        bound = None if text.endswith("()") else self.binding(text, scope)
+        made = None if bound is None else bound.value
+        name = text_of(made.func) if isinstance(made, ast.Call) else text[:-2]
+        found = self.top.functions.get(name) if text.endswith("()") or bound is not None else None
+        return found if found is not None and isinstance(found.node, ast.ClassDef) else None
+
     def local_function(self, call: Call) -> Scope | None:
-        """Return the function of this file that a call calls: a function it sees, or a method by ``self.``."""
-        text = call.text
-        if text.startswith("self."):
-            name = text[5:]
-            owner = next((scope.owner for scope in call.place.scope.chain() if scope.owner is not None), None)
-            return owner.functions.get(name) if owner is not None and "." not in name else None
-        if "." in text:
-            return None
-        for scope in call.place.scope.chain():
-            if not isinstance(scope.node, ast.ClassDef) and text in scope.functions:
-                return scope.functions[text]
-        return None
+        """Return the function of this file that a call calls: one it sees, a method, or what makes an object."""
+        name = call.method
+        owner: Scope | None
+        if "." in call.text:
+            owner = self.class_of(call.base, call.place.scope) if name in self.names else None
+        else:
+            scopes = (each for each in call.place.scope.chain() if not isinstance(each.node, ast.ClassDef))
+            found = next((each.functions[name] for each in scopes if name in each.functions), None)
+            if found is None or found.is_function:
+                return found
+            owner, name = found, "__init__"
+        lineage = [] if owner is None else self.lineage(owner)
+        return next((each.functions[name] for each in lineage if name in each.functions), None)
 
     def scope_of(self, call: Call) -> tuple[Module, Scope] | None:
         """Return the function that a call calls, in this file or in another one that was given."""
@@ -320,11 +355,12 @@ class Module:
 
     def callers(self, scope: Scope) -> list[Call]:
         """Return the calls of a function in this file."""
-        return [call for call in self.by_method.get(scope.name, ()) if self.local_function(call) is scope]
+        name = scope.owner.name if scope.name == "__init__" and scope.owner is not None else scope.name
+        return [call for call in self.by_method.get(name, ()) if self.local_function(call) is scope]
 
     def given(self, scope: Scope, name: str) -> list[tuple[Call, ast.expr | None]]:
         """Return every call of a function in this file, and what it gives for a parameter; None: it is not seen."""
-        index = scope.params.index(name)
+        index = scope.params.index(name) - (scope.params[0] in {"self", "cls"})
         return [(call, call.argument(name, index)) for call in self.callers(scope)]
 
     # Characters.

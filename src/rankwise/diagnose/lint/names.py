@@ -19,6 +19,9 @@ _CANONICAL = {
     "torch.cuda.amp.autocast_mode.autocast": "torch.cuda.amp.autocast",
     "torch.cuda.amp.grad_scaler.GradScaler": "torch.cuda.amp.GradScaler",
     "torch.nn.modules.batchnorm.SyncBatchNorm": "torch.nn.SyncBatchNorm",
+    "mmcv.parallel.MMDistributedDataParallel": "torch.nn.parallel.DistributedDataParallel",
+    "torchdata.stateful_dataloader.StatefulDataLoader": "torch.utils.data.DataLoader",
+    "torchft.DistributedSampler": "torch.utils.data.distributed.DistributedSampler",
 }
 _CANONICAL_PREFIXES = (("torch.distributed.distributed_c10d.", "torch.distributed."),)
 

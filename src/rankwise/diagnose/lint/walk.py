@@ -7,7 +7,7 @@ import re
 
 from rankwise.diagnose.lint.guards import Side, is_main_word, side_of
 from rankwise.diagnose.lint.module import Binding, Branch, Call, Exit, Module, Place, Scope
-from rankwise.diagnose.lint.names import text_of
+from rankwise.diagnose.lint.names import last, text_of
 
 __all__ = ["read_module"]
 
@@ -39,15 +39,30 @@ class _Walker:
         self.scope = module.top
         # torch.multiprocessing.spawn gives the number of the process first, whatever the parameter is called
         spawned = set(_SPAWN.findall(module.source))
-        functions = (node for node in module.tree.body if isinstance(node, ast.FunctionDef) and node.name in spawned)
-        self.numbers = {node.args.args[0].arg for node in functions if node.args.args}
+        top = [node for node in module.tree.body if isinstance(node, ast.FunctionDef) and node.args.args]
+        self.numbers = {
+            node.args.args[0].arg
+            for node in top
+            if node.name in spawned or any(arg.arg == "ngpus_per_node" for arg in node.args.args)
+        }
+        # what a helper answers: `def leads(): return dist.get_rank() == 0`
+        classes = [part for node in module.tree.body if isinstance(node, ast.ClassDef) for part in node.body]
+        self.answers = {
+            node.name: node.body[-1].value
+            for node in (*module.tree.body, *classes)
+            if isinstance(node, ast.FunctionDef) and isinstance(node.body[-1], ast.Return)
+        }
 
     def lookup(self, text: str) -> ast.expr | None:
-        """Return what a variable was last bound to, as far as the walk has come."""
+        """Return what a variable was last bound to, or what a function without arguments returns, as far as is seen."""
+        if text.endswith("()"):
+            return self.answers.get(last(text[:-2]))
         found = self.module.binding(text, self.scope)
-        if found is None and text in self.numbers:
+        if found is not None:
+            return found.value
+        if text in self.numbers:
             return _LOCAL_RANK
-        return None if found is None else found.value
+        return self.answers.get(text[5:]) if text.startswith("self.") else None
 
     def block(  # noqa: PLR0917
         self,
@@ -183,6 +198,8 @@ class _Walker:
         found = Binding(text, value, place)
         place.scope.bindings.setdefault(text, []).append(found)
         self.module.bindings.append(found)
+        if "." in text:
+            self.module.fields.setdefault(text, []).append(found)
         # an alias at the top of the file is as good as an import
         if place.scope.parent is None and isinstance(value, ast.Attribute) and isinstance(target, ast.Name):
             name = self.module.imports.resolve(text_of(value))

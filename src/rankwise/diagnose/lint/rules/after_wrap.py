@@ -5,11 +5,13 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
-from rankwise.diagnose.lint.facts import DEVICE_MOVES, Wrap, has_framework, is_const, names_in, training_loops, wraps
+from rankwise.diagnose.lint.facts import has_framework, is_const, names_in, training_loops
 from rankwise.diagnose.lint.module import Call, Module, Place, position
 from rankwise.diagnose.lint.names import last, text_of
 from rankwise.diagnose.lint.record import Edit, Fix, Hit, rule
+from rankwise.diagnose.lint.wrapped import DEVICE_MOVES, Wrap, is_rebound, known_wraps, sees, wraps
 
 _HEAD = "import torch\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n"
 _DTYPE_MOVES = {"half", "double", "bfloat16", "float"}
@@ -22,7 +24,7 @@ def _behind(wrap: Wrap) -> Iterator[Call]:
     """Yield the calls behind a wrap in its function that a branch of the same `if` does not exclude."""
     for call in wrap.place.scope.calls:
         behind = position(call.node) > position(wrap.call.node)
-        if behind and not _excluded(call.place, wrap.place) and not _rebound(wrap, call):
+        if behind and not _excluded(call.place, wrap.place) and not is_rebound(wrap, call):
             yield call
 
 
@@ -30,19 +32,6 @@ def _excluded(one: Place, other: Place) -> bool:
     """Whether two places lie in different branches of one `if`."""
     sides = {branch.node: branch.taken for branch in other.branches}
     return any(sides.get(branch.node, branch.taken) is not branch.taken for branch in one.branches)
-
-
-def _rebound(wrap: Wrap, call: Call) -> bool:
-    """Whether the name means another model by then."""
-    for binding in wrap.place.scope.bindings.get(wrap.text, ()):
-        at = position(binding.place.stmt)
-        if position(wrap.place.stmt) < at < position(call.place.stmt):
-            inside = binding.value is not None and wrap.text in {
-                text_of(part) for part in ast.walk(binding.value) if isinstance(part, ast.expr)
-            }
-            if not inside:
-                return True
-    return False
 
 
 def _is_dtype_move(module: Module, call: Call) -> bool:
@@ -220,13 +209,16 @@ def train(net, loader, optimizer):
     ignore="the gradients are reduced by hand.",
 )  # fmt: skip
 def module_forward(module: Module) -> Iterator[Hit]:
-    """model.module(x), model.module.encode(x), or the same by another name, whose result reaches backward."""
-    loops = training_loops(module)
+    """model.module(x), model.module.encode(x), or the same by another name, whose result reaches backward.
+
+    Or the model that was wrapped, by the name that it had before.
+    """
     by_hand = any("grad" in module.text(call.node) for call in module.methods("all_reduce"))
     accelerated = module.imports.uses("accelerate")
     if by_hand or module.has_call("average_gradients") or (has_framework(module) and not accelerated):
         return
-    wrapped = {wrap.text for wrap in wraps(module) if wrap.text} | (_prepared(module) if accelerated else set())
+    known = known_wraps(module)
+    wrapped = {wrap.text for wrap in known} | (_prepared(module) if accelerated else set())
     inner = {f"{name}.module": name for name in wrapped}
     for binding in module.bindings:
         value = binding.value.body if isinstance(binding.value, ast.IfExp) else binding.value
@@ -234,23 +226,48 @@ def module_forward(module: Module) -> Iterator[Hit]:
         text = f"{text_of(value.args[0])}.module" if unwrapped else text_of(value) if value is not None else ""  # type: ignore[union-attr]
         if text in inner and binding.text not in wrapped:
             inner[binding.text] = inner[text]
+    bare = {wrap.inner: wrap for wrap in known if wrap.inner not in {"", "self", wrap.text} and not wrap.place.branches}
     seen: set[tuple[str, ast.stmt]] = set()
     for call in module.calls if inner else ():
-        base = call.text if call.text in inner else call.base
-        if base not in inner or not call.place.loops or call.place.loops[-1] not in loops:
+        name = inner.get(call.text) or inner.get(call.base)
+        if name is None and call.text in bare and sees(module, replace(bare[call.text], text=call.text), call):
+            name = bare[call.text].text
+        body = None if name is None else _body_of_step(module, call)
+        if name is None or body is None:
             continue
-        name, loop = inner[base], call.place.loops[-1]
         # with a forward pass of the wrapped model in the same step, DDP is prepared
-        prepared = any(loop in found.place.loops for found in module.methods(last(name)) if found.text == name)
+        prepared = any(found.text == name and found.node in body.calls for found in module.methods(last(name)))
         quiet = any(
             re.search("no_grad|inference", ast.unparse(item.context_expr)) for w in call.place.withs for item in w.items
         )
-        frozen = any(
-            found.base in {name, *inner} and inner.get(found.base, name) == name for found in _evals(module, call)
-        )
-        if not (prepared or quiet or frozen or (name, loop) in seen) and _reaches_backward(module, call, loop):
-            seen.add((name, loop))
+        frozen = _evaluates(module, call, {name, *(text for text, of in inner.items() if of == name)})
+        if not (prepared or quiet or frozen or (name, body.node) in seen) and _reaches_backward(module, call, body):
+            seen.add((name, body.node))
             yield Hit(call.node, {"name": name})
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One training step: the innermost loop around a backward pass, or the function that is one pass of it."""
+
+    node: ast.stmt
+    calls: frozenset[ast.Call]
+
+
+def _body_of_step(module: Module, call: Call) -> _Step | None:
+    """Return the training step that a call is part of."""
+    loops = training_loops(module)
+    node: ast.AST
+    if call.place.loops and call.place.loops[-1] in loops:
+        node = call.place.loops[-1]
+    elif not call.place.loops and any(
+        found.place.scope is call.place.scope and not found.place.loops for found in module.methods("backward")
+    ):
+        node = call.place.scope.node
+    else:
+        return None
+    calls = frozenset(part for part in ast.walk(node) if isinstance(part, ast.Call))
+    return _Step(node, calls) if isinstance(node, ast.stmt) else None
 
 
 def _prepared(module: Module) -> set[str]:
@@ -260,18 +277,25 @@ def _prepared(module: Module) -> set[str]:
     return {text_of(target) for target in targets}
 
 
-def _evals(module: Module, call: Call) -> Iterator[Call]:
-    return (found for found in module.methods("eval") if found.place.scope is call.place.scope)
+def _evaluates(module: Module, call: Call, names: set[str]) -> bool:
+    """Whether the model only evaluates: eval() stands before a call in its function, and train() nowhere in it."""
+    own = [found for found in module.methods("eval", "train") if found.place.scope is call.place.scope]
+    own = [found for found in own if found.base in names or found.base.removesuffix(".module") in names]
+    before = any(found.method == "eval" and position(found.node) < position(call.node) for found in own)
+    return before and not any(found.method == "train" for found in own)
 
 
-def _reaches_backward(module: Module, call: Call, loop: ast.stmt) -> bool:
-    """Whether what a call returns goes into a backward pass of the loop, followed through variables."""
+def _reaches_backward(module: Module, call: Call, body: _Step) -> bool:
+    """Whether what a call returns goes into a backward pass of the step, followed through variables and loops."""
     reached: set[str] = set()
-    for stmt in (part for part in ast.walk(loop) if isinstance(part, ast.Assign | ast.AugAssign | ast.AnnAssign)):
-        if call.place.stmt is stmt or (stmt.value is not None and reached & names_in(stmt.value)):
-            targets = stmt.targets if isinstance(stmt, ast.Assign) else [stmt.target]
-            reached |= {name for target in targets for name in names_in(target)} - {"self"}
-    back = [found for found in module.methods("backward") if loop in found.place.loops]
+    for part in (*ast.walk(body.node), *ast.walk(body.node)):  # loops come before what they assign, or behind it
+        if isinstance(part, ast.Assign | ast.AugAssign | ast.AnnAssign):
+            if call.place.stmt is part or (part.value is not None and reached & names_in(part.value)):
+                targets = part.targets if isinstance(part, ast.Assign) else [part.target]
+                reached |= {name for target in targets for name in names_in(target)} - {"self"}
+        elif isinstance(part, ast.For) and reached & names_in(part.iter):
+            reached |= names_in(part.target)
+    back = [found for found in module.methods("backward") if found.node in body.calls]
     return any(reached & names_in(found.node) or call.node in ast.walk(found.node) for found in back)
 
 

@@ -6,10 +6,11 @@ import ast
 import re
 from collections.abc import Iterator
 
-from rankwise.diagnose.lint.facts import is_distributed, names_in, training_loops, uses_cuda, wraps
+from rankwise.diagnose.lint.facts import is_distributed, names_in, training_loops, uses_cuda
 from rankwise.diagnose.lint.module import Call, Module
-from rankwise.diagnose.lint.names import last
+from rankwise.diagnose.lint.names import last, text_of
 from rankwise.diagnose.lint.record import Hit, rule
+from rankwise.diagnose.lint.wrapped import wraps
 
 _HEAD = "import torch\nimport torch.distributed as dist\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n"
 
@@ -171,25 +172,13 @@ def timing_without_sync(module: Module) -> Iterator[Hit]:
             yield Hit(clocks[-1].node)
 
 
-_WAITS = {
-    "synchronize",
-    "item",
-    "cpu",
-    "tolist",
-    "numpy",
-    "elapsed_time",
-    "wait",
-    "barrier",
-    "float",
-    "isnan",
-    "isfinite",
-}
+_WAITS = frozenset("synchronize item cpu tolist numpy elapsed_time wait barrier float isnan isfinite".split())
 _CLOCK = re.compile(r"time\.(time|perf_counter|monotonic)(_ns)?|(.*\.)?current_(milli_?|micro_?)?time(_ms)?")
 _MODEL = re.compile(r"(\w+_)?(model|net)")
 
 
 def _waits(call: Call) -> bool:
-    return call.method in _WAITS or "sync" in call.method
+    return call.method in _WAITS or "sync" in call.method or call.text.lower().endswith("scaler.step")
 
 
 def _training_bodies(module: Module) -> Iterator[list[Call]]:
@@ -205,13 +194,22 @@ def _between_phases(module: Module, calls: list[Call]) -> Iterator[Hit]:
     models = {wrap.text for wrap in wraps(module)}
     found: list[Call] = []
     running, phases = False, False
+    made = [call.place.stmt.targets for call in calls if isinstance(call.place.stmt, ast.Assign)]
+    texts = [text_of(target) for targets in {id(each): each for each in made}.values() for target in targets]
+    starts: list[str] = []
     for call in sorted(calls, key=_end):
-        if _waits(call):
+        if _waits(call) or any(_waits(inner) for inner in getattr(module.local_function(call), "calls", ())):
+            # what was started in this step, and is read before the step waits, leaves the waiting out
+            phases = phases or bool(found and starts and texts.count(starts[-1]) == 1)
             running = False
         elif call.method in {"backward", "step"} or call.text in models or _MODEL.fullmatch(call.text):
             running, phases = True, bool(found)
-        elif running and _CLOCK.fullmatch(call.name or call.text):
-            found.append(call)
+        elif _CLOCK.fullmatch(call.name or call.text):
+            stmt = call.place.stmt
+            if running:
+                found.append(call)
+            elif isinstance(stmt, ast.Assign) and stmt.value is call.node:
+                starts.append(text_of(stmt.targets[0]))
     if phases:
         yield from (Hit(call.node) for call in found)
 

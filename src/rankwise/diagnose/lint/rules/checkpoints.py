@@ -7,22 +7,23 @@ import re
 from collections.abc import Iterator
 
 from rankwise.diagnose.lint.facts import (
-    Wrap,
     effective_side,
     has_framework,
     is_before_ranks,
+    is_handed_over,
     names_in,
     uses_cuda,
-    wraps,
 )
 from rankwise.diagnose.lint.module import Call, Module, position
-from rankwise.diagnose.lint.names import last, text_of
+from rankwise.diagnose.lint.names import text_of
 from rankwise.diagnose.lint.record import Edit, Fix, Hit, rule
+from rankwise.diagnose.lint.wrapped import known_wraps, sees, wraps
 
 _HEAD = "import torch\nimport torch.distributed as dist\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n"
 _STARTS = ("torch.distributed.init_process_group",)
 # what gives each rank a GPU of its own without a word about CUDA in the script
 _LIBRARIES = ("accelerate.Accelerator", "deepspeed.initialize", "horovod.torch.init", "lightning.Fabric")
+_DATA = re.compile(r"(data|dataset|set|loader)$", re.IGNORECASE)
 _OF_ITS_OWN = re.compile(r"rank|shard|worker|proc|local|device|gpu", re.IGNORECASE)
 
 
@@ -40,7 +41,8 @@ def _other_side_elsewhere(module: Module, call: Call) -> bool:
     callers = module.callers(scope)
     if scope.owner is not None:
         callers = callers or [found for found in module.methods(scope.name) if found.base]
-    return not callers and scope.name not in {"main", "train", "run", "worker", "main_worker", "fit"}
+    known = scope.name in {"main", "train", "run", "worker", "main_worker", "fit"} or is_handed_over(module, scope)
+    return not callers and not known
 
 
 def _is_own(module: Module, call: Call, target: ast.expr | None) -> bool:
@@ -82,7 +84,7 @@ def main(net, path):
 )  # fmt: skip
 def save_on_all_ranks(module: Module) -> Iterator[Hit]:
     """torch.save in a file that starts ranks or wraps a model, under no test of the rank."""
-    if not _starts(module) or has_framework(module):
+    if not _starts(module) or (has_framework(module) and not wraps(module)):
         return
     for call in module.named("torch.save"):
         place = call.place
@@ -91,7 +93,7 @@ def save_on_all_ranks(module: Module) -> Iterator[Hit]:
             continue
         scope = next((found for found in place.scope.chain() if found.is_function), None)
         guarded = scope is not None and any(found.place.side == "main" for found in module.callers(scope))
-        if _is_own(module, call, target) or is_before_ranks(module, place):
+        if _is_own(module, call, target) or is_before_ranks(module, place.scope):
             continue
         path = module.value(target, place.scope)
         own = any(_OF_ITS_OWN.search(name) for name in names_in(target) | names_in(path))
@@ -106,10 +108,15 @@ def save_on_all_ranks(module: Module) -> Iterator[Hit]:
 
 def _hidden_test(module: Module, call: Call) -> bool:
     """Whether a branch around a call tests a name whose value this file does not show."""
+    given = (found.node.args[0] for found in module.methods("add_argument") if found.node.args)
+    options = {str(part.value).lstrip("-").replace("-", "_") for part in given if isinstance(part, ast.Constant)}
     for branch in call.place.branches:
-        for part in ast.walk(branch.test):
-            if isinstance(part, ast.Name | ast.Attribute) and module.binding(text_of(part), call.place.scope) is None:
-                return True
+        parts = [part for part in ast.walk(branch.test) if isinstance(part, ast.Name | ast.Attribute)]
+        parts = [part for part in parts if text_of(part) != "__name__"]
+        shown = {part for part in parts if isinstance(part, ast.Attribute) and part.attr in options}
+        shown |= {part.value for part in shown if isinstance(part, ast.Attribute)}  # type: ignore[misc]
+        if any(module.binding(text_of(part), call.place.scope) is None for part in parts if part not in shown):
+            return True
     return False
 
 
@@ -134,18 +141,7 @@ def save(net, path):
 )  # fmt: skip
 def save_whole_module(module: Module) -> Iterator[Hit]:
     """torch.save(model) of what DDP returned or holds, or of another module of a file that uses several GPUs."""
-    names = {wrap.text for wrap in wraps(module) if wrap.text}
-    # model = trainer.train() with `return self.model`
-    returns = {
-        exit_.place.scope.name
-        for exit_ in module.exits
-        if isinstance(exit_.node, ast.Return) and exit_.node.value is not None and text_of(exit_.node.value) in names
-    }
-    names |= {
-        found.text
-        for found in module.bindings
-        if isinstance(found.value, ast.Call) and last(text_of(found.value.func)) in returns
-    }
+    names = {wrap.text for wrap in known_wraps(module)}
     if names or module.named("torch.nn.DataParallel"):
         # a move whose value is dropped is one of a module: a tensor's gives a copy
         names |= {
@@ -185,37 +181,29 @@ def save(net, path):
 )  # fmt: skip
 def save_wrapped_state(module: Module) -> Iterator[Hit]:
     """model.state_dict() that torch.save gets, also by way of a variable, where nothing in the file loads or renames it."""
-    names = {wrap.text: wrap for wrap in wraps(module) if wrap.text}
+    known = known_wraps(module)
     renamed = any(isinstance(node.value, str) and node.value.startswith("module.") for node, _ in module.strings)
-    if not names or renamed or module.has_call("consume_prefix_in_state_dict_if_present"):
+    if not known or renamed or module.has_call("consume_prefix_in_state_dict_if_present"):
         return
-    saves = {
-        part: _path_text(call)
-        for call in module.named("torch.save")
-        for one in _saved(module, call)
-        for part in ast.walk(one)
-    }
-    loaded = {
-        (call.base, path if path in saves.values() else "")
-        for call in module.methods("load_state_dict")
-        if call.base not in names or not _stands_before(call, names[call.base])
-        for path in (_loaded_path(module, call),)
-    }
+    saves = {part: path for one, path in _all_saved(module) for part in ast.walk(one)}
+    loaded: set[tuple[object, str]] = set()
+    for call in module.methods("load_state_dict"):
+        made = {wrap.made for wrap in known if wrap.text == call.base and sees(module, wrap, call)}
+        path = _loaded_path(module, call)
+        loaded |= {(each, path if path in saves.values() else "") for each in made}
     for call in module.methods("state_dict"):
-        wrap = names.get(call.base) or _given_wrap(module, call, names)
+        wrap = next((each for each in known if each.text == call.base and sees(module, each, call)), None)
         # `if isinstance(net, DDP): net = net.module` makes it another
         own = [found.value for found in call.place.scope.bindings.get(call.base, ()) if found.value is not None]
         if any(text_of(value).endswith(".module") for value in own):
             continue
-        if wrap is None or call.node not in saves or _conditional(wrap.call, call):
+        if wrap is None or call.node not in saves:
             continue
         # a file that is loaded back speaks for itself only; one whose path is not seen speaks for all
-        if {(call.base, ""), (call.base, saves[call.node])} & loaded:
-            continue
-        if position(call.node) > position(wrap.call.node) or call.place.scope is not wrap.place.scope:
+        if not {(wrap.made, ""), (wrap.made, saves[call.node])} & loaded:
             end = module.span(call.node.func)[1] - len(".state_dict")
             fix = Fix(f"{call.base}.module.state_dict()", (Edit(end, end, ".module"),), safe=False)
-            yield Hit(call.node.func, {"name": call.base}, fix)
+            yield Hit(call.node.func, {"name": call.base}, None if _conditional(wrap.made, call) else fix)
 
 
 def _path_text(call: Call) -> str:
@@ -231,9 +219,14 @@ def _loaded_path(module: Module, call: Call) -> str:
     return found[0] if found else ""
 
 
-def _stands_before(call: Call, wrap: Wrap) -> bool:
-    """Whether the bare model, not yet wrapped, loads it."""
-    return call.place.scope is wrap.place.scope and position(call.node) < position(wrap.call.node)
+def _all_saved(module: Module) -> Iterator[tuple[ast.expr, str]]:
+    """Yield what torch.save gets, or a helper of another file that is named so, and the path; "" if it is not seen."""
+    for call in module.named("torch.save"):
+        yield from ((one, _path_text(call)) for one in _saved(module, call))
+    for call in module.calls:
+        if call.method.startswith("save") and call.name != "torch.save" and module.local_function(call) is None:
+            parts = (*call.node.args, *(word.value for word in call.node.keywords))
+            yield from ((found, "") for part in parts if (found := module.value(part, call.place.scope)) is not None)
 
 
 def _saved(module: Module, call: Call) -> list[ast.expr]:
@@ -245,19 +238,6 @@ def _saved(module: Module, call: Call) -> list[ast.expr]:
     if isinstance(saved, ast.Name) and not found and scope.is_function and saved.id in scope.params:
         return [part for _, part in module.given(scope, saved.id) if part is not None]
     return [call.node]
-
-
-def _given_wrap(module: Module, call: Call, names: dict[str, Wrap]) -> Wrap | None:
-    """Return the wrap that every call in this file gives to the function for the parameter whose state is taken."""
-    scope = call.place.scope
-    if not scope.is_function or call.base not in scope.params or call.base in scope.bindings:
-        return None
-    wrap = None
-    for found, part in module.given(scope, call.base):
-        wrap = names.get(text_of(part)) if isinstance(part, ast.Name) else None
-        if wrap is None or wrap.place.scope is not found.place.scope:
-            return None
-    return wrap
 
 
 def _conditional(wrap: Call, call: Call) -> bool:
@@ -289,7 +269,11 @@ def load_without_map_location(module: Module) -> Iterator[Hit]:
     if not started and not any(name in module.by_name for name in _LIBRARIES):
         return
     for call in module.named("torch.load"):
-        if (not started and not _is_state(module, call)) or is_before_ranks(module, call.place):
+        if (not started and not _is_state(module, call)) or is_before_ranks(module, call.place.scope):
+            continue
+        stmt = call.place.stmt
+        data = isinstance(stmt, ast.Assign) and all(_DATA.search(text_of(target)) for target in stmt.targets)
+        if data and not _is_state(module, call):
             continue
         given = call.argument("map_location", 1)
         # `if is_main_process:` with an imported function holds on every rank
@@ -334,7 +318,7 @@ def resume(net, path):
 )  # fmt: skip
 def load_on_one_rank(module: Module) -> Iterator[Hit]:
     """load_state_dict under a test of the rank, of a wrapped model or an optimizer."""
-    wrapped = {name: wrap for wrap in wraps(module) for name in (wrap.text, f"{wrap.text}.module") if wrap.text}
+    wrapped = {name: wrap for wrap in known_wraps(module) for name in (wrap.text, f"{wrap.text}.module")}
     for call in module.methods("load_state_dict"):
         side = call.place.side
         wrap = wrapped.get(call.base)

@@ -7,22 +7,20 @@ import re
 from collections.abc import Iterator
 
 from rankwise.diagnose.lint.facts import (
-    DDP,
     RANKS,
     collective_inside,
     collectives,
-    effective_side,
     guard_of,
     has_framework,
     is_const,
     is_distributed,
     names_in,
     training_loops,
-    wraps,
 )
-from rankwise.diagnose.lint.module import Branch, Call, Module, Place, position
+from rankwise.diagnose.lint.module import Branch, Call, Module, Place, Scope, position
 from rankwise.diagnose.lint.names import last, text_of
 from rankwise.diagnose.lint.record import Hit, rule
+from rankwise.diagnose.lint.wrapped import DDP, WRAPPERS, Wrap, known_wraps, sees, wraps
 
 _HEAD = "import torch\nimport torch.distributed as dist\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n"
 
@@ -37,7 +35,7 @@ def _names_of_collectives(module: Module, nodes: list[ast.stmt]) -> list[str]:
                 call = module.call_of.get(part)
                 if part in listed:
                     found.append(listed[part])
-                elif call is not None and (target := module.scope_of(call)) and collective_inside(*target):
+                elif call is not None and _reached(module, call):
                     found.append(call.text)
     return sorted(found)
 
@@ -104,11 +102,20 @@ def collective_in_rank_branch(module: Module) -> Iterator[Hit]:
             if call.method != "new_group" and not _matched(module, branch, call):
                 yield Hit(call.node, {"name": name, "ranks": ranks})
             continue
-        target = module.scope_of(call)
-        inner = None if target is None else collective_inside(*target)
-        if inner is not None and not _matched(module, branch, call):
+        inner = _reached(module, call)
+        # each side talks to the other by functions of its own
+        answers = (
+            found for found in call.place.scope.calls if {found.place.side, call.place.side} == {"main", "other"}
+        )
+        if inner is not None and not _matched(module, branch, call) and not any(_reached(module, at) for at in answers):
             name = f"{call.text}, which calls {inner.text},"
             yield Hit(call.node, {"name": name, "ranks": ranks}, confidence="medium")
+
+
+def _reached(module: Module, call: Call) -> Call | None:
+    """Return the collective that the function which is called always reaches."""
+    target = module.scope_of(call)
+    return None if target is None else collective_inside(*target)
 
 
 @rule(
@@ -235,34 +242,35 @@ def train(net, loader, held_out):
     ignore="the model has no buffers, or forward_sync_buffers=False was given.",
 )
 def wrapped_forward_on_one_rank(module: Module) -> Iterator[Hit]:
-    """The name of a wrapped model is called under a test of the rank: where it is wrapped, or one function below."""
-    wrapped = [
-        (wrap.text, wrap.call, "broadcasts its buffers")
-        for wrap in wraps(module)
-        if not ((word := wrap.call.keyword("broadcast_buffers")) and is_const(word.value, False))
-    ]
-    for call in module.named("torch.distributed.fsdp.FullyShardedDataParallel"):
-        targets = getattr(call.place.stmt, "targets", ())
-        wrapped += [(text_of(target), call, "gathers its parameters from all ranks") for target in targets]
-    for text, made, what in wrapped:
-        calls = [call for call in made.place.scope.calls if position(call.node) > position(made.node)]
-        for call, name in [*((call, text) for call in calls), *_below(module, calls, text)] if text else ():
-            same = call.text == name or _gives(module, call, name)
-            if same and effective_side(module, call.place) == "main":
-                yield Hit(call.node, {"name": name, "ranks": "the main rank", "what": what})
-
-
-def _below(module: Module, calls: list[Call], text: str) -> Iterator[tuple[Call, str]]:
-    """Yield the calls in functions of this file that all ranks call with the model, and its name there."""
-    for call in calls:
-        target = module.local_function(call)
-        if target is None or call.place.side is not None:
+    """A wrapped model is called under a test of the rank: by one of its names, or in a function that is called there."""
+    for wrap in known_wraps(module, sharded=True):
+        buffers = wrap.made.keyword("broadcast_buffers")
+        if buffers is not None and is_const(buffers.value, False):
             continue
-        for index, name in enumerate(target.params):
-            given = call.argument(name, index)
-            rebound = target.bindings.get(name)
-            if given is not None and text_of(given) == text and not rebound:
-                yield from ((inner, name) for inner in target.calls)
+        ddp = wrap.made.name in WRAPPERS
+        what = "broadcasts its buffers" if ddp else "gathers its parameters from all ranks"
+        for call in module.calls:
+            if call.place.side == "main" and _runs(module, call, wrap):
+                yield Hit(call.node, {"name": wrap.text, "ranks": "the main rank", "what": what})
+
+
+def _runs(module: Module, call: Call, wrap: Wrap, depth: int = 2) -> bool:
+    """Whether a call is one of a wrapped model, or of a function that runs it, which it sees or is given."""
+    if call.text == wrap.text:
+        return sees(module, wrap, call)
+    target = module.local_function(call)
+    if sees(module, wrap, call) and _gives(module, call, wrap.text, target):
+        return True
+    inside = target.calls if target is not None and depth else ()
+    return any(
+        inner.place.side is None and not _trains(inner) and _runs(module, inner, wrap, depth - 1)
+        for inner in inside
+        if inner.text == wrap.text or inner.text.startswith("self.")
+    )
+
+
+def _trains(call: Call) -> bool:
+    return call.method in {"train", "fit"}
 
 
 _EVALUATES = re.compile(
@@ -271,16 +279,16 @@ _EVALUATES = re.compile(
 )
 
 
-def _gives(module: Module, call: Call, text: str) -> bool:
-    """Whether a call gives a model to a function of this file that calls it, or to an imported one that evaluates."""
-    target = module.local_function(call)
+def _gives(module: Module, call: Call, text: str, target: Scope | None) -> bool:
+    """Whether a call gives a model to a function of this file that calls it, or to one out of sight that evaluates."""
+    given_texts = [text_of(part) for part in (*call.node.args, *(word.value for word in call.node.keywords))]
     if target is None:
-        imported = "." not in call.text and call.text in module.imports.bound
-        given_texts = [text_of(part) for part in (*call.node.args, *(word.value for word in call.node.keywords))]
-        return imported and _EVALUATES.fullmatch(call.text) is not None and text in given_texts
-    inside = {found.text for found in target.calls}
+        hidden = "." in call.text or call.text in module.imports.bound
+        return hidden and _EVALUATES.fullmatch(call.method) is not None and text in given_texts
+    inside = {found.text for found in target.calls} if text in given_texts else set()
+    shift = bool(target.params) and target.params[0] in {"self", "cls"}
     return any(
-        name in inside and (given := call.argument(name, index)) is not None and text_of(given) == text
+        name in inside and (given := call.argument(name, index - shift)) is not None and text_of(given) == text
         for index, name in enumerate(target.params)
     )
 
@@ -321,7 +329,7 @@ def save_without_barrier(module: Module) -> Iterator[Hit]:
                 not same
                 or load.place.side
                 or position(load.node) < position(save.node)
-                or load.place.loops != save.place.loops
+                or save.place.loops[: len(load.place.loops)] != load.place.loops
             ):
                 continue
             between = [

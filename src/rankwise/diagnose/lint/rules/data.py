@@ -10,42 +10,32 @@ from rankwise.diagnose.lint.facts import (
     LOADER,
     SAMPLER,
     has_framework,
+    is_before_ranks,
     is_const,
     is_fixed,
+    loops_around,
+    loops_that_train,
     names_in,
-    training_loops,
-    wraps,
+    without_keyword,
 )
-from rankwise.diagnose.lint.guards import is_local_rank
 from rankwise.diagnose.lint.module import Binding, Call, Module, position
 from rankwise.diagnose.lint.names import last, text_of
 from rankwise.diagnose.lint.record import Edit, Fix, Hit, rule
+from rankwise.diagnose.lint.wrapped import wraps
 
 _SHARDS = re.compile(r"rank|world|shard|replica|worker|split", re.IGNORECASE)
 _SHARDED_MODELS = ("torch.distributed.fsdp.FullyShardedDataParallel", "torch.distributed.fsdp.fully_shard")
 # what takes a loader and shards it
 _PRIVATE = ("make_private", "make_private_with_epsilon")
 _SHARDERS = ("prepare", "prepare_data_loader", "setup_dataloaders", "deepspeed_io", *_PRIVATE)
+# samplers of torch that draw from the whole data set
+_FOR_ALL = ("RandomSampler", "SequentialSampler", "SubsetRandomSampler")
 _SHARDING_CALLS = ("split_dataset_by_node", "shard", "split_by_node", "skip")
-
-
-def _without_keyword(module: Module, call: Call, name: str) -> Edit | None:
-    """Return the edit that removes a keyword argument with its comma."""
-    word = call.keyword(name)
-    if word is None or word not in call.node.keywords:  # options that other calls may share
-        return None
-    start, end = module.span(word)
-    source = module.source
-    before = re.search(r",\s*$", source[:start])
-    if before is not None:
-        return Edit(before.start(), end, "")
-    behind = re.match(r"\s*,\s*", source[end:])
-    return Edit(start, end + (behind.end() if behind else 0), "")
 
 
 def _trained_loaders(module: Module) -> Iterator[tuple[Call, ast.stmt]]:
     """Yield the calls of DataLoader whose result a training loop of the same file iterates."""
-    loops = [(loop, names_in(loop.iter)) for loop in _training_fors(module)]
+    loops = [(loop, _gone_through(module, loop)) for loop in loops_that_train(module)]
     for call in module.named(LOADER):
         stmt = call.place.stmt
         if not isinstance(stmt, ast.Assign | ast.AnnAssign):
@@ -58,22 +48,34 @@ def _trained_loaders(module: Module) -> Iterator[tuple[Call, ast.stmt]]:
             break
 
 
+_READERS = frozenset({"tqdm", "enumerate", "iter", "cycle", "infinite", "trange", "track"})
+
+
+def _gone_through(module: Module, loop: ast.stmt) -> set[str]:
+    """Return the names that a loop goes through: ``for x in tqdm(loader)``, or ``next(batches)`` in its body."""
+    names = names_in(loop.iter) if isinstance(loop, ast.For) else set()
+    nexts = (call for call in module.methods("next") if loop in call.place.loops)
+    names |= {name for call in nexts for part in call.node.args[:1] for name in names_in(part)}
+    made = (found for found in module.bindings if last(found.text) in names and isinstance(found.value, ast.Call))
+    read = (found.value for found in made if last(text_of(found.value.func)) in _READERS)  # type: ignore[union-attr]
+    return names | {name for value in read for name in names_in(value)}
+
+
 def _handed_over(module: Module, loop: ast.For, names: set[str]) -> bool:
     """Whether a loop goes over a parameter of its function that is called here with a loader for training."""
     if not any("train" in name.lower() for name in names):
         return False
-    scopes = [call.place.scope for call in module.methods("backward") if loop in call.place.loops]
-    for scope in scopes:
-        if set(scope.params) & names_in(loop.iter):
-            for call in module.methods(scope.name):
-                given = [*call.node.args, *(word.value for word in call.node.keywords)]
-                if any(isinstance(part, ast.Name) and part.id in names for part in given):
-                    return True
+    scope = loops_around(module)[loop][0]
+    if set(scope.params) & names_in(loop.iter):
+        for call in module.methods(scope.name):
+            given = [*call.node.args, *(word.value for word in call.node.keywords)]
+            if any(isinstance(part, ast.Name) and part.id in names for part in given):
+                return True
     return False
 
 
 def _training_fors(module: Module) -> list[ast.For]:
-    return [loop for loop in training_loops(module) if isinstance(loop, ast.For)]
+    return [loop for loop in loops_that_train(module) if isinstance(loop, ast.For)]
 
 
 def _wraps_only(module: Module) -> bool:
@@ -126,7 +128,7 @@ def missing_sampler(module: Module) -> Iterator[Hit]:
     """A training loader without any sampler in a file that wraps a model, or gives a library the model only."""
     if not _wraps_only(module) or module.has_call(*_SHARDING_CALLS):
         return
-    if any("Sampler" in name for name in (*module.by_method, *module.imports.bound)):
+    if any("Sampler" in name and name not in _FOR_ALL for name in (*module.by_method, *module.imports.bound)):
         return
     handed = {name for call in module.methods(*_SHARDERS) for name in names_in(call.node)}
     for call, loop in _trained_loaders(module):
@@ -134,7 +136,11 @@ def missing_sampler(module: Module) -> Iterator[Hit]:
         targets = stmt.targets if isinstance(stmt, ast.Assign) else ()
         if handed & {last(text_of(target)) for target in targets} or handed & names_in(getattr(loop, "iter", None)):
             continue
-        if call.is_open or call.keyword("sampler") or call.keyword("batch_sampler") or len(call.node.args) > 3:
+        sampler = module.value(call.argument("sampler", 3), call.place.scope)
+        shares = sampler is not None and not (isinstance(sampler, ast.Call) and last(text_of(sampler.func)) in _FOR_ALL)
+        if call.is_open or shares or call.keyword("batch_sampler") or len(call.node.args) > 4:
+            continue
+        if is_before_ranks(module, loops_around(module)[loop][0]):
             continue
         data = call.argument("dataset", 0)
         made = module.value(data, call.place.scope)
@@ -182,28 +188,25 @@ def sampler_and_shuffle(module: Module) -> Iterator[Hit]:
         sure = isinstance(made, ast.Call) and "ampler" in text_of(made.func)
         if not sure or any(is_const(found.value, None) for found in bound):
             continue
-        edit = _without_keyword(module, call, "shuffle")
+        edit = without_keyword(module, call, "shuffle")
         yield Hit(shuffled, {}, Fix("remove shuffle=True", (edit,)) if edit else None)
 
 
-def _epoch_loop(loop: ast.stmt, module: Module) -> ast.For | None:
-    """Return the loop over epochs around a training loop, in the same function."""
-    for call in module.methods("backward"):
-        if loop in call.place.loops:
-            around = call.place.loops[: call.place.loops.index(loop)]
-            return next((found for found in reversed(around) if isinstance(found, ast.For)), None)
-    return None
-
-
-def _epoch_name(loop: ast.For) -> str | None:
-    """Return the name that counts epochs; None where the loop counts something else."""
+def _epoch_name(module: Module, loop: ast.stmt) -> str | None:
+    """Return the name that counts epochs, "" where a `while` counts them; None where a loop counts something else."""
+    if isinstance(loop, ast.While):
+        return "" if "epoch" in ast.unparse(loop.test).lower() else None
+    if not isinstance(loop, ast.For):
+        return None
     target = loop.target.elts[0] if isinstance(loop.target, ast.Tuple) and loop.target.elts else loop.target
     if not isinstance(target, ast.Name):
         return None
-    counted = isinstance(loop.iter, ast.Call) and last(text_of(loop.iter.func)) in {"range", "trange", "count", "tqdm"}
-    return (
-        target.id if "epoch" in target.id.lower() or (counted and "epoch" in ast.unparse(loop.iter).lower()) else None
-    )
+    bound = [found.value for found in module.bindings if isinstance(loop.iter, ast.Name) and found.text == loop.iter.id]
+    counts = bound[-1] if bound and bound[-1] is not None else loop.iter
+    counts = counts.body if isinstance(counts, ast.IfExp) else counts
+    counted = isinstance(counts, ast.Call) and last(text_of(counts.func)) in {"range", "trange", "count", "tqdm"}
+    epochs = "epoch" in target.id.lower() or (counted and "epoch" in ast.unparse(counts).lower())
+    return target.id if epochs else None
 
 
 def _samplers(module: Module) -> Iterator[tuple[Call, Binding | None]]:
@@ -263,7 +266,8 @@ def missing_set_epoch(module: Module) -> Iterator[Hit]:
         if counted and call.node.args and is_fixed(module, call.node.args[0], call.place.scope):
             yield Hit(call.node)
     told = module.has_call("set_epoch") or "set_epoch" in module.attributes
-    if told or SAMPLER not in module.by_name or has_framework(module) or _set_epoch_elsewhere(module):
+    told = told or any(found.text.endswith("sampler.epoch") for found in module.bindings)
+    if told or SAMPLER not in module.by_name or _sets_epochs(module) or _set_epoch_elsewhere(module):
         return
     loops = [loop for loop in _epoch_loops(module) if not _runs_once(loop)]
     if not loops and not _goes_on_for_ever(module):
@@ -276,6 +280,12 @@ def missing_set_epoch(module: Module) -> Iterator[Hit]:
         yield Hit(call.node.func, {}, _set_epoch_fix(module, bound, loops))
 
 
+def _sets_epochs(module: Module) -> bool:
+    """Whether a library that tells samplers the epoch, or may, is imported; these do not."""
+    others = ("deepspeed", "horovod", "ray", "smdistributed", "torch_xla")
+    return has_framework(module) and not any(module.imports.uses(name) for name in others)
+
+
 def _set_epoch_elsewhere(module: Module) -> bool:
     """Whether a function of another given file, called here, tells the epoch."""
     for call in module.calls:
@@ -286,20 +296,21 @@ def _set_epoch_elsewhere(module: Module) -> bool:
     return False
 
 
-def _epoch_loops(module: Module) -> list[ast.For]:
-    """Return loops over epochs that train: a backward pass or a call named like one inside."""
-    found = []
-    for loop in training_loops(module):
-        outer = _epoch_loop(loop, module)
-        if outer is not None and (_epoch_name(outer) or _repeats(module, loop, outer)):
-            found.append(outer)
+def _epoch_loops(module: Module) -> list[ast.stmt]:
+    """Return loops over epochs that train: a backward pass inside, or a call of what has one or is named like it."""
+    found: set[ast.stmt] = set()
+    around = loops_around(module)
+    for loop in loops_that_train(module):
+        scope, outer = around[loop]
+        found |= {each for each in outer if _epoch_name(module, each) is not None or _repeats(module, loop, each)}
+        calls = module.callers(scope) if scope.is_function else []
+        found |= {each for call in calls for each in call.place.loops if _epoch_name(module, each) is not None}
     for call in module.calls:
         if call.place.loops and re.search(r"(^|_)(train|fit)|run_epoch|one_epoch", call.method):
-            outer_loop = call.place.loops[-1]
-            counted = isinstance(outer_loop, ast.For) and _epoch_name(outer_loop)
-            if isinstance(outer_loop, ast.For) and counted and (call.method != "train" or call.node.args):
-                found.append(outer_loop)
-    return sorted(set(found), key=position)
+            counted = _epoch_name(module, call.place.loops[-1]) is not None
+            if counted and (call.method != "train" or call.node.args or call.node.keywords):
+                found.add(call.place.loops[-1])
+    return sorted(found, key=position)
 
 
 _ENDLESS = re.compile(r"(^|_)(inf|infinite|endless|forever|cycle)(_|$)|^(Infinite|Endless|Cycl)")
@@ -314,29 +325,31 @@ def _goes_on_for_ever(module: Module) -> bool:
     return bool(loaders & given) and module.has_call("backward")
 
 
-def _repeats(module: Module, loop: ast.stmt, outer: ast.For) -> bool:
+def _repeats(module: Module, loop: ast.stmt, outer: ast.stmt) -> bool:
     """Whether a loop over plain numbers, whatever they are called, goes through a loader again and again."""
-    counted = isinstance(outer.iter, ast.Call) and last(text_of(outer.iter.func)) in {"range", "trange"}
+    counts = outer.iter if isinstance(outer, ast.For) else None
+    counted = isinstance(counts, ast.Call) and last(text_of(counts.func)) in {"range", "trange"}
     loaders = {last(found.text) for found in module.bindings if _makes_loader(module, found.value)}
-    return counted and isinstance(loop, ast.For) and bool(loaders & names_in(loop.iter))
+    return counted and bool(loaders & _gone_through(module, loop))
 
 
 def _makes_loader(module: Module, value: ast.expr | None) -> bool:
     return isinstance(value, ast.Call) and module.name_of(value.func) == LOADER
 
 
-def _runs_once(loop: ast.For) -> bool:
-    return isinstance(loop.iter, ast.Call) and len(loop.iter.args) == 1 and is_const(loop.iter.args[0], 1)
+def _runs_once(loop: ast.stmt) -> bool:
+    counts = loop.iter if isinstance(loop, ast.For) else None
+    return isinstance(counts, ast.Call) and len(counts.args) == 1 and is_const(counts.args[0], 1)
 
 
-def _set_epoch_fix(module: Module, bound: Binding | None, loops: list[ast.For]) -> Fix | None:
+def _set_epoch_fix(module: Module, bound: Binding | None, loops: list[ast.stmt]) -> Fix | None:
     """Return the insertion of set_epoch at the head of the loop over epochs, where sampler and loop share a function."""
     if bound is None or bound.value is None or not isinstance(bound.value, ast.Call) or bound.place.branches:
         return None
     for loop in loops:
-        epoch = _epoch_name(loop)
+        epoch = _epoch_name(module, loop)
         inside = any(loop in found.place.loops and found.place.scope is bound.place.scope for found in module.calls)
-        if inside and epoch and position(loop) > position(bound.value):
+        if inside and epoch and isinstance(loop, ast.For) and position(loop) > position(bound.value):
             first = loop.body[0]
             at = module.offset(first.lineno, 0)
             indent = " " * first.col_offset
@@ -345,56 +358,3 @@ def _set_epoch_fix(module: Module, bound: Binding | None, loops: list[ast.For]) 
             text = f"{indent}{bound.text}.set_epoch({epoch})\n"
             return Fix(f"call {bound.text}.set_epoch({epoch})", (Edit(at, at, text),))
     return None
-
-
-@rule(
-    "RW105",
-    "sampler-rank",
-    "warning",
-    "high",
-    message="the sampler wants the global rank, and gets the rank on this node: {text}",
-    why="On two nodes the ranks of the second one read the same samples as those of the first, and the other samples are never "
-    "read. Without the arguments the sampler asks the process group.",
-    wrong="""
-import os
-import torch
-
-def make_sampler(dataset):
-    local_rank = int(os.environ["LOCAL_RANK"])
-    return torch.utils.data.distributed.DistributedSampler(dataset, num_replicas=8, rank=local_rank)
-""",
-    right="""
-import torch
-
-def make_sampler(dataset):
-    return torch.utils.data.distributed.DistributedSampler(dataset)
-""",
-    ignore="there is one node, and will be.",
-    fix="safe",
-)
-def sampler_rank(module: Module) -> Iterator[Hit]:
-    """rank= is a local rank."""
-    for call in module.named(SAMPLER):
-        given = call.argument("rank", 2)
-        if given is None or not _is_local(module, given, call):
-            continue
-        edits = [edit for name in ("num_replicas", "rank") if (edit := _without_keyword(module, call, name))]
-        # the removals of neighbours would overlap in their comma
-        fix = Fix("let it ask the process group", tuple(edits)) if call.keyword("rank") and edits else None
-        yield Hit(given, {"text": module.text(given)}, fix)
-
-
-def _is_local(module: Module, given: ast.expr, call: Call, depth: int = 3) -> bool:
-    """Whether an argument is a rank on its node: by itself, or as a parameter for which every call here gives one."""
-    if is_local_rank(given, lambda text: _bound(module, text, call)):
-        return True
-    name, scope = text_of(given), call.place.scope
-    if not depth or not isinstance(given, ast.Name) or name not in scope.params or _bound(module, name, call):
-        return False
-    parts = module.given(scope, name)
-    return bool(parts) and all(part is not None and _is_local(module, part, found, depth - 1) for found, part in parts)
-
-
-def _bound(module: Module, text: str, call: Call) -> ast.expr | None:
-    found = module.binding(text, call.place.scope)
-    return None if found is None else found.value

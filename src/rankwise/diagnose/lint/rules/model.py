@@ -10,16 +10,17 @@ from rankwise.diagnose.lint.facts import (
     calls_framework,
     environment_writes,
     has_framework,
+    is_before_ranks,
     is_const,
     objects_over_nccl,
     spawns,
     uses_cuda,
-    wraps,
 )
 from rankwise.diagnose.lint.guards import is_mode_test
 from rankwise.diagnose.lint.module import Call, Module, Place, Scope
 from rankwise.diagnose.lint.names import last, text_of
 from rankwise.diagnose.lint.record import Edit, Fix, Hit, rule
+from rankwise.diagnose.lint.wrapped import Wrap, wraps
 
 _HEAD = "import torch\nimport torch.distributed as dist\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n"
 
@@ -91,15 +92,19 @@ def hardcoded_device(module: Module) -> Iterator[Hit]:
         torch_call = call.name in {"torch.device", "torch.cuda.set_device", "torch.cuda.device"}
         if not (torch_call or call.method in {"to", "cuda"}) or not call.node.args:
             continue
-        if call.place.side or _single_process(module, call.place):
+        if call.place.side or _single_process(module, call.place) or is_before_ranks(module, call.place.scope):
             continue
-        text = _fixed_index(call)
+        text = _fixed_index(module, call)
         if text and re.search(r"bench|test|demo|infer|eval|predict", call.place.scope.name, re.IGNORECASE) is None:
             yield Hit(call.node, {"text": text})
 
 
-def _fixed_index(call: Call) -> str:
+def _fixed_index(module: Module, call: Call) -> str:
     first = call.node.args[0]
+    if isinstance(first, ast.Attribute) and text_of(first) not in module.fields:  # an option that is cuda:0 by default
+        asked = (found for found in module.methods("add_argument") if f"'--{first.attr}'" in ast.unparse(found.node))
+        defaults = (found.argument("default") for found in asked)
+        first = next((word for word in defaults if isinstance(getattr(word, "value", None), str)), None) or first
     if isinstance(first, ast.Constant) and isinstance(first.value, str) and re.fullmatch(r"cuda:\d+", first.value):
         return repr(first.value)
     number = isinstance(first, ast.Constant) and type(first.value) is int
@@ -164,19 +169,27 @@ def _is_global_rank(module: Module, node: ast.expr, scope: Scope, depth: int = 3
         found = list(module.bindings_of(text_of(node), scope))
         if not found and isinstance(node, ast.Attribute):  # a field of a configuration that says which rank it is
             return _names_global_rank(module, node)
-        if not found and depth and text_of(node) in scope.params:
+        if not found and depth and text_of(node) in scope.params and module.given(scope, text_of(node)):
             return _is_given_global_rank(module, scope, text_of(node), depth)
-        if len(found) != 1 or found[0].value is None:
-            return False
-        node, scope = found[0].value, found[0].place.scope
-        if isinstance(node, ast.Name):  # another name for it
-            return bool(depth) and _is_global_rank(module, node, scope, depth - 1)
+        if not found or any(each.value is None for each in found):
+            # a parameter that is called rank, beside one for the rank on the node
+            beside = not found and any("local" in name for name in scope.params if name != text_of(node))
+            return beside and text_of(node) in {"rank", "global_rank"} and text_of(node) in scope.params
+        if len(found) > 1 or isinstance(found[0].value, ast.Name):  # another name for it, or one that is read twice
+            # `rank = 0` stands where there is one process
+            values = [(each.value, each.place.scope) for each in found if each.value and not is_const(each.value, 0)]
+            return bool(depth and values) and all(_is_global_rank(module, value, at, depth - 1) for value, at in values)
+        node, scope = found[0].value, found[0].place.scope  # type: ignore[assignment]
     if isinstance(node, ast.Call) and module.name_of(node.func) == "torch.distributed.get_rank":
         return not node.args and not node.keywords
+    if isinstance(node, ast.IfExp):
+        return _is_global_rank(module, node.body, scope, depth)
     text = ast.unparse(node)
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):  # node * gpus_per_node + local_rank
         return "local" in text.lower() and re.search(r"node.*\*", text.lower()) is not None
-    return re.fullmatch(r"int\(os\.environ(\.get\(|\[)'RANK'(\)|\]|, .*\))\)?", text) is not None
+    return (
+        re.fullmatch(r"int\(os\.(environ(\.get\(|\[)|getenv\()'(RANK|SLURM_PROCID)'(\)|\]|, .*\))\)?", text) is not None
+    )
 
 
 def _is_given_global_rank(module: Module, scope: Scope, name: str, depth: int) -> bool:
@@ -228,20 +241,34 @@ def no_set_device(module: Module) -> Iterator[Hit]:
 
 
 def _bare_move(module: Module) -> Hit | None:
-    """A model moved to a device without index, in a file that wraps one and names no device_ids."""
-    if has_framework(module) or not wraps(module) or any(wrap.call.keyword("device_ids") for wrap in wraps(module)):
+    """A model moved to a device without index, in a file that wraps one."""
+    if has_framework(module) or not wraps(module):
         return None
+    models = {name for wrap in wraps(module) for name in wrap.names} | {"model", "net"}
     for call in module.methods("cuda", "to"):
-        bare = call.method == "cuda" and not call.node.args and not call.node.keywords
-        bare |= (
-            call.method == "to"
-            and bool(call.node.args)
-            and isinstance(call.node.args[0], ast.Constant)
-            and call.node.args[0].value == "cuda"
-        )
-        if bare and not call.place.branches:
+        given = call.node.args[0] if call.node.args else None
+        bare = call.method == "cuda" and given is None and not call.node.keywords
+        bare |= call.method == "to" and _is_bare(module.value(given, call.place.scope))
+        # a test of whether there is a GPU, not of how the script runs
+        tests = [branch.test for branch in call.place.branches]
+        usual = all("is_available" in ast.unparse(test) and not is_mode_test(test) for test in tests)
+        whole = not call.place.branches or call.base in models
+        if bare and usual and whole and (call.base in models or not any(_ids(wrap) for wrap in wraps(module))):
             return Hit(call.node, {"text": f".{call.method}({'' if call.method == 'cuda' else repr('cuda')})"})
     return None
+
+
+def _ids(wrap: Wrap) -> bool:
+    return wrap.call.keyword("device_ids") is not None
+
+
+def _is_bare(node: ast.expr | None) -> bool:
+    """Whether a device is "cuda", or torch.device("cuda"), also as the first side of a choice."""
+    if isinstance(node, ast.IfExp):
+        return _is_bare(node.body) and "is_available" in ast.unparse(node.test)
+    if isinstance(node, ast.Call) and last(text_of(node.func)) == "device" and len(node.args) == 1:
+        return not node.keywords and _is_bare(node.args[0])
+    return isinstance(node, ast.Constant) and node.value == "cuda"
 
 
 def _tells_device(module: Module) -> bool:

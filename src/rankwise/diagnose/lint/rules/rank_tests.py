@@ -12,13 +12,14 @@ from rankwise.diagnose.lint.facts import (
     collectives,
     guard_of,
     has_framework,
+    loops_around,
+    loops_that_train,
     names_in,
-    training_loops,
-    wraps,
 )
 from rankwise.diagnose.lint.module import Module, Place, Scope, position
 from rankwise.diagnose.lint.names import last, text_of
 from rankwise.diagnose.lint.record import Edit, Fix, Hit, rule
+from rankwise.diagnose.lint.wrapped import WRAPPERS, wraps
 
 
 @rule(
@@ -62,19 +63,27 @@ def train(model, loader, optimizer, stopper):
 )
 def rank_dependent_exit(module: Module) -> Iterator[Hit]:
     """Break or return under a test of the rank, inside a loop that trains or before a collective further on."""
-    loops = training_loops(module) | {
+    loops = loops_that_train(module) | {
         call.place.loops[-1] for call in collectives(module) if call.place.loops and call.place.side is None
     }
     backwards = list(module.methods("backward"))
+    for call in module.methods("exit", "_exit"):
+        test = getattr(guard_of(call.place), "test", None)
+        alone = call.place.side == "main" and (isinstance(test, ast.BoolOp) or call.place.branches[-1].test is not test)
+        if alone and call.text in {"exit", "sys.exit", "os._exit"} and _goes_on(module, call.place):
+            yield Hit(call.node, {"what": call.text, "of": "program", "ranks": RANKS["main"]})
     for exit_ in module.exits:
         place = exit_.place
         if not isinstance(exit_.node, ast.Break | ast.Return):
             continue
         branch = guard_of(place)
         if branch is None:
-            name = _own_number(module, place, loops)
-            if name:
-                what = f"{type(exit_.node).__name__.lower()} on {name}, a number of this rank's own batch,"
+            word = type(exit_.node).__name__.lower()
+            if name := _own_number(module, place, loops):
+                what = f"{word} on {name}, a number of this rank's own batch,"
+                yield Hit(exit_.node, {"what": what, "of": "training loop", "ranks": "some ranks"})
+            elif name := _decided_by_one(module, place, loops):
+                what = f"{word} on {name}, which only the main rank sets,"
                 yield Hit(exit_.node, {"what": what, "of": "training loop", "ranks": "some ranks"})
             continue
         # what follows a plain `if rank == 0: return` runs on one side only: RW401 looks at that
@@ -86,6 +95,13 @@ def rank_dependent_exit(module: Module) -> Iterator[Hit]:
         if loops & set(inside) or any(loop in call.place.loops for loop in inside for call in backwards):
             word = type(exit_.node).__name__.lower()
             yield Hit(exit_.node, {"what": word, "of": "training loop", "ranks": RANKS[branch.side or "main"]})
+
+
+def _goes_on(module: Module, place: Place) -> bool:
+    """Whether what stands further down in a function trains: the ranks that get there wait for the others."""
+    later = [call for call in place.scope.calls if position(call.node) > position(place.stmt) and not call.place.side]
+    inside = [inner for call in later for inner in getattr(module.local_function(call), "calls", ())]
+    return any(call.method in {"backward", "prepare", "barrier"} or call.name in WRAPPERS for call in [*later, *inside])
 
 
 def _own_number(module: Module, place: Place, loops: set[ast.stmt]) -> str:
@@ -101,6 +117,36 @@ def _own_number(module: Module, place: Place, loops: set[ast.stmt]) -> str:
         if read and any("loss" in name.lower() for name in names_in(part)) and not names_in(part) & shared:
             return ast.unparse(part)
     return ""
+
+
+def _decided_by_one(module: Module, place: Place, loops: set[ast.stmt]) -> str:
+    """Return the name by which all ranks leave a loop of training, where only the main rank changes it in the loop."""
+    test = place.branches[-1].test if place.branches else None
+    around = loops_around(module)
+    if test is None or not place.loops or has_framework(module):
+        return ""
+    left = place.loops[-1]
+    trained = any(left is loop or left in around[loop][1] for loop in loops if loop in around)
+    for part in ast.walk(test) if trained and place.branches[-1].node in ast.walk(left) else ():
+        if not isinstance(part, ast.Name | ast.Attribute):
+            continue
+        text = text_of(part)
+        # `stopper(loss)` and `stopper.step(loss)` change stopper.early_stop
+        owner = text.rpartition(".")[0] if isinstance(part, ast.Attribute) else text
+        changes = [found.place for found in module.bindings if found.text == text]
+        changes += [
+            call.place for call in module.calls if owner and owner != "self" and owner in {call.text, call.base}
+        ]
+        here = {place.stmt, place.branches[-1].node}
+        inside = [at for at in changes if left in at.loops and at.scope is place.scope and at.stmt not in here]
+        told = (call for call in module.calls if _SHARED.search(call.method) and left in call.place.loops)
+        shared = any(last(text) in names_in(call.node) or owner in names_in(call.node) for call in told)
+        if inside and not shared and all(each.side == "main" for each in inside):
+            return text
+    return ""
+
+
+_SHARED = re.compile(r"broadcast|reduce|gather|sync|share|bcast|object_list", re.IGNORECASE)
 
 
 def _within(inner: ast.stmt, outer: ast.stmt) -> bool:

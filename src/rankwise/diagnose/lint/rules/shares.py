@@ -14,12 +14,12 @@ from rankwise.diagnose.lint.facts import (
     is_const,
     is_distributed,
     names_in,
-    wraps,
 )
 from rankwise.diagnose.lint.guards import LOCAL_RANK_NAMES, is_local_rank
 from rankwise.diagnose.lint.module import Call, Module, position
 from rankwise.diagnose.lint.names import last, text_of
 from rankwise.diagnose.lint.record import Hit, rule
+from rankwise.diagnose.lint.wrapped import wraps
 
 _HEAD = "import torch\nimport torch.distributed as dist\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n"
 _SHARES = re.compile(r"rank|world|shard|replica|worker|num_proc|split", re.IGNORECASE)
@@ -62,7 +62,7 @@ def unseeded_split(module: Module) -> Iterator[Hit]:
     for call in module.named("torch.utils.data.random_split", "sklearn.model_selection.train_test_split"):
         if call.argument("generator", 2) is not None and call.method == "random_split":
             continue
-        if call.is_open or is_before_ranks(module, call.place):
+        if call.is_open or is_before_ranks(module, call.place.scope):
             continue
         drawn, shuffled = call.argument("random_state"), call.argument("shuffle")  # of scikit-learn
         if (drawn is not None and not is_const(drawn, None)) or is_const(shuffled, False):

@@ -6,10 +6,11 @@ import ast
 import re
 from collections.abc import Iterator
 
-from rankwise.diagnose.lint.facts import has_framework, wraps
+from rankwise.diagnose.lint.facts import has_framework
 from rankwise.diagnose.lint.module import Call, Module, position
 from rankwise.diagnose.lint.names import last, text_of
 from rankwise.diagnose.lint.record import Edit, Fix, Hit, rule
+from rankwise.diagnose.lint.wrapped import wraps
 
 _HEAD = "import torch\nimport torch.distributed as dist\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n"
 _CLIPS = ("clip_grad_norm_", "clip_grad_value_", "clip_grad_norm")
@@ -159,7 +160,8 @@ def accumulation_without_no_sync(module: Module) -> Iterator[Hit]:
     if any(found.text.endswith("require_backward_grad_sync") for found in module.bindings):
         return
     for call in module.methods("backward"):
-        if call.place.loops and not call.place.side and _divided(call):
+        looped = call.place.loops or any(found.place.loops for found in module.callers(call.place.scope))
+        if looped and not call.place.side and _divided(call):
             yield Hit(call.node)
             continue
         if (

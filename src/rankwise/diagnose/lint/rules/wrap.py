@@ -1,4 +1,4 @@
-"""RW202, RW204, RW208, RW210, RW216, RW217, RW611, RW614, RW615: the wrap and its group: what they are given."""
+"""RW105, RW202, RW204, RW208, RW210, RW216, RW217, RW611, RW614, RW615: the wrap and its group: what they are given."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import ast
 import re
 from collections.abc import Iterator
 
-from rankwise.diagnose.lint.facts import has_framework, is_const, spawns, wraps
+from rankwise.diagnose.lint.facts import SAMPLER, has_framework, is_const, spawns, without_keyword
 from rankwise.diagnose.lint.guards import is_local_rank
-from rankwise.diagnose.lint.module import Module, Scope, position
+from rankwise.diagnose.lint.module import Call, Module, position
+from rankwise.diagnose.lint.names import text_of
 from rankwise.diagnose.lint.record import Edit, Fix, Hit, rule
+from rankwise.diagnose.lint.wrapped import wraps
 
 _HEAD = "import torch\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n"
 _BY_VARIABLES = "env://"
@@ -235,6 +237,59 @@ def spawn_without_address(module: Module) -> Iterator[Hit]:
 
 
 @rule(
+    "RW105",
+    "sampler-rank",
+    "warning",
+    "high",
+    message="the sampler wants the global rank, and gets the rank on this node: {text}",
+    why="On two nodes the ranks of the second one read the same samples as those of the first, and the other samples are never "
+    "read. Without the arguments the sampler asks the process group.",
+    wrong="""
+import os
+import torch
+
+def make_sampler(dataset):
+    local_rank = int(os.environ["LOCAL_RANK"])
+    return torch.utils.data.distributed.DistributedSampler(dataset, num_replicas=8, rank=local_rank)
+""",
+    right="""
+import torch
+
+def make_sampler(dataset):
+    return torch.utils.data.distributed.DistributedSampler(dataset)
+""",
+    ignore="there is one node, and will be.",
+    fix="safe",
+)
+def sampler_rank(module: Module) -> Iterator[Hit]:
+    """rank= is a local rank."""
+    for call in module.named(SAMPLER):
+        given = call.argument("rank", 2)
+        if given is None or not _is_local(module, given, call):
+            continue
+        edits = [edit for name in ("num_replicas", "rank") if (edit := without_keyword(module, call, name))]
+        # the removals of neighbours would overlap in their comma
+        fix = Fix("let it ask the process group", tuple(edits)) if call.keyword("rank") and edits else None
+        yield Hit(given, {"text": module.text(given)}, fix)
+
+
+def _is_local(module: Module, given: ast.expr, call: Call, depth: int = 3) -> bool:
+    """Whether an argument is a rank on its node: by itself, or as a parameter for which every call here gives one."""
+    if is_local_rank(given, lambda text: _bound(module, text, call)):
+        return True
+    name, scope = text_of(given), call.place.scope
+    if not depth or not isinstance(given, ast.Name) or name not in scope.params or _bound(module, name, call):
+        return False
+    parts = module.given(scope, name)
+    return bool(parts) and all(part is not None and _is_local(module, part, found, depth - 1) for found, part in parts)
+
+
+def _bound(module: Module, text: str, call: Call) -> ast.expr | None:
+    found = module.binding(text, call.place.scope)
+    return None if found is None else found.value
+
+
+@rule(
     "RW615", "local-rank-as-rank", "warning", "medium",
     message="the rank on its node ({text}) is given as the rank: on a second node it is there again, and no group forms",
     why="Local ranks start from 0 on each node. torchrun sets RANK; init_process_group reads it where no rank is given.",
@@ -257,15 +312,9 @@ def local_rank_as_rank(module: Module) -> Iterator[Hit]:
     if spawns(module):
         return
     for call in module.named("torch.distributed.init_process_group"):
-        rank, size, scope = call.argument("rank", 4), call.argument("world_size", 3), call.place.scope
-
-        def lookup(text: str, scope: Scope = scope) -> ast.expr | None:
-            found = module.binding(text, scope)
-            return None if found is None else found.value
-
-        sized = module.value(size, scope)
+        rank, sized = call.argument("rank", 4), module.value(call.argument("world_size", 3), call.place.scope)
         of_all = sized is None or re.search(r"\bWORLD_SIZE\b", ast.unparse(sized))
-        if rank is not None and of_all and is_local_rank(rank, lookup):
+        if rank is not None and of_all and _is_local(module, rank, call):
             yield Hit(rank, {"text": module.text(rank)})
 
 
