@@ -12,15 +12,27 @@ def hundred(tmp_path_factory):
     return write_hundred(tmp_path_factory.mktemp("hundred") / "X")
 
 
+class Noting(list):
+    """A list with an attribute."""
+
+    def __init__(self):
+        super().__init__()
+        self.readers = []
+
+
 @pytest.fixture
 def reads(monkeypatch):
-    """The rows of each request that was read."""
-    found = []
+    """The rows of each request that was read; `readers` are what read them."""
+    found = Noting()
 
     class Noted(stored.StoredRows):
-        def read(self, rows):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            found.readers.append(self)
+
+        def read(self, rows, lease):
             found.append(rows.tolist())
-            return super().read(rows)
+            return super().read(rows, lease)
 
     monkeypatch.setattr("rankwise.data.rows.loader.held.StoredRows", Noted)
     return found
