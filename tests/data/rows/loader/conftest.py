@@ -1,5 +1,7 @@
 """A hundred rows on disk, and which of them are read."""
 
+import threading
+
 import pytest
 
 from rankwise.data.rows.loader import stored
@@ -13,16 +15,17 @@ def hundred(tmp_path_factory):
 
 
 class Noting(list):
-    """A list with an attribute."""
+    """Requests that were read, by `readers`, which wait for a gate."""
 
     def __init__(self):
         super().__init__()
-        self.readers = []
+        self.readers, self.gate, self.waits = [], threading.Event(), threading.Event()
+        self.gate.set()
 
 
 @pytest.fixture
 def reads(monkeypatch):
-    """The rows of each request that was read; `readers` are what read them."""
+    """The rows of each request that was read."""
     found = Noting()
 
     class Noted(stored.StoredRows):
@@ -32,6 +35,9 @@ def reads(monkeypatch):
 
         def read(self, rows, lease):
             found.append(rows.tolist())
+            if not found.gate.is_set():
+                found.waits.set()
+                assert found.gate.wait(20)
             return super().read(rows, lease)
 
     monkeypatch.setattr("rankwise.data.rows.loader.held.StoredRows", Noted)

@@ -228,6 +228,8 @@ class Requests:
         Raises:
             Exception: what failed in drawing or reading it.
         """
+        if self.is_elsewhere:
+            raise RuntimeError("a pass does not go on in a process that was forked in its midst: iterate anew there")
         return next(self._passing, None)
 
     def _pass(
@@ -266,8 +268,9 @@ class Requests:
 
     def leave(self) -> None:
         """End the pass here: drop what was drawn, and wait for what is being read."""
-        self._ahead.close()
-        self._begin_anew()
+        if not self.is_elsewhere:  # where nothing reads, and a lock of the memory may be held for ever
+            self._ahead.close()
+            self._begin_anew()
 
 
 def _emptied(drawn: deque[_Request]) -> Iterator[_Request]:
