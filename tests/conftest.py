@@ -38,7 +38,7 @@ LONGEST = [
     "world/test_binding.py", "diagnose/test_verify.py", "slurm/test_watch.py", "launch/elastic/test_standstill.py",
     "launch/elastic/test_training.py", "launch/test_notebooks.py", "data/feed/workers/test_forkserver.py",
     "test_wheel.py", "main_job/test_crops.py", "main_job/test_same_work.py", "checkpoint/test_interruption.py",
-    "tracking/test_services.py", "diagnose/doctor/test_network.py", "data/rows/collection/test_crew.py",
+    "tracking/test_services.py", "diagnose/doctor/test_network.py", "data/rows/collection/test_ranks.py",
     "data/crops/stitching/test_stitcher.py", "test_broken.py", "launch/test_decorator.py",
     "diagnose/profile/test_scaling.py", "data/rows/test_memory_script.py", "data/loops/test_in_dataloader.py",
     "launch/test_calls.py", "world/test_mpirun.py", "data/store/test_reader.py", "test_gpu_files.py",

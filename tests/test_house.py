@@ -4,11 +4,13 @@ The goal of each measure stands beside its limit; whoever betters one lowers the
 """
 
 import ast
+import io
 import runpy
 import statistics
 import subprocess
 import sys
 import tempfile
+import tokenize
 from pathlib import Path
 
 import pytest
@@ -35,36 +37,77 @@ def modules_of_a_loader() -> list[str]:
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
 
 
-WAY_OF_A_BATCH = """
+WAY_OF_A_STEP = """
 import sys, threading
-import numpy as np, zarr
-from rankwise import Order
-from rankwise.data.samples import ArraySource, SampleLoader
-from rankwise.world import World
+import numpy as np, torch, zarr
+from rankwise import Order, World
 
-zarr.create_array("x.zarr", data=np.arange(4000.0).reshape(1000, 4), chunks=(16, 4), shards=(256, 4))
-source, called = ArraySource({"x": "x.zarr"}), set()
+called, frames = set(), 0
 
-def note(frame, event, _):
+def note(frame, event, what):
+    global frames
+    if not noting:
+        return
     if event == "call" and "/rankwise/" in frame.f_code.co_filename:
         called.add((frame.f_code.co_filename, frame.f_code.co_qualname))
+    if event == "c_call" and what.__name__ in ("pread", "preadv"):
+        depth, above = 1, frame
+        while above := above.f_back:
+            depth += 1
+        frames = max(frames, depth)
 
-for seed, trace in enumerate((None, note)):  # the first epoch also compiles and opens
-    loader = SampleLoader(source, order=Order(source, batch_size=64, seed=seed), world=World.single(), device=None)
-    threading.setprofile(trace)
-    sys.setprofile(trace)
-    for _ in loader:
-        pass
-    sys.setprofile(None)
+def each_step():
+    # the first steps also compile, open and prepare; a window is read every few steps, so hundreds are noted
+    global noting, steps
+    steps += 1
+    noting = 5 < steps < 400
+    if steps in (6, 400):
+        sys.setprofile(note if noting else None)
+
+def way_of_fit():
+    from rankwise.data.samples import ArraySource, SampleLoader
+    from rankwise.train import Trainer
+
+    data = np.arange(120_000, dtype="f4").reshape(30_000, 4) % 7
+    zarr.create_array("x.zarr", data=data, chunks=(16, 4), shards=(256, 4))
+    source = ArraySource({"x": "x.zarr"})
+    order = Order(source, batch_size=64, seed=1, window=2)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+    losses = lambda model, batch: each_step() or model(batch["x"])[:, 0]
+    trainer = Trainer(model, optimizer, losses, run=False, progress=False)
+    trainer.fit(SampleLoader(source, order=order, world=World.single(), device="cpu"), epochs=1)
+
+def way_of_rows():
+    import anndata, scipy.sparse
+    from rankwise.data.rows import OrderedLoader, write_sharded
+
+    table = anndata.AnnData(scipy.sparse.random(30_000, 50, 0.1, format="csr", dtype="f4", random_state=0))
+    write_sharded(zarr.open_group("rows.zarr", mode="w"), table)
+    order = Order("rows.zarr", batch_size=64, seed=1, window=2)
+    for batch in OrderedLoader("rows.zarr", order=order, world=World.single(), device=None):
+        each_step()
+
+for way in (way_of_fit, way_of_rows):
+    noting, steps = False, 0
+    called.clear()
+    threading.setprofile(note)
+    way()
     threading.setprofile(None)
-print(len(called), len({file for file, _ in called}))
+    assert steps > 400 and any("planner" in file for file, _ in called), "no read was noted"
+    print(len(called), len({file for file, _ in called}), frames)
 """
 
 
-def way_of_a_batch() -> list[int]:
-    """Functions and files of ours that an epoch of a loader over arrays runs through, its reader's thread included."""
+def ways_of_a_step() -> list[int]:
+    """What of ours the steps of a training over arrays, and of a loop over ordered rows, run through once they run.
+
+    Returns:
+        For each: functions (comprehensions count), files, and frames from the start of the reader's thread to the read
+        of a file; the reader's threads are included, and the start of the loop is not.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-c", WAY_OF_A_BATCH]
+        command = [sys.executable, "-W", "ignore", "-c", WAY_OF_A_STEP]
         told = subprocess.run(command, capture_output=True, text=True, check=True, cwd=folder).stdout
     return [int(number) for number in told.split()]
 
@@ -96,6 +139,31 @@ def probes() -> int:
     return found
 
 
+PRAGMAS = ("# noqa", "# type:", "# fmt")
+
+
+def thread_comments() -> float:
+    """Comments in 100 lines of code of the files that import threading; docstrings and pragmas are neither."""
+    comments = code = 0
+    for path in (ROOT / "src/rankwise").rglob("*.py"):
+        text = path.read_text()
+        nodes = list(ast.walk(ast.parse(text)))
+        imports = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+        imports |= {node.module for node in nodes if isinstance(node, ast.ImportFrom)}
+        if "threading" not in imports:
+            continue
+        tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+        comments += sum(each.type == tokenize.COMMENT and not each.string.startswith(PRAGMAS) for each in tokens)
+        described = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+        docs = [node.body[0] for node in nodes if isinstance(node, described) and ast.get_docstring(node) is not None]
+        skipped = {line for doc in docs for line in range(doc.lineno, doc.end_lineno + 1)}
+        code += sum(
+            bool(line.strip()) and not line.lstrip().startswith("#") and number not in skipped
+            for number, line in enumerate(text.splitlines(), start=1)
+        )
+    return 100 * comments / code
+
+
 def measured() -> dict[str, float]:
     """Every measure by its name."""
     files = [path for path in DATA.rglob("*.py") if path.name != "__init__.py"]
@@ -107,10 +175,13 @@ def measured() -> dict[str, float]:
         count = lines(path)
         all_lines += count
         private += count * bool(set(imported(path)) - PUBLIC)
-    functions, way = way_of_a_batch()
+    fit, fit_files, fit_frames, rows, rows_files, rows_frames = ways_of_a_step()
     return {
-        "functions on the way of a batch": functions,
-        "files on the way of a batch": way,
+        "functions on the way of a step of Trainer.fit": fit,
+        "files on the way of a step of Trainer.fit": fit_files,
+        "functions on the way of a step of ordered rows": rows,
+        "files on the way of a step of ordered rows": rows_files,
+        "frames from the reader's thread to the read of a file": max(fit_frames, rows_frames),
         "probes of a source, an order, a loader": probes(),
         "files": len(files) + len(doors),
         "lines": sum(sizes) + sum(map(lines, doors)),
@@ -118,23 +189,29 @@ def measured() -> dict[str, float]:
         "most files in a folder": max(folders),
         "files under 60 lines": sum(size < 60 for size in sizes),
         "modules that end in -ing": sum(path.stem.endswith("ing") for path in files),
+        "comments in 100 lines of code where threads meet": -round(thread_comments(), 1),
         "modules of ours that a rows loader loads": sum(name.startswith("rankwise") for name in modules_of_a_loader()),
         "percent of test lines in files that import private data modules": round(100 * private / all_lines),
     }
 
 
-# measure: (limit, goal); a measure that should grow is counted negative
+# measure: (limit, goal); a measure that should grow is counted negative. Ways vary by some functions, with what waits
+# for what, so their limits leave room.
 LIMITS = {
-    "functions on the way of a batch": (380, 250),
-    "files on the way of a batch": (49, 40),
+    "functions on the way of a step of Trainer.fit": (500, 320),
+    "files on the way of a step of Trainer.fit": (73, 50),
+    "functions on the way of a step of ordered rows": (450, 300),
+    "files on the way of a step of ordered rows": (60, 50),
+    "frames from the reader's thread to the read of a file": (14, 14),
     "probes of a source, an order, a loader": (0, 0),
-    "files": (250, 200),
-    "lines": (45_960, 28_000),
+    "files": (248, 200),
+    "lines": (45_930, 28_000),
     "median lines of a file": (-206, -130),
     "most files in a folder": (14, 14),
     "files under 60 lines": (7, 30),
     "modules that end in -ing": (7, 10),
-    "modules of ours that a rows loader loads": (133, 160),
+    "comments in 100 lines of code where threads meet": (-6.2, -6),
+    "modules of ours that a rows loader loads": (134, 160),
     "percent of test lines in files that import private data modules": (20, 20),
 }
 

@@ -1,5 +1,6 @@
 """`Interruption`: whoever is asked to stop, all ranks stop after the same step, and talk about it seldom."""
 
+import itertools
 import os
 import runpy
 import signal
@@ -193,3 +194,30 @@ def test_own_loop_under_torchrun(tmp_path):
         assert "exitcode  : 75 " in first, done.stderr
         begin, states = loop["check_stop"](tmp_path, name, begin)
     loop["check_states"](states, begin)
+
+
+def test_a_signal_may_come_at_any_moment():
+    """The second one is delivered between any two instructions that look at the first: never an error."""
+
+    def asked(moment):
+        interruption, count = Interruption(World.single(), signals=False), itertools.count()
+        interruption._note(signal.SIGUSR1, None)
+
+        def trace(frame, event, _):
+            if frame.f_code is not Interruption._wish.__code__:
+                return None
+            frame.f_trace_opcodes = True
+            if event == "opcode" and next(count) == moment:
+                interruption._note(signal.SIGTERM, None)
+            return trace
+
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            return interruption._wish(), len(interruption.heard)
+        finally:
+            sys.settrace(before)
+
+    moments = list(itertools.takewhile(lambda found: found[1] == 2, map(asked, itertools.count())))
+    assert len(moments) > 5
+    assert {wish for wish, _ in moments} == {signal.SIGUSR1}

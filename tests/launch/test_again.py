@@ -83,7 +83,10 @@ def test_fewer_ranks_when_not_all_can_be_started(launcher):
     process = launcher.start(command=command)
     out, said = process.communicate(timeout=240)
     assert process.returncode == 0, said
-    assert 1 <= int(out) < 12
+    # on a busy machine rank 0 of an earlier try speaks before the rank that cannot be started
+    tries = [int(size) for size in out.split()]
+    assert 1 <= tries[-1] < 12
+    assert tries == sorted(tries, reverse=True)
     assert "because no more could be started" in said
     assert "Too many open files" in said
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import rankwise
 from rankwise.launch.observation import choose, sighting_of
 from rankwise.vitals import Vital
 from rankwise.vitals.stacks import place as _place
@@ -302,6 +303,16 @@ def test_stacks_are_read(text):
     assert _waits(text) == 2
     assert not _waits(text.replace("torch/distributed", "mine"))
     assert "recorder" not in _place(text)
+
+
+def test_a_place_tells_what_it_calls_of_the_world():
+    """The backend gathers where the user reduces: the name that stands in the script is told, and that alone."""
+    value = f"{Path(rankwise.__file__).parent}/world/value.py"
+    reductions = value.replace("value.py", "reductions.py")
+    inside = stack((reductions, "_sum"), (value, "all_reduce"), ("/home/me/t.py", "step"))
+    assert _place(inside) == "/home/me/t.py:1 in step calling World.all_reduce"
+    assert _place(stack(("/home/me/t.py", "step"))) == "/home/me/t.py:1 in step"
+    assert _place("") == ""
 
 
 def stack(*frames):

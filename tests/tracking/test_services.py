@@ -276,6 +276,21 @@ def test_an_error_is_said_once_counted_and_retried(caplog):
     ]
 
 
+def test_without_a_thread_the_training_goes_on(caplog, monkeypatch):
+    """The system has no more threads: that is said, and the lines are counted."""
+
+    def none_to_be_had(_):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", none_to_be_had)
+    box = opened(Fake())
+    box.log(1, {"loss": 1.0}, {})
+    box.close()
+    assert (box.num_dropped, box.num_errors) == (1, 1)
+    assert "gets nothing; the training goes on: RuntimeError: can't start new thread" in caplog.text
+    assert "1 lines were dropped" in caplog.text
+
+
 def test_a_hanging_service_costs_counted_lines_and_a_bounded_close(caplog):
     """The outbox is bounded, `log` goes on, and `close` comes back although the service does not."""
     service = Fake()

@@ -10,6 +10,8 @@ import pytest
 
 from rankwise import vitals
 from rankwise.errors import LaunchError
+from rankwise.vitals import recorder
+from rankwise.vitals.layout import ASK
 
 
 @pytest.fixture
@@ -164,3 +166,35 @@ def test_no_heavy_import():
     """The room loads neither torch nor NumPy."""
     program = "import sys, rankwise.vitals; print({'torch', 'numpy'} & set(sys.modules))"
     assert subprocess.check_output([sys.executable, "-c", program], text=True) == "set()\n"
+
+
+def test_an_answer_that_fails_leaves_the_heartbeat(running, monkeypatch):
+    """A torch of another form may raise whatever it likes: the rank still shows that it lives."""
+    asked = threading.Event()
+
+    def failing():
+        asked.set()
+        raise ArithmeticError
+
+    monkeypatch.setattr(recorder, "last_calls", failing)
+    (running / f"{ASK}calls").write_text("1 0.0")
+    assert asked.wait(60)
+    before = vitals.read(running)[0].heartbeat_s
+    until(running, lambda vital: vital.heartbeat_s > before)
+
+
+def test_the_end_does_not_wait_for_a_call_that_hangs(tmp_path, monkeypatch):
+    """The thread may be inside torch for ever: it is left behind, and writes nothing more."""
+    asked, freed = threading.Event(), threading.Event()
+    monkeypatch.setattr(recorder, "last_calls", lambda: [asked.set(), freed.wait(20)])
+    monkeypatch.setattr(recorder, "_JOIN_S", 0.01, raising=False)
+    vitals.start(tmp_path, 0)
+    thread = recorder._recorder._thread
+    (tmp_path / f"{ASK}calls").write_text("1 0.0")
+    assert asked.wait(60)
+    vitals.stop()
+    was_left = thread.is_alive()
+    freed.set()
+    thread.join(60)
+    assert was_left
+    assert not thread.is_alive()

@@ -8,7 +8,7 @@ import pytest
 import torch.distributed as dist
 
 from rankwise.errors import WorldError
-from rankwise.world.arrival import Card, _Mail, judge, meet
+from rankwise.world.arrival import Card, Mail, judge, meet
 
 
 def card(rank, world_size=2, **other):
@@ -165,7 +165,7 @@ def test_a_malformed_card_is_refused_and_the_job_goes_on(text, caplog):
             if key.endswith("/arrived") and amount and not self.done:
                 self.done = True
                 number = self.store.add(key, 1)
-                _Mail(self.store, "").put(f"{key.removesuffix('arrived')}card/{number}", text)
+                Mail(self.store, "").put(f"{key.removesuffix('arrived')}card/{number}", text)
             return self.store.add(key, amount)
 
     found = meet_all(Watched(dist.HashStore()), [card(0), card(1)])

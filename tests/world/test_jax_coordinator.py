@@ -4,8 +4,8 @@ import socket
 
 import pytest
 
+from rankwise._process.place import Place
 from rankwise.world.jax_coordinator import choose_coordinator
-from rankwise.world.place import Place
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rankwise._process.place import Place
 from rankwise.errors import ConfigError, WorldError
 from rankwise.testing.held_ports import hold_port
 from rankwise.world import World, jax_start
 from rankwise.world.keys import numpy_generator
-from rankwise.world.place import Place
 
 pytest.importorskip("jax")
 

@@ -8,11 +8,12 @@ from datetime import timedelta
 
 import pytest
 
+from rankwise._process.place import Place
 from rankwise.errors import WorldError
 from rankwise.testing.held_ports import hold_port
+from rankwise.world import small_store
 from rankwise.world.arrival import Card, meet
-from rankwise.world.place import Place
-from rankwise.world.small_store import SmallStore, StoreServer, _Answering, open_small_store
+from rankwise.world.small_store import Shelf, SmallStore, StoreServer, _Answering, open_small_store
 
 
 @pytest.fixture
@@ -96,6 +97,25 @@ def test_a_rank_that_dies_before_its_card_is_there_is_missing(stores, monkeypatc
         meet(first, cards[0], timeout=timedelta(seconds=1))
     other.join(30)
     assert not other.is_alive()
+
+
+def test_a_key_is_forgotten(stores):
+    """It is gone for all, and a second time nothing happens."""
+    first, second = stores
+    first.set("a", "1")
+    for store in stores:
+        store.delete_key("a")
+    assert not second.check(["a"])
+
+
+def test_a_rank_leaves_word_of_its_end(stores):
+    """The store puts the key when the connection ends; one that stopped listening keeps who is there."""
+    first, second = stores
+    first.leave_word("gone")
+    second.stop_listening()
+    assert not second.check(["gone"])
+    first.close()
+    second.wait(["gone"], timedelta(seconds=30))
 
 
 def test_mistakes_are_answered(stores):
@@ -186,3 +206,28 @@ def test_a_rank_that_dies_leaves_no_traceback(stores, error):
     answering.rfile, answering.wfile = io.BytesIO(b'["add", "n", 1]\n["add", "n", 1]\n'), Cut()
     answering.handle()
     assert stores[0].add("n", 0) == 1
+
+
+def test_a_machine_that_has_gone_is_not_waited_for_for_ever(monkeypatch):
+    """It says nothing any more, not even that time is up: the rank that asked sees to that itself."""
+    monkeypatch.setattr(small_store, "_GRACE_S", 0.01, raising=False)
+    ours, silent = socket.socketpair()
+    with silent, contextlib.closing(SmallStore(ours)) as store, pytest.raises(OSError, match="timed out"):
+        store.wait(["late"], timedelta(seconds=0.01))
+
+
+def test_who_has_waited_in_vain_is_forgotten():
+    """Rank 0 keeps nothing of a rank that asks again and again; who waits beside it still hears."""
+    shelf, heard = Shelf(), []
+    other = threading.Thread(target=lambda: heard.append(shelf.wait(["late"], 60.0)))
+    other.start()
+    while not shelf._waiting:
+        pass
+    with pytest.raises(TimeoutError):
+        shelf.wait(["late"], 0.0)
+    assert len(shelf._waiting["late"]) == 1
+    shelf.set("late", "here")
+    other.join(60)
+    with pytest.raises(TimeoutError):
+        shelf.wait(["never"], 0.0)
+    assert (heard, shelf._waiting) == ([None], {})

@@ -145,6 +145,8 @@ class Interruption:
     def _note(self, number: int, _frame: FrameType | None) -> None:
         if os.getpid() != self._process:
             return  # a forked child: its parent decides
+        # Runs between any two instructions of the main thread, which may hold any lock: so it takes none, and logs
+        # nothing. It notes, and `should_stop` asks.
         kind = "warning" if number == getattr(signal, "SIGUSR1", None) else "end"
         first = self.heard.setdefault(kind, (number, time.monotonic()))[1]
         # where another rank has failed nothing can be saved together: the launcher wants us to end
@@ -155,7 +157,8 @@ class Interruption:
     def _wish(self) -> int:
         """Return the number of the signal that came here, or that the time is up; 0 if all is well."""
         if self.heard:
-            return next(iter(self.heard.values()))[0]
+            # copied in one step: a signal that is noted between the steps of an iteration would be an error in it
+            return list(self.heard.values())[0][0]  # noqa: RUF015
         return _TIME_IS_UP if time.monotonic() - self._begun_s >= self._limit_s else 0
 
     def _agree(self, step: int | None) -> None:

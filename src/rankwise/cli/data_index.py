@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
-    from rankwise.data.store.meta.catalogue import Catalogue
+    from rankwise.data.store.catalogue import Catalogue
 
 __all__ = ["EXAMPLES", "index_command"]
 
@@ -45,7 +45,7 @@ def index_command(
     found; 2 = wrong usage.
     """
     from rankwise.cli.data_summary import summarize, text_of
-    from rankwise.data.store.meta.catalogue import build_catalogue
+    from rankwise.data.store.catalogue import build_catalogue
 
     with _progress() as show:
         catalogue = build_catalogue(uris, workers=workers, progress=show)

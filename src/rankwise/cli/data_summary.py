@@ -6,8 +6,8 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rankwise.data.store.catalogue import Catalogue
     from rankwise.data.store.meta import ArrayMeta
-    from rankwise.data.store.meta.catalogue import Catalogue
 
 __all__ = ["summarize", "text_of"]
 

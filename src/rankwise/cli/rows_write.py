@@ -119,9 +119,9 @@ def _lines(file: Path) -> list[str]:
 
 
 def _start_ranks(ranks: int, out: str, inputs: list[str], options: dict[str, Any], progress: bool | None) -> None:
+    from rankwise._process.place import find_place
     from rankwise.data.rows.collection import clear_vain, watched_progress
     from rankwise.launch.calls import run
-    from rankwise.world.place import find_place
 
     place = find_place(os.environ)
     if place.world_size > 1:
@@ -147,8 +147,8 @@ def _write_plainly(out: str, inputs: list[str], options: dict[str, Any]) -> None
 
 def _write_rank(out: str, inputs: list[str], options: dict[str, Any]) -> None:
     """Write, alone or as one of several ranks."""
+    from rankwise._process.place import find_place
     from rankwise.data.rows.collection import DatasetCollection
-    from rankwise.world.place import find_place
 
     place, is_new = find_place(os.environ), not Path(out).exists()
     collection = DatasetCollection(out)

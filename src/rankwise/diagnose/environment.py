@@ -135,7 +135,7 @@ def _scheduler(environ: Mapping[str, str]) -> dict[str, Any]:
 
 def _place(environ: Mapping[str, str]) -> str:
     """Say which rank `rankwise.bind()` would be here."""
-    from rankwise.world.place import find_place
+    from rankwise._process.place import find_place
 
     try:
         place = find_place(environ)

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rankwise._cores import group_folders
+from rankwise._process.cores import group_folders
 from rankwise.launch.cores import num_usable_cores, num_visible_gpus
 from rankwise.launch.elastic.interfaces import address_of, interface_of, resolve
 from rankwise.launch.topology import format_numbers, read_topology

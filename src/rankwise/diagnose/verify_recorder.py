@@ -49,7 +49,8 @@ class Recorder:
     """
 
     def __init__(self, path: Path, *, num_steps: int, kill: int | None, stop: bool = False) -> None:
-        # a line at a time: a killed rank leaves what it has done
+        # A line at a time: a killed rank leaves what it has done, and a forked loader worker has no rest of a buffer to
+        # write once more at its end.
         self._file = path.open("w", buffering=1)
         self._num_steps, self._kill, self._stop = num_steps, kill, stop
         self.step = self.inside = self._forwards = 0
@@ -57,7 +58,7 @@ class Recorder:
         self._trained_on: set[int] = set()
         self._given: list[int] | None = None
         self._losses: list[tuple[float, float | None]] = []
-        self._modules: list[weakref.ref[Any]] = []
+        self._modules: list[weakref.ref[Any]] = []  # weak: they live and die as without us, in any thread
         self._names: dict[int, str] = {}
         self._wrapped: set[int] = set()
         self._loaders: dict[int, tuple[int, Any]] = {}

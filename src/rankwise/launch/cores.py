@@ -7,7 +7,7 @@ import re
 import sys
 from pathlib import Path
 
-from rankwise._cores import cpu_mask, usable_cores
+from rankwise._process.cores import cpu_mask, usable_cores
 from rankwise.errors import ConfigError
 
 __all__ = ["count_ranks", "num_usable_cores", "num_visible_gpus"]

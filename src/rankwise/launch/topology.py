@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from rankwise._cores import cpu_mask
+from rankwise._process.cores import cpu_mask
 
 __all__ = ["Topology", "format_numbers", "parse_cpu_list", "read_topology"]
 

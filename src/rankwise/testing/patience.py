@@ -19,5 +19,5 @@ def until(condition: Callable[[], Any], timeout_s: float = 120.0) -> Any:
     """
     deadline = time.monotonic() + timeout_s
     while not (value := condition()) and time.monotonic() < deadline:
-        threading.Event().wait(0.005)
+        threading.Event().wait(0.005)  # not `time.sleep`, which tests replace
     return value

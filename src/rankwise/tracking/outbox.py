@@ -146,6 +146,7 @@ class Outbox:
         self.num_dropped = self.num_errors = 0
         self._facts, self._is_done, self._limit, self._close_s = facts, is_done, limit, close_s
         self._lines: deque[Line | Table] = deque()  # in their order: some services take ascending steps only
+        # For the lines, the dropped ones and the deadline. Never held while the service is called: the loop logs.
         self._changed = threading.Condition()
         self._deadline_s: float | None = None
         self._thread: threading.Thread | None = None
@@ -156,8 +157,13 @@ class Outbox:
         facts = self._facts(restored_step)
         name = f"rankwise-{self.service.title}"
         # a daemon: a call that hangs in the service's library must not keep the process
-        self._thread = threading.Thread(target=self._run, args=(facts,), name=name, daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._run, args=(facts,), name=name, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # no service is worth a training: the lines are counted, and said at the end
+            self._said(error, "gets nothing; the training goes on")
+            return
+        self._thread = thread
 
     def log(self, step: int, values: Mapping[str, float], tags: Mapping[str, Any]) -> None:
         """Take a line."""
@@ -176,18 +182,19 @@ class Outbox:
                 self.num_dropped += 1
                 first = self.num_dropped == 1
             else:
-                self._lines.append(line)
+                self._lines.append(line)  # nobody is woken: the thread looks once a second, and lines go together
                 first = False
         if first:
             _log.warning("%s takes no lines: %d wait and further ones are dropped", self.service.title, self._limit)
 
     def close(self) -> None:
         """Deliver what is left, for `close_s` seconds at most."""
-        with self._changed:
+        with self._changed:  # set and told in one: the thread is either before its look, or waits and is woken
             self._deadline_s = time.monotonic() + self._close_s
             self._changed.notify_all()
         if self._thread is not None:
             self._thread.join(self._close_s)
+        # The thread may hang inside the service for ever. It is left behind, and finds nothing if it comes back.
         with self._changed:
             lost = self.num_dropped + len(self._lines)
             self.num_dropped, running = lost, self._thread is not None and self._thread.is_alive()
@@ -206,6 +213,7 @@ class Outbox:
             with self._changed:
                 self._changed.wait_for(lambda: self._deadline_s is not None, timeout=wait_s)
                 closing = self._deadline_s is not None
+                # copied, not taken: what is not delivered keeps its place and its order, and is counted by `close`
                 lines = [self._lines[index] for index in range(min(_BATCH, len(self._lines)))]
             try:
                 if self._deliver(facts, lines, closing=closing):
@@ -225,7 +233,7 @@ class Outbox:
         keyed = ((number if isinstance(line, Table) else -1, line) for number, line in enumerate(lines))
         for _, group in itertools.groupby(keyed, lambda item: item[0]):
             self._send([line for _, line in group])
-        if not closing or self._lines:
+        if not closing or self._lines:  # one look: a line that comes now is too late, and `close` counts it
             return False
         self.service.finish(done=self._is_done())
         return True
@@ -245,7 +253,7 @@ class Outbox:
 
     def _forget(self, count: int, *, dropped: bool = False) -> None:
         with self._changed:
-            for _ in range(min(count, len(self._lines))):
+            for _ in range(min(count, len(self._lines))):  # `close` may have counted and emptied them meanwhile
                 self._lines.popleft()
             self.num_dropped += count if dropped else 0
 

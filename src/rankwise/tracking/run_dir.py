@@ -64,11 +64,16 @@ class RunDir:
         self._run_id = found.run_id
         self._attempt_file = str(path / "attempt.json")
         self._running = running
+        # The lock file is of processes: a second thread of this one (the loop, or who writes checkpoints) would be
+        # refused at once instead of waiting. What is done inside a fence may want one, too.
         self._fence = threading.RLock()
         self._fence_depth = 0
+        # Written inside the fence, read without it at every line of metrics. In between, the mark is newer than the
+        # time: a look may then find itself too old, and asks the fence.
         self._seen: tuple[int, ...] = ()
         self._seen_s = -_LOOK_S
-        # a run directory that nobody refers to any more must not keep later ones in this process out
+        # A run directory that nobody refers to any more must not keep later ones in this process out. Called at exit as
+        # well, also at that of a forked child, which has no lock any more: see `FileLock.release`.
         self._release = weakref.finalize(self, running.release) if running is not None else None
 
     @classmethod
@@ -163,7 +168,7 @@ class RunDir:
                 self._enter_fence()
             try:
                 yield
-            finally:
+            finally:  # also after a Ctrl-C: the next attempt must not wait for a process that does something else now
                 self._fence_depth -= 1
                 if not self._fence_depth:
                     self._short.release()

@@ -148,7 +148,7 @@ def _recorded() -> dict[str, list[dict[str, Any]]]:
                         "ended": entry["retired"] or entry["state"] == "completed",
                     }
                 )
-    except (KeyError, TypeError, ValueError, RuntimeError):
+    except (AttributeError, LookupError, TypeError, ValueError, RuntimeError):
         return {}
     return calls
 

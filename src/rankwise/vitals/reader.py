@@ -136,6 +136,8 @@ def _read_settled(path: Path) -> bytes | None:
     The page is mapped: a rank that beats without a pause leaves less time between two writes than reading a file takes.
     """
     try:
+        # Processes cannot share the writer's lock, so he counts: even, and the same before and after, is a whole page.
+        # What the heartbeat writes beside that is one number each, which is never seen half.
         with path.open("rb") as file, mmap.mmap(file.fileno(), FILE_BYTES, access=mmap.ACCESS_READ) as mapped:
             for number in range(1000):
                 if (
@@ -202,6 +204,8 @@ def _turn(path: Path, deadline: float) -> Iterator[None]:
 
     Who is not let in until the deadline asks all the same: a watcher may be stopped while it holds the file.
     """
+    # A lock of this open file, so that threads of one watcher take turns, too. It ends with the file: a watcher that is
+    # killed holds nobody up.
     with path.open("rb") as file:
         while time.monotonic() < deadline:
             try:
@@ -230,7 +234,7 @@ def request_calls(vitals: Collection[Vital], timeout_s: float = 3.0, busy_timeou
 
 
 def _request(kind: str, vitals: Collection[Vital], timeout_s: float, busy_timeout_s: float) -> dict[int, Any]:
-    asked_s = time.monotonic()
+    asked_s = time.monotonic()  # before anything is written: an answer with a later time has seen this question
     for folder in {vital.folder for vital in vitals}:
         # swapped in whole, so that nobody reads half a question; another watcher may do the same now
         question = folder / f"{ASK}{kind}.{os.getpid()}-{threading.get_ident()}"
@@ -259,6 +263,7 @@ def _beats(vital: Vital) -> bool:
 
 
 def _answer(kind: str, vital: Vital, asked_s: float) -> Any:
+    # swapped in whole by the rank, so never half an answer; an old one stays there until the next
     try:
         found = json.loads((vital.folder / f"{kind}-{vital.rank}.json").read_text())
     except (OSError, ValueError):

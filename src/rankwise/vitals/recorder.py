@@ -38,6 +38,7 @@ from rankwise.vitals.layout import (
 __all__ = ["Recorder", "beat", "beat_step", "start", "stop", "wait"]
 
 HEARTBEAT_INTERVAL_S = 0.5
+_JOIN_S = 5.0
 _OFTEN_S = 0.005  # of steps that are shorter, the heartbeat writes the last one: a note costs a fifth of a write
 
 
@@ -58,7 +59,7 @@ class Recorder:
     """
 
     def __init__(self, folder: Path, rank: int) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # for the page and what stands in it: the loop writes, and so does the heartbeat
         self._folder, self._rank = folder, rank
         self._num_calls: int | None = None
         self._asked: dict[str, str] = {}
@@ -90,7 +91,7 @@ class Recorder:
 
     def _keep_beating(self) -> None:
         while not self._ended.wait(HEARTBEAT_INTERVAL_S):
-            calls = num_calls()
+            calls = num_calls()  # before the lock, which a step may want: torch may take its time
             with self._lock:
                 if not self._ended.is_set():
                     now = time.monotonic()
@@ -114,6 +115,9 @@ class Recorder:
                 path.with_suffix(".new").rename(path)
         except OSError:
             return  # nobody asked, or the folder goes away
+        except Exception:  # noqa: BLE001  (of a torch that has changed, say)
+            # no answer is better than no heartbeat: without one this rank would pass for frozen
+            return
 
     def _dump_stacks(self) -> str:
         """Return the stacks of all threads, as the signal writes them; with the interpreter lock held, none runs."""
@@ -160,6 +164,7 @@ class Recorder:
         self._beats += 1
         self._sequence += 2
         page = self._page
+        # Odd while it is written: readers of other processes, who cannot take our lock, read again then.
         SEQUENCE.pack_into(page, SEQUENCE_AT, self._sequence - 1)
         PROGRESS.pack_into(page, PROGRESS_AT, now, self._beats, self._epoch, self._step, self._phase)
         SEQUENCE.pack_into(page, SEQUENCE_AT, self._sequence)
@@ -178,7 +183,9 @@ class Recorder:
         with self._lock:
             self._is_over = True
             self._ended.set()
-        self._thread.join()
+        # Not for ever: it may be asking torch, behind a call that hangs. It writes to the page only while it has not
+        # ended, under the lock, so the page may be closed in any case.
+        self._thread.join(_JOIN_S)
         if self._signum:
             faulthandler.unregister(self._signum)
         if self._stacks is not None:
@@ -251,7 +258,7 @@ def beat(*, epoch: int | None = None, step: int | None = None, phase: str | None
         step: optimizer step that the rank works on, >= 0.
         phase: what it does ("train", "eval", "save"); cut to 64 bytes of UTF-8.
     """
-    recorder = _recorder
+    recorder = _recorder  # one look: `stop` in another thread may take it away in between
     if recorder is not None:
         recorder.beat(epoch, step, phase)
 
@@ -265,7 +272,7 @@ def beat_step(epoch: int, step: int) -> None:
     if recorder is not None:
         now = time.monotonic()
         if now - recorder.written_s < _OFTEN_S:
-            recorder.noted = now, epoch, step
+            recorder.noted = now, epoch, step  # one step for the heartbeat's thread: it sees all three or none
         else:
             recorder.beat(epoch, step, "step")
 
@@ -281,6 +288,7 @@ def wait() -> None:
 
 def _forget_after_fork() -> None:
     """A forked child (a DataLoader worker) is not the rank: it must neither beat nor answer for it."""
+    # Not stopped: its thread is not here, and may hold its lock for ever. The child's mapping goes, the page stays.
     global _recorder  # noqa: PLW0603
     _recorder = None
 

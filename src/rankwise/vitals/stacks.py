@@ -37,12 +37,19 @@ def tidy(stacks: str) -> str:
 
 
 def place(stacks: str) -> str:
-    """Return "file:line in function" of the main thread's innermost own frame of the user, else the innermost."""
+    """Return "file:line in function" of the main thread's innermost own frame of the user, else the innermost.
+
+    What that line calls of `World` is told with it: the backend calls most collectives of a world by another name.
+    """
     frames = _main_frames(stacks)
     own = [frame for frame in frames if not frame["file"].startswith((*_PYTHON, "<", _HERE))]
     own = [frame for frame in own if not _within([frame["file"]], _INSTALLED)]
-    chosen = (own or frames)[:1]
-    return f"{chosen[0]['file']}:{chosen[0]['line']} in {chosen[0]['name']}" if chosen else ""
+    if not frames:
+        return ""
+    chosen = (own or frames)[0]
+    called = frames[max(0, frames.index(chosen) - 1)]
+    of_world = f" calling World.{called['name']}" if called["file"] == f"{_HERE}/world/value.py" else ""
+    return f"{chosen['file']}:{chosen['line']} in {chosen['name']}{of_world}"
 
 
 def waits(stacks: str) -> int:

@@ -24,7 +24,7 @@ from typing import Any
 
 from rankwise.errors import WorldError
 
-__all__ = ["SECRET_VARIABLE", "Card", "Company", "await_key", "judge", "meet", "survey"]
+__all__ = ["SECRET_VARIABLE", "Card", "Company", "Mail", "await_key", "judge", "meet", "survey"]
 
 SECRET_VARIABLE = "RANKWISE_SECRET"  # noqa: S105  (its name)
 
@@ -133,7 +133,7 @@ def _twice(cards: list[Card], *, by_gpu: bool) -> str:
     return ""
 
 
-class _Mail:
+class Mail:
     """Texts in a store, sealed.
 
     Args:
@@ -175,7 +175,7 @@ def meet(store: Any, card: Card, *, timeout: timedelta, allow_shared_device: boo
     Raises:
         WorldError: a rank did not arrive in time, or the ranks cannot form a world; every rank that arrived raises.
     """
-    mail = _Mail(store, secret)
+    mail = Mail(store, secret)
     deadline = time.monotonic() + timeout.total_seconds()
     if card.rank == 0:
         return _host(mail, card, deadline, allow_shared_device=allow_shared_device)
@@ -201,7 +201,7 @@ def await_key(store: Any, key: str, patience: timedelta) -> str:
     return str(store.get(key).decode())
 
 
-def _await(mail: _Mail, key: str, deadline: float, card: Card) -> str:
+def _await(mail: Mail, key: str, deadline: float, card: Card) -> str:
     try:
         await_key(mail.store, key, timedelta(seconds=max(1.0, deadline - time.monotonic())))
     except Exception as error:
@@ -219,7 +219,7 @@ def _await(mail: _Mail, key: str, deadline: float, card: Card) -> str:
     return text
 
 
-def _host(mail: _Mail, card: Card, deadline: float, *, allow_shared_device: bool) -> Company:
+def _host(mail: Mail, card: Card, deadline: float, *, allow_shared_device: bool) -> Company:
     salt = secrets.token_hex(8)
     prefix = mail.prefix(salt)
     cards, arrivals = _collect(mail, card, salt, deadline)
@@ -244,7 +244,7 @@ def _some(ranks: list[int]) -> str:
     return ", ".join(map(str, ranks[:20])) + (f" and {len(ranks) - 20} more" if len(ranks) > 20 else "")
 
 
-def _collect(mail: _Mail, own: Card, salt: str, deadline: float) -> tuple[list[Card], list[int]]:
+def _collect(mail: Mail, own: Card, salt: str, deadline: float) -> tuple[list[Card], list[int]]:
     """Answer knocks and read cards until everybody is here, time is up, or a failure has had its time to spread.
 
     Returns:
@@ -282,7 +282,7 @@ def _collect(mail: _Mail, own: Card, salt: str, deadline: float) -> tuple[list[C
         time.sleep(_POLL_S)
 
 
-def _answer(mail: _Mail, number: int, salt: str) -> bool:
+def _answer(mail: Mail, number: int, salt: str) -> bool:
     """Answer a knock if it is there; a stranger's too, so that a rank of another job hears at once that it is wrong."""
     key = f"{_PREFIX}/knock/{number}"
     if not mail.store.check([key]):

@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
+from rankwise._process.cores import choose_threads, cpu_mask, usable_cores
+from rankwise._process.place import Place, find_place, given_place
 from rankwise._version import __version__
 from rankwise.errors import ConfigError, Interrupted, WorldError
 from rankwise.world import adopt, group
@@ -19,12 +21,10 @@ from rankwise.world.channel import keep_for_ever
 from rankwise.world.devices import choose_device, default_backend, ranks_per_gpu, visible_devices
 from rankwise.world.factory import host_id, make_world, say_once
 from rankwise.world.keys import seed_generators
-from rankwise.world.place import Place, find_place, given_place
 from rankwise.world.ray_worker import ray_device
-from rankwise.world.threads import choose_threads, cpu_mask, usable_cores
 from rankwise.world.value import World
 
-__all__ = ["bind", "kept_store"]
+__all__ = ["bind", "keeps_store", "kept_store"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,13 +220,22 @@ def _take_over(theirs: World, wishes: _Wishes) -> World:
 _kept: dict[tuple[Any, ...], Any] = {}
 
 
+def _key(place: Place) -> tuple[Any, ...]:
+    return os.getpid(), place.master_addr, place.master_port, place.rank, place.agent_store
+
+
+def keeps_store(place: Place) -> bool:
+    """Return whether `bind` has opened torch's store of this place in this process; if so, it has on every rank."""
+    return _key(place) in _kept
+
+
 def kept_store(place: Place, timeout: timedelta) -> Any:
     """Return the store of the ranks, opened once in a process and kept to its end.
 
     A rank that binds again may be there before rank 0 is, whose store must be up already: one that ended with the first
     group would still take a knock, and then be gone. All keys of a meeting are its own.
     """
-    key = (os.getpid(), place.master_addr, place.master_port, place.rank, place.agent_store)
+    key = _key(place)
     store = _kept.get(key)
     if store is not None:
         try:

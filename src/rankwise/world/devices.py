@@ -7,8 +7,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from rankwise._process.variables import int_of
 from rankwise.errors import ConfigError, WorldError
-from rankwise.world.variables import int_of
 
 __all__ = ["Visible", "choose_device", "default_backend", "given_gpus", "ranks_per_gpu", "visible_devices"]
 

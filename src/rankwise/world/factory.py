@@ -7,8 +7,8 @@ import platform
 from pathlib import Path
 from typing import Any
 
+from rankwise._process.place import Place
 from rankwise.world.arrival import Company
-from rankwise.world.place import Place
 from rankwise.world.value import World
 
 __all__ = ["host_id", "make_world", "say_once"]

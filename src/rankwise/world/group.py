@@ -9,10 +9,10 @@ import threading
 from datetime import timedelta
 from typing import Any
 
+from rankwise._process.place import Place, loopback_address
 from rankwise.errors import WorldError
 from rankwise.world.channel import Channel, close_all, frame_device
 from rankwise.world.listener import await_listener
-from rankwise.world.place import Place, loopback_address
 from rankwise.world.small_store import listening_address, store_trouble
 
 __all__ = ["leave", "local_store", "open_group", "open_store", "prefixed"]

@@ -6,7 +6,7 @@ import contextlib
 import socket
 from dataclasses import dataclass
 
-from rankwise.world.place import Place
+from rankwise._process.place import Place
 from rankwise.world.small_store import listening_address
 from rankwise.world.strangers import warn_of_public
 

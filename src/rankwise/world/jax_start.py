@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
+from rankwise._process.cores import choose_threads, cpu_mask, usable_cores
+from rankwise._process.place import Place, find_place
 from rankwise._version import __version__
 from rankwise.errors import ConfigError, WorldError
 from rankwise.world import adopt, jax_exit
@@ -20,9 +22,7 @@ from rankwise.world.factory import host_id, make_world, say_once
 from rankwise.world.jax_coordinator import Coordinator, choose_coordinator
 from rankwise.world.jax_state import devices_started, import_jax, jax_client, jax_numbers
 from rankwise.world.key_channel import KeyChannel
-from rankwise.world.place import Place, find_place
 from rankwise.world.small_store import open_small_store
-from rankwise.world.threads import choose_threads, cpu_mask, usable_cores
 from rankwise.world.value import World
 
 __all__ = ["JaxWishes", "local_devices", "start_jax"]

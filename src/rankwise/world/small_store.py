@@ -16,12 +16,13 @@ import time
 from datetime import timedelta
 from typing import Any
 
+from rankwise._process.place import Place, loopback_address
 from rankwise.errors import WorldError
-from rankwise.world.place import Place, loopback_address
 
 __all__ = ["Shelf", "SmallStore", "StoreServer", "listening_address", "open_small_store", "store_trouble"]
 
 _RETRY_S = 0.05
+_GRACE_S = 10.0  # the server says when time is up; a machine that has gone says nothing
 
 
 class Shelf:
@@ -58,6 +59,11 @@ class Shelf:
         """Return whether all keys are there."""
         return all(key in self._values for key in keys)
 
+    def delete_key(self, key: str) -> None:
+        """Forget a key, if it is there."""
+        with self._lock:
+            self._values.pop(key, None)
+
     def wait(self, keys: list[str], patience_s: float) -> None:
         """Wait until all keys are there.
 
@@ -66,34 +72,52 @@ class Shelf:
         """
         deadline = time.monotonic() + patience_s
         for key in keys:  # a key that has come stays
+            # Looked for and listed in one go: who puts the key either comes before, or finds the event.
             with self._lock:
                 if key in self._values:
                     continue
                 came = threading.Event()
                 self._waiting.setdefault(key, []).append(came)
             if not came.wait(max(0.0, deadline - time.monotonic())):
+                self._forget(key, came)
                 raise TimeoutError(f"{', '.join(keys)} did not come within {patience_s:g} s")
+
+    def _forget(self, key: str, came: threading.Event) -> None:
+        with self._lock:
+            waiting = self._waiting.get(key, [])
+            if came in waiting:  # else it has come just now, and the key has no list any more
+                waiting.remove(came)
+            if not waiting:
+                self._waiting.pop(key, None)
 
 
 class _Answering(socketserver.StreamRequestHandler):
     """One rank's connection."""
 
     server: StoreServer
+    last_word: str = ""
 
     def handle(self) -> None:
-        with contextlib.suppress(OSError):  # the rank has died: who it was and why, others say
-            for line in self.rfile:
-                try:
-                    question = json.loads(line)
-                except ValueError:  # whoever this is, it is no rank
-                    return
-                self.wfile.write(json.dumps(self._answer(question)).encode() + b"\n")
+        try:
+            with contextlib.suppress(OSError):  # the rank has died: who it was and why, others say
+                for line in self.rfile:
+                    try:
+                        question = json.loads(line)
+                    except ValueError:  # whoever this is, it is no rank
+                        return
+                    self.wfile.write(json.dumps(self._answer(question)).encode() + b"\n")
+        finally:
+            if self.last_word:
+                self.server.shelf.set(self.last_word, "")
 
     def _answer(self, question: Any) -> dict[str, Any]:
         name, *arguments = question if isinstance(question, list) and question else [""]
-        if name not in ("set", "get", "add", "check", "wait"):
+        if name not in ("set", "get", "add", "check", "wait", "delete_key", "leave_word"):
             return {"error": f"the store knows no {name!r}"}
         try:
+            if name == "leave_word":
+                (self.last_word,) = map(str, arguments)
+                return {"value": None}
             return {"value": getattr(self.server.shelf, name)(*arguments)}
         except (KeyError, TimeoutError, TypeError, ValueError) as error:
             return {"error": f"{type(error).__name__}: {error}"}
@@ -111,6 +135,8 @@ class StoreServer(socketserver.ThreadingTCPServer):
     """
 
     allow_reuse_address = True  # also lets us listen where a launcher holds the port for us
+    # A rank that is stopped, or whose machine has gone, keeps its connection: neither closing nor the end of rank 0
+    # waits for the thread that serves it.
     daemon_threads = True
     block_on_close = False
 
@@ -167,14 +193,32 @@ class SmallStore:
         Raises:
             OSError: they did not come, or the server is gone.
         """
-        self._ask("wait", keys, patience.total_seconds())
+        self._socket.settimeout(patience.total_seconds() + _GRACE_S)
+        try:
+            self._ask("wait", keys, patience.total_seconds())
+        finally:
+            # what else is asked is answered at once, or the system sees that nobody takes the question
+            self._socket.settimeout(None)
+
+    def delete_key(self, key: str) -> None:
+        """Forget a key, if it is there."""
+        self._ask("delete_key", key)
+
+    def leave_word(self, key: str) -> None:
+        """Let the store put this key when the connection of this rank ends, however it does."""
+        self._ask("leave_word", key)
+
+    def stop_listening(self) -> None:
+        """Let nobody else in, and the port go; who is connected stays. Of the rank that keeps the store."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
 
     def close(self) -> None:
         """Leave; the rank that keeps the store closes it for all."""
         self._answers.close()
         self._socket.close()
-        if self._server is not None:
-            self._server.close()
+        self.stop_listening()
 
     def _ask(self, *question: Any) -> Any:
         self._socket.sendall(json.dumps(question).encode() + b"\n")
@@ -214,7 +258,7 @@ def _connect(place: Place, patience_s: float) -> socket.socket:
         if found.getsockname() == found.getpeername():  # nobody listened, and the system gave us that very port
             found.close()
             continue
-        found.settimeout(None)  # the server says when time is up
+        found.settimeout(None)  # `wait` sets its own
         return found
 
 

@@ -1,5 +1,6 @@
 """Memory that is used again once nobody looks at it."""
 
+import contextlib
 import threading
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 
 from rankwise.data.feed.memory import pool as memory
 from rankwise.data.feed.memory.csr import scipy_csr, torch_csr
+from rankwise.data.feed.memory.lease import Lease
 from rankwise.data.feed.memory.pool import MemoryPool
 from rankwise.errors import ConfigError
 
@@ -174,3 +176,43 @@ def test_far_more_than_is_needed_is_said_once(caplog, monkeypatch):
             pool.expect(2, num_pieces=1, num_bytes=1 << 20)
         assert len(caplog.records) == speaks
     assert "5 MiB in all by now instead of 2" in caplog.text
+
+
+class Copy:
+    """A device's copy that a Ctrl-C meets in the middle of the first wait for it."""
+
+    def __init__(self):
+        self.num_waits = 0
+
+    def synchronize(self):
+        self.num_waits += 1
+        if self.num_waits == 1:
+            raise KeyboardInterrupt
+
+
+def lent(pool, done):
+    """Memory that is out until what waits for it is over."""
+    lease = Lease()
+    lease.busy = done
+    return pool.take(1000, np.dtype("u1"), lease=lease)
+
+
+def test_an_interrupted_wait_is_made_up_for():
+    """Memory that a device may still read is waited for by who takes it next, and is not lost."""
+    pool, copy = MemoryPool(), Copy()
+    lent(pool, copy)
+    with contextlib.suppress(KeyboardInterrupt):
+        pool.take(1000, np.dtype("u1"))
+    pool.take(1000, np.dtype("u1"))
+    assert (copy.num_waits, pool.num_pieces) == (2, 1)
+
+
+def test_memory_is_forgotten_after_an_interrupted_wait():
+    """What is too much is counted until it has gone."""
+    pool = MemoryPool(capacity=1)
+    held = [lent(pool, Copy()), lent(pool, Copy())]
+    num_bytes = pool.num_bytes
+    held.clear()
+    with pytest.raises(KeyboardInterrupt):
+        pool.num_bytes  # noqa: B018
+    assert pool.num_bytes == num_bytes // 2

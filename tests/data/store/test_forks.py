@@ -85,3 +85,30 @@ def test_a_fork_waits_until_the_decoder_is_loaded():
     done = subprocess.run([sys.executable, "-c", LOADING], capture_output=True, text=True, check=False, timeout=120)
     assert done.stdout == f"{len('kernel')} {len('kernel')} True\n7\n", done.stderr
     assert done.stderr == ""
+
+
+INTERRUPTED = """
+import threading
+from rankwise.data.store import forks
+class Thing:
+    renewed = 0
+    def renew(self):
+        self.renewed += 1
+thing = Thing()
+forks.renew_in_children(thing)
+inside = threading.Event()
+def loading():
+    with forks.forks_wait:
+        inside.set()
+        threading.Event().wait()
+threading.Thread(target=loading, daemon=True).start()
+inside.wait()
+forks._renew()  # what a child runs that was forked although its parent got no lock
+print(thing.renewed, forks.forks_wait.acquire(timeout=5))
+"""
+
+
+def test_a_child_is_whole_although_a_ctrl_c_ended_the_wait_of_the_fork():
+    """Python forks all the same: what children need is made anew, and the lock, which nobody gives back, is free."""
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, check=False, timeout=60)
+    assert done.stdout == "1 True\n", done.stderr

@@ -5,16 +5,18 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 import zarr
 
 import rankwise
-from rankwise.diagnose.doctor import Check, examine, exit_code, render
+from rankwise.diagnose.doctor import Check, examine, exit_code, group, render
 from rankwise.diagnose.doctor.collectives import SIZES
 from rankwise.diagnose.doctor.devices import check_devices
 from rankwise.diagnose.doctor.group import check_group
@@ -25,6 +27,7 @@ from rankwise.diagnose.doctor.variables import check_variables
 from rankwise.diagnose.variables import KNOWN, NEVER_EXISTED, RENAMED, judge_name
 from rankwise.errors import ConfigError
 from rankwise.testing.held_ports import hold_port
+from rankwise.testing.patience import until
 
 LO = {"lo": ["127.0.0.1"], "eth0": ["10.0.0.5"], "ib0": []}
 RANK = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "h", "MASTER_PORT": "29500"}
@@ -338,3 +341,24 @@ def test_ranks_without_a_common_folder_are_named():
     assert judge_folder(cards, dict.fromkeys(range(3), True)).status == "pass"
     assert judge_folder([cards[0] | {"file": ""}], {0: True}).status == "not run"
     assert [one.name for one in judge_others(cards)] == ["GLOO_SOCKET_IFNAME on rank 1", "GLOO_SOCKET_IFNAME on b"]
+
+
+def test_a_process_that_a_probe_has_left_behind_holds_nobody_up(tmp_path, monkeypatch):
+    """It has the probe's pipes, from which a thread reads: ending the probe waits for neither."""
+    script = tmp_path / "python"
+    script.write_text(f"#!/bin/sh\nsleep 600 &\necho $! > {tmp_path}/new && mv {tmp_path}/new {tmp_path}/left\n")
+    script.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(script))
+    monkeypatch.setattr(group, "_JOIN_S", 0.01, raising=False)
+    probe = group._Probe(0, 1, 0, 1.0, os.environ)
+    assert until((tmp_path / "left").exists)
+    ending = threading.Thread(target=probe.end, daemon=True)
+    ending.start()
+    ending.join(30)
+    has_ended = not ending.is_alive()
+    os.kill(int((tmp_path / "left").read_text()), signal.SIGKILL)
+    for thread in (ending, *probe._threads):
+        thread.join(30)
+    for stream in (probe.process.stdout, probe.process.stderr):
+        stream.close()
+    assert has_ended

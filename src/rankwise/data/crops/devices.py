@@ -137,7 +137,7 @@ def place_in_world(wanted: int | str | torch.device | None, world: World | None)
 
 
 def _without_torch(environ: Mapping[str, str]) -> RankPlace:
-    from rankwise.world.place import Place, announced_place, num_local_ranks
+    from rankwise._process.place import Place, announced_place, num_local_ranks
 
     place = announced_place(environ) or Place()
     return RankPlace(device=None, rank=place.rank, world_size=place.world_size, local_ranks=num_local_ranks(environ))

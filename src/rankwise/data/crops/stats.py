@@ -211,6 +211,7 @@ class Meters:
     """A `Stats` that grows; thread-safe."""
 
     def __init__(self, **at_first: int) -> None:
+        # One for all numbers: a snapshot never has the batch without its samples, which one `add` brings.
         self._lock = threading.Lock()
         # counted many times for each batch and read now and then: a `Stats` is made of it when somebody asks
         self._now: dict[str, Any] = _fields_of(Stats(**at_first))  # type: ignore[arg-type]
@@ -229,6 +230,8 @@ class Meters:
             yield
         finally:
             ms = (time.perf_counter() - began) * 1e3
+            # Stages of several threads run at the same time, only adding takes turns. One that began before a `reset`
+            # counts after it.
             with self._lock:
                 self._now[stage] = self._now[stage].and_one_more(ms, input_bytes, output_bytes)
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
+from rankwise._process.cores import cpu_mask, usable_cores
 from rankwise.data.crops.exceptions import InvalidArgument
-from rankwise.world.threads import cpu_mask, usable_cores
 
 __all__ = [
     "LatencyModel",

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
+from rankwise._process.loader_worker import LoaderWorker
 from rankwise.data.contract import (
     JSON,
     BaseLoader,
@@ -20,7 +21,6 @@ from rankwise.data.contract import (
 from rankwise.data.feed.rank_place import check_ranks
 from rankwise.data.feed.workers.starts import PassStarts, order_code
 from rankwise.errors import ConfigError
-from rankwise.world.loader_worker import LoaderWorker
 
 if TYPE_CHECKING:
     from rankwise.data.feed.workers.torch_dataset import LoaderDataset

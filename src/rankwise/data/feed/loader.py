@@ -9,6 +9,7 @@ from contextlib import closing
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
+from rankwise._process.loader_worker import LoaderWorker, current_worker
 from rankwise.data.contract import Order, OrderState, Source
 from rankwise.data.feed.batch import FeedBatch
 from rankwise.data.feed.cursor import Cursor, CursorLoader, check_fits
@@ -30,7 +31,6 @@ from rankwise.data.feed.workers import (
     sent_fields,
 )
 from rankwise.errors import ConfigError
-from rankwise.world.loader_worker import LoaderWorker, current_worker
 
 if TYPE_CHECKING:
     import jax

@@ -9,10 +9,10 @@ import logging
 import threading
 from collections.abc import Iterator
 
+from rankwise._process.loader_worker import LoaderWorker
 from rankwise.data.contract import Order, OrderState
 from rankwise.data.feed.cursor import Cursor, is_sequential
 from rankwise.data.feed.groups import Shares
-from rankwise.world.loader_worker import LoaderWorker
 
 __all__ = ["Passes", "Repeats"]
 
@@ -44,6 +44,8 @@ class Passes:
         self._worker = worker
         self._foreseen = [cursor.done]  # passes that nobody asked for yet
         self._num_asked, self._failed = 0, False
+        # The consumer asks and the reader's thread foresees: what was asked for, what is foreseen and whether it has
+        # failed change together.
         self._lock = threading.Lock()
 
     @property
@@ -57,6 +59,7 @@ class Passes:
         """Whether what the loader would begin now is what was foreseen."""
         cursor = self._cursor
         same = self._order is cursor.order and self._speeds == cursor.speeds
+        # without the lock: only who asks here takes passes off the list, and the reader adds to its other end
         return same and self._foreseen[:1] == [cursor.done]
 
     def ask(self, *, goes_on: bool) -> bool:
@@ -71,6 +74,7 @@ class Passes:
             return True
 
     def __iter__(self) -> Iterator[Shares]:
+        # In the reader's thread. `start` moves with the second pass that is asked for, which is foreseen further down.
         number, start = 0, self.start
         while True:
             state = start
@@ -90,6 +94,8 @@ class Passes:
             number, start = number + 1, following
 
     def _is_asked(self, number: int) -> bool:
+        # Either the consumer asks first, and the error is raised to him; or he finds that this has failed, and begins a
+        # reading of his own, which meets the error itself. It cannot fall between the two.
         with self._lock:
             self._failed = number >= self._num_asked
             return not self._failed
@@ -98,6 +104,7 @@ class Passes:
         with self._lock:
             if not self.goes_on or start == end:
                 return None
+            # `done` is the consumer's and may move while this looks: what is foreseen wrongly is never taken, see `ask`
             sequential = self._order.kind == "sequential"
             again = sequential if self._before is None else self._before == self.start
             again = again and self._cursor.done == self.start

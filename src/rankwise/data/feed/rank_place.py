@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from rankwise._process.loader_worker import current_worker
+from rankwise._process.place import Place, announced_place
 from rankwise.data.feed.place_jax import is_jax_target
 from rankwise.errors import ConfigError, MissingExtraError
-from rankwise.world.loader_worker import current_worker
-from rankwise.world.place import Place, announced_place
 
 if TYPE_CHECKING:
     import jax

@@ -49,6 +49,7 @@ class SkipBudget:
             )
         self._limit = int(on_bad_sample) if number else 0
         self._skipped: set[tuple[int, int]] = set()
+        # The thread of a pass that was left may still be inside its last read when that of the next one begins.
         self._lock = threading.Lock()
         self._grant: Callable[[int], int | None] = self._next
 
@@ -73,7 +74,7 @@ class SkipBudget:
     @property
     def num_skipped(self) -> int:
         """Samples that were left out so far."""
-        return len(self._skipped)
+        return len(self._skipped)  # asked by the loop while the reader counts: one look needs no lock
 
     def kept(self, report: ReadReport, share: Share) -> BoolArray | None:
         """Return which samples of a share are kept, bool[B]; None = all.
@@ -91,6 +92,7 @@ class SkipBudget:
     def _admit(self, error: SampleError, share: Share) -> None:
         if not error.damage or not self.may_skip:
             raise error
+        # Deciding and noting in one go, the question to other workers included: the last place goes to one sample only.
         with self._lock:
             # one that does not say which sample it is about counts by itself
             key = (share.step.epoch, error.sample if error.sample >= 0 else -1 - len(self._skipped))
@@ -192,6 +194,7 @@ class StepReader:
         self._names = names
         self._memory, self._stages, self._limit_bytes = memory, stages, limit_bytes
         self.is_awaited: Callable[[], bool] = lambda: True
+        # not the attribute itself: who runs this sets another one later, before his thread begins
         room: dict[str, Any] = {"is_awaited": self._is_awaited, "has_room": has_room, "no_room": no_room}
         self._leases, self._stage_leases = Leases(**room), Leases(**room)
         self._placer = placer
@@ -206,12 +209,15 @@ class StepReader:
 
     def close(self) -> None:
         """Let nobody wait for memory any more: reading ends."""
+        # By any thread, while the reader's may wait in either of them: both are told by a message, which takes no lock.
         self._leases.close()
         self._stage_leases.close()
-        self.is_awaited = lambda: True
+        self.is_awaited = lambda: True  # lets go of who ran this: a cycle would keep memory until it is collected
 
     def wake(self) -> None:
         """Look whether somebody waits; called by who begins to."""
+        # Called with the lock of the consumer's queue held. A message needs no lock that the reader could hold, so the
+        # two cannot wait for each other.
         self._leases.wake()
         self._stage_leases.wake()
 
@@ -285,7 +291,7 @@ class StepReader:
                 raw.give_back()
                 names, num_cols = tuple(self._transform.specs or ()), self._transform.num_cols
             placed = self._placer.place(lent, names, num_cols)
-        except BaseException:
+        except BaseException:  # also where a reader is closed in the middle of a pause: its memory goes back at once
             lent.give_back()
             raise
         num_lost = _num_real(reading.share) - _num_real(share)

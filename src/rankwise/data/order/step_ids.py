@@ -58,13 +58,14 @@ class OrderIds:
     def run(self, low: int, high: int) -> tuple[IntArray, IntArray]:
         """Return offsets and ids of the run [low, high) of the step sorted by lane."""
         if self.size > self.count:  # the last step of an epoch at most
-            ids, lanes = self.listed()
-            return ListedIds(ids=ids, lanes=lanes).run(low, high)
+            ids, their_lanes = self.listed()
+            return ListedIds(ids=ids, lanes=their_lanes).run(low, high)
         if self.shuffled and (high - low) * ALONE < self.count == self.batch_size:
             first, number = self._block_of(high - low)
             offsets, found = _share_block(replace(self, start=first), low, high)
             return offsets[number].copy(), found[number].copy()
-        offsets = _offsets(self.grid.lanes, self.start, self.count, low, high)
+        lanes = self.grid.lanes
+        offsets = _offsets(lanes, self.start % lanes, self.count, low, high)
         if not self.shuffled:
             return offsets, self.start + offsets
         return offsets, run_of_samples(self.grid, self.seed, self.epoch, self.start, self.count)[offsets]
@@ -84,16 +85,25 @@ def _num_steps(num_samples: int) -> int:
     return max(1, BLOCK // max(1, num_samples))
 
 
-def _offsets(lanes: int, start: int, count: int, low: int, high: int) -> IntArray:
-    """Return the offsets of the run [low, high) of a step that is sorted by lane, without sorting it."""
-    place = np.arange(low, high, dtype=np.int64)
-    if lanes == 1:
-        return place
-    first = (np.arange(lanes, dtype=np.int64) - start) % lanes  # offset of each lane's first position
-    sizes = (count - 1 - first) // lanes + 1  # none where the step ends before it
-    ends = np.cumsum(sizes)
-    lane = np.searchsorted(ends, place, side="right")
-    found: IntArray = first[lane] + (place - (ends - sizes)[lane]) * lanes
+@lru_cache(maxsize=16)  # steps of one size begin in few different lanes, most often in one
+def _offsets(lanes: int, first_lane: int, count: int, low: int, high: int) -> IntArray:
+    """Return the offsets of the run [low, high) of a step that is sorted by lane, without sorting it; read-only.
+
+    Args:
+        lanes: of the order.
+        first_lane: where the step begins.
+        count: samples of the step.
+        low: first place of the run.
+        high: the place after its last.
+    """
+    found: IntArray = np.arange(low, high, dtype=np.int64)
+    if lanes > 1:
+        first = (np.arange(lanes, dtype=np.int64) - first_lane) % lanes  # offset of each lane's first position
+        sizes = (count - 1 - first) // lanes + 1  # none where the step ends before it
+        ends = np.cumsum(sizes)
+        lane = np.searchsorted(ends, found, side="right")
+        found = first[lane] + (found - (ends - sizes)[lane]) * lanes
+    found.flags.writeable = False
     return found
 
 
@@ -106,9 +116,7 @@ def _share_block(step: OrderIds, low: int, high: int) -> tuple[IntArray, IntArra
     grid, size = step.grid, step.batch_size
     steps = min(_num_steps(high - low), (grid.num_samples - step.start) // size)
     starts = step.start + size * np.arange(steps, dtype=np.int64)
-    if size % grid.lanes == 0:  # every step begins in the same lane
-        offsets = np.broadcast_to(_offsets(grid.lanes, step.start, size, low, high), (steps, high - low))
-    else:
-        offsets = np.stack([_offsets(grid.lanes, start, size, low, high) for start in starts.tolist()])
+    first_lanes = (starts % grid.lanes).tolist()  # one where the lanes divide the size
+    offsets = np.stack([_offsets(grid.lanes, first_lane, size, low, high) for first_lane in first_lanes])
     ids = samples_at(grid, step.seed, step.epoch, (starts[:, None] + offsets).ravel()).reshape(offsets.shape)
     return offsets, ids

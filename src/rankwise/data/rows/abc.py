@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from rankwise._process.loader_worker import current_worker
 from rankwise.data.contract import JSON, IntArray
 from rankwise.data.rows.passes import EpochMark, PassDraws, check_mask, fresh_seed, make_generator
 from rankwise.data.rows.types import LoadRequest
 from rankwise.errors import ConfigError
-from rankwise.world.loader_worker import current_worker
 
 __all__ = ["Sampler"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import os
 
+from rankwise._process.place import find_place
 from rankwise.errors import WorldError
-from rankwise.world.place import find_place
 
 __all__ = ["process_rank", "say_once"]
 

@@ -45,11 +45,11 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from rankwise.data.store.meta.catalogue import Catalogue, build_catalogue
-    from rankwise.data.store.meta.ngff import iter_images, open_image, open_plate
+    from rankwise.data.store.catalogue import Catalogue, build_catalogue
+    from rankwise.data.store.ngff import iter_images, open_image, open_plate
 else:
     __getattr__, __dir__ = door(
         __name__,
-        dict.fromkeys(("Catalogue", "build_catalogue"), "rankwise.data.store.meta.catalogue")
-        | dict.fromkeys(("iter_images", "open_image", "open_plate"), "rankwise.data.store.meta.ngff"),
+        dict.fromkeys(("Catalogue", "build_catalogue"), "rankwise.data.store.catalogue")
+        | dict.fromkeys(("iter_images", "open_image", "open_plate"), "rankwise.data.store.ngff"),
     )

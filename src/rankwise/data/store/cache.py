@@ -40,6 +40,7 @@ class ChunkCache:
 
     def renew(self) -> None:
         """Keep nothing; for processes that are forked while threads are at work."""
+        # For what is kept and its bytes together: threads of all readers that share the cache meet here.
         self._lock = threading.Lock()
         self._kept: OrderedDict[Hashable, NDArray] = OrderedDict()
         self._kept_bytes = 0
@@ -51,7 +52,7 @@ class ChunkCache:
     @property
     def kept_bytes(self) -> int:
         """Bytes held now, never more than `capacity_bytes`."""
-        return self._kept_bytes
+        return self._kept_bytes  # one look, no lock: it is out of date as soon as it is told
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -68,6 +69,8 @@ class ChunkCache:
     def peek(self, keys: Sequence[Hashable]) -> list[NDArray | None]:
         """Return the arrays of `keys` that are kept now, None for the others."""
         with self._lock:
+            # Others may push these out at once. Decoders then still read from their addresses: whoever got an array
+            # here holds it until his chunks are placed.
             held = [self._kept.get(key) for key in keys]
             for key, array in zip(keys, held, strict=True):
                 if array is not None:
@@ -76,8 +79,9 @@ class ChunkCache:
 
     def put(self, key: Hashable, array: NDArray) -> None:
         """Keep an array, which becomes read-only; replaces what was kept under `key`."""
-        array.flags.writeable = False
+        array.flags.writeable = False  # before others can find it
         with self._lock:
+            # Two threads may have decoded the same chunk. The second replaces the first, whose readers keep it.
             old = self._kept.pop(key, None)
             self._kept_bytes -= 0 if old is None else old.nbytes
             self._keep(key, array)

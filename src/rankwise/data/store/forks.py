@@ -33,7 +33,12 @@ def renew_in_children(thing: _Renewable) -> None:
 
 
 def _renew() -> None:
-    forks_wait.release()
+    try:
+        forks_wait.release()
+    except RuntimeError:
+        # A Ctrl-C has ended the wait for it: Python prints what is raised before a fork, and forks all the same. Here
+        # nobody gives it back then, and nothing that children need may be left out because of it.
+        forks_wait._at_fork_reinit()  # type: ignore[attr-defined]  # noqa: SLF001  (as Python does with its own)
     for thing in list(_things):
         thing.renew()
 

@@ -93,6 +93,8 @@ class BoxReader:
 
     def renew(self) -> None:
         """Begin with nothing open and nothing counted; for processes that are forked while threads are at work."""
+        # All that has locks, threads or open files is made anew. The table of adopted arrays is whole after every step,
+        # and a child keeps it: nobody could open those for it again.
         remote = RemoteFiles(self._arguments["remote"])
         self._remote = remote
         # not through self: a reader that nobody holds goes at once
@@ -103,7 +105,7 @@ class BoxReader:
         self._crew = WorkCrew(self.num_threads, shared=self._arguments["threads"] is None)
         self._scratches = ScratchPool()
         self._executor: Executor | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # for `_executor` alone: the others have their own
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (self._arguments,), self._adopted
@@ -213,6 +215,7 @@ class BoxReader:
         for plan, out in jobs:
             _check_output(plan, out)
         reports, stats = self._execution().run(jobs)
+        # once for each call, by the thread that called: the crew counts for itself, and never waits for this lock
         self._counters.add(
             stats
             + ReaderStats(
@@ -259,6 +262,8 @@ class BoxReader:
 
     def close(self) -> None:
         """Give threads, files and scratch memory back. Planning and reading again open and look at everything anew."""
+        # Stores first, so that threads of the crew that wait for them come back; then the crew, which is waited for;
+        # then what its threads have used. A read that another thread begins meanwhile opens what it needs anew.
         self._remote.close()
         self._crew.close()
         self._handles.close()
@@ -283,6 +288,8 @@ class BoxReader:
 
     def _execution(self) -> Executor:
         """Made at the first use: choosing a decoder compiles or loads the kernel."""
+        # Held while the kernel is loaded or compiled: who comes meanwhile needs it, too, and would do it again. Inside,
+        # `forks_wait` is taken; a thread that holds that one never asks for a reader's lock.
         with self._lock:
             if self._executor is None:
                 remote = self._remote

@@ -33,11 +33,12 @@ class Tally(Generic[StatsT]):
 
     def __init__(self, zero: StatsT) -> None:
         self._lock = threading.Lock()
+        # Replaced at each addition, never changed: who reads it needs no lock, and keeps what it was.
         self._zero = self._stats = zero
 
     def add(self, stats: StatsT) -> None:
         """Add to the counts."""
-        with self._lock:
+        with self._lock:  # between reading the old and writing the new, another thread's would be lost
             self._stats = added(self._stats, stats)
 
     def reset(self) -> None:

@@ -35,7 +35,11 @@ _turns = _Turns()
 @contextmanager
 def plain_codecs(zarr: Any) -> Iterator[None]:
     """Arrays that are opened meanwhile use zarr-python's own codecs: another pipeline may refuse what they know."""
-    if zarr.config.get(_KEY) == _PLAIN:
+    # Asked under the lock: what another thread has set for a moment would pass for the program's own choice, and be
+    # put back in the middle of what is opened here.
+    with _turns.lock:
+        is_plain = zarr.config.get(_KEY) == _PLAIN
+    if is_plain:  # nobody changes anything then, so nobody has to wait
         yield
         return
     with _turns.lock, zarr.config.set({_KEY: _PLAIN}):

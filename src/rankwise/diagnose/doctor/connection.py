@@ -102,7 +102,7 @@ def read_banner(host: str, port: int, timeout_s: float = 1.0) -> str:
 
 
 class _Answer(socketserver.StreamRequestHandler):
-    timeout = 10.0
+    timeout = 10.0  # of a stranger that says nothing: each has a thread here
 
     def handle(self) -> None:
         asked = self.rfile.readline(_MOST_BYTES)
@@ -111,6 +111,8 @@ class _Answer(socketserver.StreamRequestHandler):
 
 
 class _Server(socketserver.ThreadingTCPServer):
+    # Who stays connected and says nothing must not hold up the end of the doctor; and all ranks of a large job may
+    # connect within one moment, before a thread has taken the first.
     daemon_threads, block_on_close, request_queue_size = True, False, 128
     token = ""
 
@@ -133,6 +135,7 @@ class Listener:
         self._server = kind((address, 0), _Answer)
         self._server.token = secrets.token_hex(8)
         self.address, self.port, self.token = address, int(self._server.server_address[1]), self._server.token
+        # A daemon, though `__exit__` waits for it: a Ctrl-C may end that wait, and the program should end then, too.
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), daemon=True)
 
     def __enter__(self) -> Self:
@@ -142,7 +145,7 @@ class Listener:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._server.shutdown()
+        self._server.shutdown()  # waits until the loop is out of its select, which would fail on a closed socket
         self._server.server_close()
         self._thread.join()
 

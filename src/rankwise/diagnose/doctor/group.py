@@ -27,6 +27,7 @@ _MEANING = {
     "collectives": "the first collectives",
     "sweep": "measuring",
 }
+_JOIN_S = 5.0
 _AFTER_S = 2.0  # others may have more to say than who failed first
 # what a launcher has set would make a rank of the probe take part in the job
 _NOT_HANDED_ON = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "RANKWISE_VITALS", "RANKWISE_WATCH")
@@ -45,6 +46,8 @@ class _Probe:
         self.said: dict[str, dict[str, Any]] = {}
         self.complaint = ""
         self.ended_itself = False
+        # One for each pipe, always: a probe that fills one that nobody reads would wait for ever, and pass for stuck.
+        # Daemons, as a pipe lasts as long as the last process that has it.
         self._threads = [threading.Thread(target=target, daemon=True) for target in (self._hear, self._hear_complaint)]
         for thread in self._threads:
             thread.start()
@@ -63,9 +66,10 @@ class _Probe:
 
     def wait_for(self, stage: str, deadline: float) -> bool:
         """Wait until it has said the stage, has ended, or time is up."""
+        # Looked at again and again, without a lock: a stage that has come stays, and the end of a process wakes nobody.
         while stage not in self.said and time.monotonic() < deadline:
             if self.process.poll() is not None:
-                self._threads[0].join(5)
+                self._threads[0].join(_JOIN_S)  # what it said last may still be in the pipe
                 break
             time.sleep(0.02)
         return stage in self.said
@@ -74,10 +78,11 @@ class _Probe:
         self.ended_itself = self.process.poll() is not None
         self.process.kill()
         self.process.wait()
-        for thread in self._threads:
-            thread.join(5)
-        for stream in (self.process.stdout, self.process.stderr):
-            if stream is not None:
+        for thread, stream in zip(self._threads, (self.process.stdout, self.process.stderr), strict=True):
+            thread.join(_JOIN_S)
+            # A process that the probe has left behind may hold the pipe open. Closing a stream waits for who reads it,
+            # for ever then: the thread is a daemon, and both go with this process.
+            if stream is not None and not thread.is_alive():
                 stream.close()
 
 

@@ -15,6 +15,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from rankwise._process.place import Place, loopback_address
 from rankwise.diagnose.doctor.bandwidth import describe_sweep
 from rankwise.diagnose.doctor.check import Check, failed, measured, not_run, passed, warned
 from rankwise.diagnose.doctor.collectives import check_patterns, judge_patterns, sweep
@@ -33,7 +34,6 @@ from rankwise.errors import WorldError
 from rankwise.launch.topology import format_numbers
 from rankwise.world import bind
 from rankwise.world.binding import kept_store
-from rankwise.world.place import Place, loopback_address
 
 __all__ = ["check_job", "judge_devices", "judge_facts", "judge_folder", "judge_others"]
 

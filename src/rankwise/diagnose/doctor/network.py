@@ -13,10 +13,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rankwise._process.place import Place, loopback_address
 from rankwise.diagnose.doctor.check import Check, failed, not_run, passed, warned
 from rankwise.diagnose.doctor.connection import MENDS, Listener, Reached, reach, read_banner, talk
 from rankwise.diagnose.hardware import network
-from rankwise.world.place import Place, loopback_address
 
 __all__ = ["Hosts", "check_rendezvous", "data_addresses", "judge_clocks", "judge_pairs"]
 

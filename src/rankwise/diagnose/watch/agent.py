@@ -26,7 +26,7 @@ __all__ = ["Agent", "unwatch", "watch", "watch_if_asked"]
 
 DEFAULT_STALL_S = 180.0
 _ANSWER_S = 20.0  # what another machine has to look at its ranks
-_agent: Agent | None = None
+_agent: Agent | None = None  # begun by the main thread only
 
 
 def watch(stall_s: float = DEFAULT_STALL_S, *, folder: str | os.PathLike[str] | None = None) -> None:
@@ -102,11 +102,12 @@ class Agent(threading.Thread):
     """
 
     def __init__(self, registry: Registry, rank: int, world_size: int, stall_s: float, folder: Path) -> None:
+        # a daemon: it may be inside a call of the store, which nobody can wake, when the program ends
         super().__init__(name="rankwise-watch", daemon=True)
         self._registry, self._rank, self._world_size = registry, rank, world_size
-        self.stall_s, self.folder = stall_s, folder
+        self.stall_s, self.folder = stall_s, folder  # set by the main thread meanwhile; each is looked at in one step
         self._vitals = vitals.make_folder()
-        vitals.start(self._vitals, rank)
+        vitals.start(self._vitals, rank)  # not in `run`: a signal for stacks is registered in the main thread only
         self._ended = threading.Event()
         self._told_at_s = 0.0  # how long the standstill had lasted when it was told; 0.0: not told
         self._answered = ""
@@ -114,6 +115,8 @@ class Agent(threading.Thread):
 
     def stop(self) -> None:
         """End the thread and its files; another thread's call into the store may last a moment longer."""
+        # First, so that the thread tells nothing of a folder or a store that goes away under it. It is not waited for:
+        # a store whose server has gone answers after its timeout only.
         self._ended.set()
         vitals.stop()
         vitals.remove_folder(self._vitals)
@@ -213,6 +216,7 @@ class Agent(threading.Thread):
 
 def _forget_after_fork() -> None:
     """A forked child is not the rank."""
+    # Its thread is not here; its copy of the store's connection must not be used, which two processes would mix up.
     global _agent  # noqa: PLW0603
     _agent = None
 

@@ -17,12 +17,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rankwise._files import write_whole
+from rankwise._process.slurm import expand_hosts
 from rankwise.diagnose.watch.evidence import Evidence, collect
 from rankwise.diagnose.watch.jobs import RunningJob, entries_of, running_jobs
 from rankwise.errors import ConfigError, LaunchError, RankwiseError
 from rankwise.launch.slurm.queue import job_fields
 from rankwise.launch.slurm.start import state_folder
-from rankwise.world.hostlist import expand_hosts
 
 __all__ = ["look_at_slurm"]
 

@@ -92,9 +92,7 @@ class _Outlet:
                 return
             self._note_dropped(fd)
             self._append(fd, data)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._write, name="rankwise-console", daemon=True)
-                self._thread.start()
+            self._start()
             self._changed.notify_all()
 
     def is_full(self) -> bool:
@@ -103,8 +101,24 @@ class _Outlet:
 
     def flush(self) -> None:
         with self._changed:
-            while self._num_bytes:
+            self._start()
+            alone = self._thread is None
+            while self._num_bytes and not alone:
                 self._changed.wait(0.2)
+        if alone:  # nothing else can happen any more, so this thread may wait for the reader
+            self._write(until_empty=True)
+
+    def _start(self) -> None:
+        """Have a thread that writes; holds the lock."""
+        if self._thread is not None or not self._queue:
+            return
+        # a daemon: a reader that has stopped must not keep the program
+        thread = threading.Thread(target=self._write, name="rankwise-console", daemon=True)
+        try:
+            thread.start()  # does not wait for what the thread does first, which is to ask for the lock
+        except RuntimeError:  # the system has no more threads, which the run must survive: the next line tries again
+            return
+        self._thread = thread
 
     def _append(self, fd: int, data: bytes) -> None:
         if not self._num_bytes:
@@ -126,10 +140,12 @@ class _Outlet:
         self._looked_s = now
         return self._idle_s > _STALL_S
 
-    def _write(self) -> None:
+    def _write(self, *, until_empty: bool = False) -> None:
         while True:
             with self._changed:
                 while not self._queue:
+                    if until_empty:
+                        return
                     self._changed.wait()
                 fd, data = self._queue.popleft()
             for start in range(0, len(data), _SLICE_BYTES):

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from rankwise._cores import group_folders
+from rankwise._process.cores import group_folders
 
 __all__ = ["OomWatch"]
 

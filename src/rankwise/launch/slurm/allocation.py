@@ -6,8 +6,8 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from rankwise._process.slurm import expand_hosts
 from rankwise.errors import ConfigError, WorldError
-from rankwise.world.hostlist import expand_hosts
 
 __all__ = ["Allocation"]
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rankwise._process.loader_worker import LoaderWorker
 from rankwise.data.feed.workers import PassStarts, order_code
 from rankwise.data.feed.workers.starts import _attach
-from rankwise.world.loader_worker import LoaderWorker
 
 ORDER = order_code("an order")
 

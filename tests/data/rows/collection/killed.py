@@ -9,8 +9,7 @@ from pathlib import Path
 import anndata  # noqa: F401  (imported once for all the forks)
 
 from rankwise.data.rows import DatasetCollection
-from rankwise.data.rows.collection import additions, buckets
-from rankwise.data.rows.collection.crew import tasks
+from rankwise.data.rows.collection import additions, buckets, ranks
 from rankwise.data.rows.collection.steps import contents, tables
 from rankwise.data.rows.writing import shards
 from rankwise.testing.faults import end_at
@@ -19,8 +18,8 @@ from rankwise.testing.small_rows import small_anndata
 # Where a kill falls: owner, name, which call, and whether before or after it.
 PLACES = {
     "half-block": (buckets, "append_record", 5, "before"),
-    "no-mark": (tasks.Marks, "put", 2, "before"),
-    "no-mark-of-names": (tasks.Marks, "put", 5, "before"),
+    "no-mark": (ranks.Marks, "put", 2, "before"),
+    "no-mark-of-names": (ranks.Marks, "put", 5, "before"),
     "half-skeleton": (tables, "_create_matrix", 2, "before"),
     "half-shard": (shards._ShardFile, "add", 2, "before"),
     "half-table": (tables, "_put", 3, "before"),

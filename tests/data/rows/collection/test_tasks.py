@@ -1,14 +1,18 @@
-"""Many pieces of work, chosen and noted one after the other."""
+"""Many pieces of work, shared out by arithmetic and noted one after the other."""
 
-import os
+import re
 import threading
+from contextlib import suppress
 
+import numpy as np
 import pytest
 
-from rankwise.data.rows.collection.crew import Crew, Marks, Seat, Task, work_off
-from rankwise.data.rows.collection.crew import tasks as queueing
-from rankwise.data.rows.collection.crew import tasks as tasks_of_crew
-from rankwise.errors import DesyncError
+from rankwise._process.place import Place
+from rankwise.data.rows.collection import ranks as shared
+from rankwise.data.rows.collection.ranks import Marks, Ranks, Task, share_of, work_off
+from rankwise.errors import DataError, DesyncError, RankwiseError
+from rankwise.testing.held_ports import hold_port
+from rankwise.world.store_channel import store_world
 
 
 class Name(str):
@@ -32,90 +36,121 @@ def chain(num, done, *, name=str):
     return [task(number) for number in sorted(range(num), key=lambda number: number % 10 != 9)]
 
 
+def on_ranks(size, body):
+    """Let a body run on so many ranks, threads that talk over a store; return by rank what it returned or raised."""
+    port, ends = hold_port(), {}
+
+    def one(rank):
+        with (
+            suppress(RankwiseError),
+            store_world(Place(rank=rank, world_size=size, master_addr="127.0.0.1", master_port=port)) as world,
+        ):
+            try:
+                ends[rank] = body(Ranks(world))
+            except RankwiseError as error:
+                ends[rank] = error
+                raise
+
+    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    return [ends[rank] for rank in range(size)]
+
+
 @pytest.mark.parametrize("killed", [0, 25])
 def test_each_is_done_once_and_behind_what_it_needs(tmp_path, killed):
     """What an earlier process has noted is kept; progress counts every task that is done, whoever did it."""
     done, seen = [], []
     for number in range(killed):
-        Marks(tmp_path / "marks", shared=False).put(f"t{number}", number)
-    marks, crew = Marks(tmp_path / "marks", shared=False), Crew(Seat(rank=0, size=1, launch="a"), tmp_path)
-    work_off(chain(40, done), marks, crew, shown=seen.append)
+        Marks(tmp_path / "marks", Ranks()).put(f"t{number}", number)
+    marks = Marks(tmp_path / "marks", Ranks())
+    work_off(chain(40, done), marks, Ranks(), shown=seen.append)
     assert sorted(done) == list(range(killed, 40))
     for number in range(max(9, killed), 40, 10):
         assert all(done.index(k) < done.index(number) for k in range(max(number - 9, killed), number))
-    assert seen == list(range(killed, 41))
-    assert [marks.note(f"t{number}") for number in range(40)] == list(range(40))
+    assert sorted(set(seen)) == seen[:1] + sorted(set(seen[1:])) == list(range(killed, 41))
+    assert [marks.notes[f"t{number}"] for number in range(40)] == list(range(40))
 
 
-def looks_for(num, folder, monkeypatch):
-    """How often names of tasks are looked up, and the marks are listed, by one of two processes."""
-    listed, listdir = [], os.listdir
-    crew = Crew(Seat(rank=0, size=2, launch="a"), folder)
-    crew.folder.mkdir(parents=True)
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "listdir", lambda path: listed.append(path) or listdir(path))
-        patch.setattr(tasks_of_crew, "_LOOK_S", 3600.0)
-        before = Name.looked
-        work_off(chain(num, [], name=Name), Marks(folder / "marks", shared=True), crew, shown=lambda rows: None)
-        return Name.looked - before, sum(str(path).endswith("marks") for path in listed)
+def looks_for(num, folder):
+    """How often names of tasks are looked up."""
+    marks, before = Marks(folder, Ranks()), Name.looked
+    work_off(chain(num, [], name=Name), marks, Ranks(), shown=lambda rows: None)
+    return Name.looked - before
 
 
-def test_choosing_is_linear_in_the_number_of_tasks(tmp_path, monkeypatch):
-    """Ten times as many tasks take ten times as many looks at their names, and no more listings of the marks."""
-    few, few_listed = looks_for(100, tmp_path / "few", monkeypatch)
-    many, many_listed = looks_for(1_000, tmp_path / "many", monkeypatch)
-    assert few_listed == many_listed == 2
-    assert many < 10.5 * few
+def test_choosing_is_linear_in_the_number_of_tasks(tmp_path):
+    """Ten times as many tasks take hardly more than ten times as many looks at their names."""
+    assert looks_for(1_000, tmp_path / "many") < 12 * looks_for(100, tmp_path / "few")
 
 
-def test_processes_share_them(tmp_path):
-    """None is done twice, and one that waits for another's goes on when that is done."""
-    done, crews = [], [Crew(Seat(rank=rank, size=2, launch="a"), tmp_path) for rank in range(2)]
-    crews[0].folder.mkdir(parents=True)
-    waits = threading.Event()
-
-    def slow():
-        assert waits.wait(60)
-        done.append("slow")
-
-    def list_for(rank):
-        marks = Marks(tmp_path / "marks", shared=True)
-        first = Task(name="slow", run=slow)
-        return [first, Task(name="last", needs=("slow",), run=lambda: done.append(f"last by {rank}"))], marks
-
-    def other():
-        pieces, marks = list_for(1)
-        work_off(pieces, marks, crews[1], shown=lambda rows: None)
-
-    pieces, marks = list_for(0)
-    thread = threading.Thread(target=lambda: work_off(pieces, marks, crews[0], shown=lambda rows: None))
-    second = threading.Thread(target=other)
-    thread.start()
-    second.start()
-    waits.set()
-    thread.join(60)
-    second.join(60)
-    assert done[0] == "slow"
-    assert done[1:] in (["last by 0"], ["last by 1"])
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+def test_shares_are_equal_by_bytes(size):
+    """Every task is in one share, in its order, and no share is larger than another by more than one task."""
+    sizes = np.random.default_rng(size).integers(0, 1000, 50).tolist()
+    tasks = [Task(name=str(number), run=print, num_bytes=num) for number, num in enumerate(sizes)]
+    shares = [share_of(tasks, rank, size) for rank in range(size)]
+    assert sorted(int(task.name) for share in shares for task in share) == list(range(50))
+    assert all([int(task.name) for task in share] == sorted(int(task.name) for task in share) for share in shares)
+    loads = [sum(task.num_bytes for task in share) for share in shares]
+    assert max(loads) - min(loads) <= max(sizes)
+    same = [Task(name=str(number), run=print) for number in range(size)]
+    assert [len(share_of(same, rank, size)) for rank in range(size)] == [1] * size
 
 
-def test_the_failure_of_another_ends_it(tmp_path):
-    """It is looked at before each task."""
-    crew, done = Crew(Seat(rank=0, size=2, launch="a"), tmp_path), []
-    crew.folder.mkdir(parents=True)
+@pytest.mark.parametrize("slow_s", [0.0, 1e9])
+def test_ranks_share_them(tmp_path, monkeypatch, slow_s):
+    """None is done twice, all hear what the others noted, and in rounds of any length the same ones are done."""
+    monkeypatch.setattr(shared, "_ROUND_S", slow_s)
+    done, shown = [], [[], [], []]
 
-    def fail():
-        done.append(0)
-        (crew.folder / "failed-1").write_text('{"error": "OSError: disk full", "met": true}')
+    def body(ranks):
+        marks = Marks(tmp_path / "marks", ranks)
+        work_off(chain(40, done), marks, ranks, shown=shown[ranks.rank].append)
+        return marks.notes
 
-    pieces = [Task(name="a", run=fail), Task(name="b", run=lambda: done.append(1))]
-    with pytest.raises(DesyncError, match="rank 1 failed: OSError: disk full"):
-        work_off(pieces, Marks(tmp_path / "marks", shared=True), crew, shown=lambda rows: None)
-    assert done == [0]
+    wanted = {f"t{number}": number for number in range(40)}
+    assert on_ranks(2, body) == [wanted, wanted]
+    assert sorted(done) == list(range(40))
+    assert all(rows == sorted(rows) and rows[-1] == 40 for rows in shown[:2])
+    assert on_ranks(3, body) == [wanted] * 3  # another number of ranks finds all of it done
+    assert len(done) == 40
 
 
-def test_tasks_of_other_lists_are_no_matter(tmp_path):
-    """Marks of all steps lie in one folder."""
-    queue = queueing.TaskQueue(chain(3, []))
-    queue.settle(["t0", "else", "t0"])
-    assert (queue.num_left, queue.num_rows, [task.name for task in queue]) == (2, 1.0, ["t1", "t2"])
+def test_a_failure_of_one_ends_all(tmp_path):
+    """The others hear of it at the end of their round, whatever they do then."""
+
+    def body(ranks):
+        def fail():
+            raise DataError("a.h5ad cannot be read")
+
+        tasks = [Task(name=f"t{number}", run=fail if number == 1 else int) for number in range(4)]
+        with ranks.together(tmp_path / "c.zarr.writing"):
+            work_off(tasks, Marks(tmp_path / "marks", ranks), ranks, shown=lambda rows: None)
+
+    ends = on_ranks(3, body)
+    assert [type(end) for end in ends] == [DesyncError, DataError, DesyncError]
+    assert all(str(end).endswith("a.h5ad cannot be read") for end in ends)
+    assert not (tmp_path / "c.zarr.writing").exists()
+
+
+def test_one_that_is_stopped_tells_the_others(tmp_path):
+    """Ctrl-C on one rank stays that there, and the others do not wait for it."""
+
+    def body(ranks):
+        with ranks.together(tmp_path / "c.zarr.writing"):
+            if ranks.rank == 1:
+                raise KeyboardInterrupt
+            ranks.gather(None)
+
+    def caught(ranks):
+        try:
+            return body(ranks)
+        except KeyboardInterrupt:
+            return "stopped"
+
+    first, second = on_ranks(2, caught)
+    assert second == "stopped"
+    assert re.match("rank 1 failed in .*: WorldError: it was stopped by KeyboardInterrupt", str(first))

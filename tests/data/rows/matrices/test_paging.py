@@ -1,5 +1,6 @@
 """Long arrays of whole numbers in pages."""
 
+import contextlib
 import pickle
 import tracemalloc
 
@@ -142,3 +143,22 @@ def test_it_travels_without_its_pages(tmp_path, reader):
     there = pickle.loads(pickle.dumps(held))
     assert there.num_pages_read == 0
     assert taken(there, [7, 99]).tolist() == [7, 99]
+
+
+class Interrupting(np.ndarray):
+    """A Ctrl-C comes when something is written into it."""
+
+    def __setitem__(self, *_):
+        raise KeyboardInterrupt
+
+
+def test_an_interrupted_read_leaves_no_wrong_numbers(tmp_path, reader, monkeypatch):
+    """A page is found only once all else is noted: another one that takes its place does not pass for it."""
+    monkeypatch.setattr(pointers, "_LEAST_PAGE", 64)
+    held = make(tmp_path, np.arange(192), reader, capacity_bytes=4 * 8 + 64 * 2)
+    pages = held._held
+    held._held = pages.view(Interrupting)
+    with contextlib.suppress(KeyboardInterrupt):
+        held.take(np.array([5]))
+    held._held = pages
+    assert [taken(held, [place]).tolist() for place in (70, 5)] == [[70], [5]]

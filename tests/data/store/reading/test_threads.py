@@ -2,14 +2,15 @@
 
 import os
 import threading
+from concurrent.futures import Future
 
 import numpy as np
 import pytest
 
+from rankwise._process.loader_worker import LoaderWorker
 from rankwise.data.samples import ArraySource
 from rankwise.data.store import BoxReader
 from rankwise.data.store.reading import WorkCrew, reading_threads, threads
-from rankwise.world.loader_worker import LoaderWorker
 
 
 @pytest.mark.parametrize(
@@ -92,6 +93,48 @@ def test_the_first_error_stops_what_has_not_begun():
 def test_cores_are_shared_among_workers(monkeypatch):
     """All workers together read with the threads that this process would, unless it was told how many."""
     third = LoaderWorker(number=0, count=3, salt=1)
-    monkeypatch.setattr("rankwise.world.loader_worker.current_worker", lambda: third)
+    monkeypatch.setattr("rankwise._process.loader_worker.current_worker", lambda: third)
     assert [WorkCrew(cores, shared=True).num_threads for cores in (1, 3, 8)] == [1, 1, 2]
     assert WorkCrew(8).num_threads == 8
+
+
+def test_no_task_runs_on_after_its_run(monkeypatch):
+    """A thread that works for somebody else takes what no new thread could be started for: that is waited for, too."""
+    crew, busy = WorkCrew(3), threading.Barrier(3)
+    freed, begun, go_on, ended, over = (threading.Event() for _ in range(5))
+
+    def of_the_other():
+        busy.wait(60)
+        (over if threading.current_thread() is other else freed).wait(60)
+
+    other = threading.Thread(target=lambda: crew.run([of_the_other] * 2))
+    other.start()
+    busy.wait(60)  # the caller and a helper of the other run
+
+    def first():
+        freed.set()
+        assert begun.wait(60)  # the helper has nothing left to do there, and takes the second
+
+    def second():
+        begun.set()
+        go_on.wait(60)
+        ended.set()
+
+    def none_to_be_had(_):
+        raise RuntimeError("can't start new thread")
+
+    def waited_for(helper, timeout=None):
+        go_on.set()
+        return outcome(helper, timeout)
+
+    outcome = Future.exception
+    monkeypatch.setattr(Future, "exception", waited_for)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", none_to_be_had)
+        crew.run([first, second])
+    had_ended = ended.is_set()
+    go_on.set()
+    over.set()
+    other.join(60)
+    crew.close()
+    assert had_ended

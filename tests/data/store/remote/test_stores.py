@@ -132,3 +132,57 @@ print("waits for the next attempt")
 """
     )
     assert said == "waits for the next attempt\n"
+
+
+def test_a_fork_in_the_middle_of_opening_a_store_is_told_as_well():
+    """A thread of the parent held the lock of the stores: the child hears why it cannot read, and does not wait."""
+    said = python(
+        """
+import os, signal, threading, warnings
+warnings.simplefilter("ignore")
+from rankwise.data.store.remote import stores
+from rankwise.errors import WorldError
+stores.load_obstore()
+inside, done = threading.Event(), threading.Event()
+def opening():
+    with stores._lock:
+        inside.set()
+        done.wait()
+threading.Thread(target=opening).start()
+inside.wait()
+child = os.fork()
+if child == 0:
+    signal.alarm(30)
+    try:
+        stores.load_obstore()
+    except WorldError:
+        os._exit(7)
+    os._exit(1)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+done.set()
+"""
+    )
+    assert said == "7\n"
+
+
+def test_a_program_ends_that_opens_a_reader_after_its_main_thread():
+    """A thread of the program goes on alone: nobody would end the threads of a new reader, so it gets none."""
+    said = python(
+        """
+import threading
+from rankwise.data.store.remote.workers import Workers
+first = Workers(1, on_end=lambda: None)
+def later():
+    for thread in [threading.main_thread(), *threading.enumerate()]:
+        if thread.name in ("MainThread", "rankwise-remote-end"):
+            thread.join()
+    workers.append(Workers(1, on_end=lambda: None))
+    try:
+        workers[0].submit(lambda: None)
+    except RuntimeError as error:
+        print(error, flush=True)
+workers = []
+threading.Thread(target=later).start()
+"""
+    )
+    assert said == "these workers are closed\n"

@@ -1,6 +1,9 @@
 """The threads behind a reader."""
 
 import gc
+import os
+import subprocess
+import sys
 import threading
 import weakref
 
@@ -58,3 +61,62 @@ def test_a_reader_that_is_forgotten_takes_its_threads_along():
     for thread in running():
         thread.join(20)
     assert running() == []
+
+
+def test_a_thread_that_cannot_be_had_is_not_counted(monkeypatch):
+    """The system may have no more: the task is refused, and a later one finds a thread."""
+    workers, ran = Workers(1, on_end=lambda: None), threading.Event()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", none_to_be_had)
+        with pytest.raises(RuntimeError, match="can't start"):
+            workers.submit(lambda: pytest.fail("was refused"))
+    workers.submit(ran.set)
+    assert len(running()) == 1
+    assert ran.wait(20)
+    workers.close()
+
+
+def test_threads_that_are_there_do_what_others_cannot(monkeypatch):
+    """A task for which no further thread is to be had waits for those that run, and is not refused."""
+    workers, gate, ran = Workers(2, on_end=lambda: None), threading.Event(), threading.Event()
+    begun = threading.Event()
+    workers.submit(lambda: (begun.set(), gate.wait(20)))
+    assert begun.wait(20)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", none_to_be_had)
+        workers.submit(ran.set)
+    gate.set()
+    assert ran.wait(20)
+    workers.close()
+
+
+def none_to_be_had(_):
+    raise RuntimeError("can't start new thread")
+
+
+FORKED = """
+import os, signal, threading, warnings
+warnings.simplefilter("ignore")
+from rankwise.data.store.remote.workers import Workers
+workers, inside, done = Workers(1, on_end=lambda: os._exit(1)), threading.Event(), threading.Event()
+def serving():
+    with workers._queue.changed:
+        inside.set()
+        done.wait()
+threading.Thread(target=serving).start()
+inside.wait()
+child = os.fork()
+if child == 0:
+    signal.alarm(30)
+    del workers
+    os._exit(7)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+os._exit(0)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+def test_a_forked_child_forgets_them_without_a_wait():
+    """A thread of the parent had the lock of the queue: the child's copy of a reader goes all the same."""
+    done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, check=False, timeout=60)
+    assert done.stdout == "7\n", done.stderr

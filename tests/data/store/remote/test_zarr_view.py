@@ -1,6 +1,8 @@
 """zarr-python over our requests: the same data, retries, counts and errors."""
 
 import asyncio
+import contextlib
+import types
 
 import numpy as np
 import obstore
@@ -12,6 +14,7 @@ from zarr.core.buffer import default_buffer_prototype
 
 from rankwise.data.store import BoxReader, BoxRequest, StoredNodes, read_meta
 from rankwise.data.store.remote import ObjectChangedError, RemoteFiles, TransferError, memory_store
+from rankwise.data.store.remote.zarr_view import ZarrView
 
 DATA = np.arange(7 * 9, dtype="i4").reshape(7, 9)
 PROTOTYPE = default_buffer_prototype()
@@ -117,3 +120,19 @@ def test_boxes_know_trouble_from_damage_on_this_way_too(written, proxy, files_at
     assert not error.damage
     assert f"{written}/c/0/0" in str(error.error)
     assert "the store refuses: 403 Forbidden" in str(error.error)
+
+
+def test_a_read_that_was_cancelled_costs_no_thread():
+    """Its task finds nobody to tell, and ends like any other."""
+    tasks = []
+    view = ZarrView("memory://cancelled", lambda: (None, types.SimpleNamespace(submit=tasks.append)))
+
+    async def cancelled():
+        reading = asyncio.create_task(view._on_worker(lambda _: pytest.fail("nobody wants it")))
+        await asyncio.sleep(0)  # it has asked by then
+        reading.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await reading
+
+    asyncio.run(cancelled())
+    tasks[0]()

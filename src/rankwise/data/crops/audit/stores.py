@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rankwise.data.crops.index.image import image_levels, plain_level
+from rankwise.data.store.catalogue import Catalogue
 from rankwise.data.store.meta import ArrayMeta, read_meta
-from rankwise.data.store.meta.catalogue import Catalogue
 from rankwise.data.store.meta.documents import resolve_place
-from rankwise.data.store.meta.ngff.images import image_of
 from rankwise.data.store.meta.nodes import read_node
 from rankwise.data.store.meta.tree import STORES, Nodes, list_arrays
+from rankwise.data.store.ngff.images import image_of
 from rankwise.errors import ConfigError, DataError
 
 __all__ = ["Fitting", "Found", "fit", "gather"]

@@ -17,7 +17,7 @@ from rankwise.data.crops.reading.field import Normalise, check_normalise
 from rankwise.data.crops.sample import Dtype, DtypeLike, parse_dtype, resolved_dtype
 from rankwise.data.store.boxes import Pad
 from rankwise.data.store.meta import ArrayMeta
-from rankwise.data.store.meta.ngff import Image
+from rankwise.data.store.ngff import Image
 from rankwise.errors import ConfigError
 
 __all__ = ["CropImage", "ImageColumns", "Level", "Take", "channel_boxes", "image_levels", "plain_level"]

@@ -16,9 +16,9 @@ from rankwise.data.contract import IntArray
 from rankwise.data.crops.index.finder import CellFinder, SharedMaps
 from rankwise.data.crops.index.image import CropImage, Level, image_levels, plain_level
 from rankwise.data.order import SplitRule
+from rankwise.data.store.catalogue import Catalogue
 from rankwise.data.store.meta import ArrayMeta
-from rankwise.data.store.meta.catalogue import Catalogue
-from rankwise.data.store.meta.ngff import Image, ImageRef, iter_images, open_image
+from rankwise.data.store.ngff import Image, ImageRef, iter_images, open_image
 from rankwise.errors import ConfigError, DesyncError
 from rankwise.world import World
 

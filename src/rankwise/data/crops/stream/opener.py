@@ -19,10 +19,9 @@ from rankwise.data.crops.exceptions import (
 )
 from rankwise.data.crops.tuning import LatencyModel
 from rankwise.data.store.meta.documents import resolve_place
-from rankwise.data.store.meta.ngff.images import open_image
-from rankwise.data.store.meta.ngff.values import Image
 from rankwise.data.store.meta.nodes import read_node
 from rankwise.data.store.meta.tree import STORES, StoredNodes
+from rankwise.data.store.ngff.images import Image, open_image
 from rankwise.data.store.remote import RemoteFiles
 from rankwise.errors import DataError
 

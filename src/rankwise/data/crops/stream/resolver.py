@@ -15,7 +15,7 @@ from rankwise.data.crops.reading.field import box_text
 from rankwise.data.crops.sample import Crop, Sample
 from rankwise.data.crops.stream.opener import Openings
 from rankwise.data.store.meta import ArrayMeta
-from rankwise.data.store.meta.ngff.values import Image
+from rankwise.data.store.ngff.images import Image
 from rankwise.errors import DataError
 
 __all__ = ["ArrayBoxes", "check_sample", "crops_of", "grouped", "resolve"]

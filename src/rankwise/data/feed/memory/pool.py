@@ -117,6 +117,8 @@ class MemoryPool:
         # what finalizers write to: appending and popping are single steps for every thread
         self._returned: deque[_Piece] = deque()
         self._forgotten: deque[int] = deque()
+        # For the lists and their sums. Not for what finalizers write to, and never held while a device is waited for on
+        # behalf of who takes memory.
         self._lock = threading.Lock()
         self._pid = os.getpid()
         self._speaks, self._usual_bytes, self._batch_bytes = speaks, 0, 0
@@ -154,11 +156,17 @@ class MemoryPool:
             is_new = piece is None
             if piece is None:
                 piece = self._made(needed, needed if exact else int(needed * _SLACK))
+        if piece.busy is not None:
+            # Before there is an owner, whose end would say that the piece waits for nothing any more: a Ctrl-C in here
+            # must not let the next one write what a device still reads.
+            try:
+                piece.busy.synchronize()
+            except BaseException:
+                self._returned.append(piece)
+                raise
+            piece.busy = None
         owner = _Owner((needed,), np.uint8, buffer=piece.memory)
         owner.give_back, owner.lease, owner.piece = self._give_back, lease, piece
-        if piece.busy is not None:
-            piece.busy.synchronize()
-            piece.busy = None
         if is_new:
             # Whoever writes here and there only would else meet fresh pages for many requests to come
             owner[::_PAGE_BYTES] = 0
@@ -174,6 +182,7 @@ class MemoryPool:
 
     def no_room(self) -> Exception:
         """Return the error of who needs a batch more than there may be."""
+        # Without the lock: `_made` calls it with the lock held. The number is for a message.
         return self._over_cap(
             f"batches that are kept take {self._num_bytes} of the {self._cap_bytes} bytes that are allowed, and there "
             "is no room for the next one. Keep fewer of them, or copies of what you need of them (a kept view keeps "
@@ -188,6 +197,7 @@ class MemoryPool:
             num_pieces: of each.
             num_bytes: of each.
         """
+        # No lock: at worst one of two threads is not heard, and its next batch says the same again.
         self.capacity = max(self.capacity, num_batches * num_pieces)
         self._batch_bytes = max(self._batch_bytes, num_bytes)
         self._usual_bytes = max(self._usual_bytes, num_batches * num_bytes)
@@ -233,6 +243,8 @@ class MemoryPool:
 
     def _give_back(self, piece: _Piece, busy: Done | None) -> None:
         """Called by finalizers: see `_Owner`."""
+        # Nobody else has the piece, whose only owner ends here. Two threads may both find room below: then one more is
+        # remembered, until `_tidy` counts.
         piece.busy = busy
         if busy is not None or len(self._returned) < self.capacity:  # what a copy still reads is not freed here
             self._returned.append(piece)
@@ -256,7 +268,6 @@ class MemoryPool:
         """Forget so many pieces, those that were used longest ago first."""
         for _ in range(count):
             alike = min(self._free.values(), key=lambda pieces: pieces[0].turn)
-            oldest = self._off_the_list(alike.popleft())
-            if oldest.busy is not None:
-                oldest.busy.synchronize()
-            self._num_bytes -= oldest.num_bytes
+            if alike[0].busy is not None:
+                alike[0].busy.synchronize()  # while it stands in the list: there a Ctrl-C leaves it
+            self._num_bytes -= self._off_the_list(alike.popleft()).num_bytes

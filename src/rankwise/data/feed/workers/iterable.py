@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, NoReturn, Self
 
+from rankwise._process.loader_worker import LoaderWorker
 from rankwise.data.feed.batch import FeedBatch
 from rankwise.data.feed.memory.csr import copied_field, csr_parts, torch_csr
 from rankwise.data.feed.place_jax import is_jax_target
 from rankwise.errors import ConfigError
-from rankwise.world.loader_worker import LoaderWorker
 
 __all__ = [
     "SentBatch",

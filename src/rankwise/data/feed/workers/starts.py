@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from rankwise._process.loader_worker import LoaderWorker
 from rankwise.data.contract import OrderState
 from rankwise.data.feed.workers.forkserver import leave_with_rank
-from rankwise.world.loader_worker import LoaderWorker
 
 __all__ = ["PassStarts", "Standing", "order_code"]
 

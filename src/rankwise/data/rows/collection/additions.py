@@ -8,6 +8,7 @@ import os
 import shutil
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ from rankwise._version import __version__
 from rankwise.data.contract import IntArray, NDArray
 from rankwise.data.rows.collection.buckets import Text
 from rankwise.data.rows.collection.columns import ObsColumn
-from rankwise.data.rows.collection.crew import Crew, Marks, Task, work_off
 from rankwise.data.rows.collection.inputs import Input
 from rankwise.data.rows.collection.journal import (
     Journal,
@@ -31,7 +31,8 @@ from rankwise.data.rows.collection.journal import (
 )
 from rankwise.data.rows.collection.options import WriteOptions, warn_of_room
 from rankwise.data.rows.collection.places import Placing, cut_datasets
-from rankwise.data.rows.collection.progress import Progress
+from rankwise.data.rows.collection.progress import PROGRESS, Progress
+from rankwise.data.rows.collection.ranks import Marks, Ranks, Task, work_off
 from rankwise.data.rows.collection.steps import (
     Job,
     dataset_tasks,
@@ -58,7 +59,7 @@ def add_rows(
     joined: Joined,
     options: WriteOptions,
     *,
-    crew: Crew,
+    ranks: Ranks,
     plan: str,
     seed: int | None,
     progress: bool | None = None,
@@ -67,13 +68,13 @@ def add_rows(
 
     Everything is prepared in a folder beside the collection; its datasets move in at the end, and one atomic
     replacement of the metadata makes them part of it. With `options.reshuffle` that replacement also drops the old
-    ones. Every process of the crew calls this; the main one holds the lock.
+    ones. Every rank calls this; the main one holds the lock.
 
     Args:
         folder: the collection.
         joined: the inputs.
         options: how.
-        crew: who writes.
+        ranks: who writes.
         plan: identifies what was asked for; an unfinished writing of the same is continued.
         seed: of the shuffle; None = that of an unfinished writing, or a fresh one.
         progress: whether to show how far it is; None = on a terminal.
@@ -81,19 +82,21 @@ def add_rows(
     Raises:
         ConfigError: there are no rows, or a parameter does not fit them.
         DataError: an input cannot be read.
-        DesyncError: another process failed, or is gone.
+        WorldError: another rank failed, or is gone.
     """
     if not joined.num_rows:
         raise ConfigError("a collection wants inputs with rows, got none")
     options.check_columns(joined)
     edges = cut_datasets(joined.num_rows, options.dataset_rows(joined))
-    facts = crew.agree("facts", lambda: _facts(folder, joined, options, edges, plan=plan, seed=seed))
-    job = _job(work_folder(folder), joined, options, edges=edges, facts=facts, crew=crew)
-    if crew.is_main:
+    facts = ranks.from_main(lambda: _facts(folder, joined, options, edges, plan=plan, seed=seed))
+    job = _job(work_folder(folder), joined, options, edges=edges, facts=facts, ranks=ranks)
+    if ranks.is_main:
         warn_of_room(job.work, joined.row_bytes * joined.num_rows)
-    with Progress(joined.num_rows, enabled=progress, crew=crew) as shown:
-        _work(job, shown)
-    if crew.is_main:
+    told = job.work / PROGRESS if ranks.is_main and not ranks.alone else None
+    with Progress(joined.num_rows, enabled=progress if ranks.is_main else False, told=told) as shown:
+        _work(job, folder, facts, shown)
+        shown.finish()  # parts of rows may add up to a little less
+    if ranks.is_main:
         _publish(folder, job, facts)
         _drop(folder, facts["dropped"])
 
@@ -154,7 +157,7 @@ def _next_names(folder: Path, count: int) -> list[str]:
 
 
 def _job(
-    work: Path, joined: Joined, options: WriteOptions, *, edges: IntArray, facts: dict[str, Any], crew: Crew
+    work: Path, joined: Joined, options: WriteOptions, *, edges: IntArray, facts: dict[str, Any], ranks: Ranks
 ) -> Job:
     groups = group_ranks(joined, options.groupby, facts["block_rows"]) if options.groupby else None
     placing = Placing(edges, seed=facts["seed"], shuffle=options.shuffle, run=options.shuffle_chunk_size, groups=groups)
@@ -167,37 +170,38 @@ def _job(
         names=tuple(facts["names"]),
         bucket_rows=facts["bucket_rows"],
         block_rows=facts["block_rows"],
-        crew=crew,
-        marks=Marks(work / "done", shared=not crew.alone),
+        ranks=ranks,
+        marks=Marks(work / "done", ranks),
     )
 
 
-def _work(job: Job, shown: Progress) -> None:
+def _work(job: Job, folder: Path, facts: dict[str, Any], shown: Progress) -> None:
     """Both passes; whatever is done already is not done again."""
 
     def work(tasks: list[Task], bar: str) -> None:
-        work_off(tasks, job.marks, job.crew, shown=lambda rows: shown.show(bar, rows))
+        work_off(tasks, job.marks, job.ranks, shown=lambda rows: shown.show(bar, rows))
 
     work(turn_tasks(job), "turned")
     work(spill_tasks(job), "spilled")
     work(name_tasks(job), "named")
     work(skeleton_tasks(job), "begun")
     work(dataset_tasks(job), "written")
+    work(_known_tasks(folder, job, facts), "known")
     os.sync()  # what the metadata will name is on the disk before they are: on every machine that wrote
-    job.crew.gather("synced")
+    job.ranks.gather(None)
 
 
 def _publish(folder: Path, job: Job, facts: dict[str, Any]) -> None:
     """Move the datasets in and replace the metadata; repeated after a kill it does what is left."""
     if not has_manifest(folder):  # readers would take folders that have moved in for members
-        held = _known(folder, {}, [*facts["old"], *facts["dropped"]])
+        held = _known(job, {}, [*facts["old"], *facts["dropped"]])
         commit(folder, {**read_manifest(folder), "datasets": held})
     for name in job.names:
         if (job.work / name).exists():
             (job.work / name).rename(folder / name)
     fsync_folder(folder)
     manifest, entries = read_manifest(folder), entries_of(job)
-    old = {} if job.options.reshuffle else _known(folder, manifest["datasets"], facts["old"])
+    old = {} if job.options.reshuffle else _known(job, manifest["datasets"], facts["old"])
     write = {
         "rankwise": __version__,
         "seed": facts["seed"],
@@ -210,9 +214,20 @@ def _publish(folder: Path, job: Job, facts: dict[str, Any]) -> None:
     _advise(folder, old, entries)
 
 
-def _known(folder: Path, entries: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """Entries of the datasets that were there; without checksums for those that another writer has made."""
-    return {name: entries.get(name) or {"rows": None, "arrays": array_checksums(folder / name)} for name in names}
+def _known_tasks(folder: Path, job: Job, facts: dict[str, Any]) -> list[Task]:
+    """Datasets that another writer has made are read for their checksums: by all ranks, as they may be large."""
+
+    def unknown() -> list[str]:
+        held = read_manifest(folder)["datasets"]
+        return [name for name in (*facts["old"], *facts["dropped"]) if name not in held]
+
+    names = job.ranks.from_main(unknown)
+    return [Task(name=f"known-{name}", run=partial(array_checksums, folder / name)) for name in names]
+
+
+def _known(job: Job, entries: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Return the entries of the datasets that were there."""
+    return {name: entries.get(name) or {"rows": None, "arrays": job.marks.notes[f"known-{name}"]} for name in names}
 
 
 def _advise(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
 
-    from rankwise.world.place import Place
+    from rankwise._process.place import Place
     from rankwise.world.value import World
 
 __all__ = ["DatasetCollection"]
@@ -198,13 +198,15 @@ class DatasetCollection:
                 others; "inner" those that all have. What came out is said. Of a collection that is not empty the
                 variables are kept.
             world: the ranks that write together, each of which makes this call: they share the work, and the bytes are
-                those of one rank. `rankwise.world.place.find_place` does where there is no process group. None = those
-                of the process group, where there is one.
+                those of one rank. The place that a launcher's variables tell does where there is no process group: they
+                meet at MASTER_ADDR and MASTER_PORT, without torch. None = those of the process group, where there is
+                one.
 
         Raises:
             ConfigError: an argument makes no sense, the inputs do not fit together, or the collection is read-only.
             DataError: an input cannot be read, or another job writes this collection.
             DesyncError: another rank failed, or is gone.
+            WorldError: the ranks of a place do not find each other.
         """
         if self._mode == "r":
             raise ConfigError(f"{self.path} was opened to read (mode='r'): open it with mode='a' to add data")

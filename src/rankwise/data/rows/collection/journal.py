@@ -21,9 +21,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from rankwise._files import write_whole
-from rankwise.data.rows.collection.crew.crew import failed_by_itself, put_json
 from rankwise.data.rows.datasets import COLLECTION_TYPE, MANIFEST
-from rankwise.errors import DataError
+from rankwise.errors import DataError, DesyncError, RankwiseError, WorldError
 
 __all__ = [
     "Journal",
@@ -33,7 +32,9 @@ __all__ = [
     "has_manifest",
     "listed_names",
     "locked",
+    "note_failure",
     "on_disk",
+    "put_json",
     "read_manifest",
     "said_where_it_stands",
     "where_it_stands",
@@ -99,10 +100,15 @@ class Journal:
 
     def _clear(self) -> None:
         for path in self.folder.iterdir():
-            if path.is_dir() and not path.name.startswith("session-"):
+            if path.is_dir():
                 shutil.rmtree(path)
             elif path.is_file() and path.name != "lock":
                 path.unlink()
+
+
+def put_json(path: Path, facts: Any) -> None:
+    """Write a file that others see whole or not at all."""
+    write_whole(path, json.dumps(facts).encode(), durable=False)
 
 
 def _boot() -> str:
@@ -144,14 +150,24 @@ def _is_vain(folder: Path, error: BaseException) -> bool:
 
     Its inputs cannot be read, or do not fit: the next call will probably have others, and need not be told of these.
     """
-    if not failed_by_itself(folder, error):
+    note_failure(folder, error)
+    if not (folder / _FAILED).exists() or not (_failed_by_itself(error) or isinstance(error, DesyncError)):
         return False
     if not any((folder / "done").glob("*")):
         return True
-    with contextlib.suppress(OSError):
-        (folder / _FAILED).touch()
-        error.add_note(f"What was done lies in {folder}: the same call goes on with it, any other clears it")
+    error.add_note(f"What was done lies in {folder}: the same call goes on with it, any other clears it")
     return False
+
+
+def note_failure(folder: Path, error: BaseException) -> None:
+    """Note beside the journal that this rank fails by itself: whoever hears of its error does not see its type."""
+    if _failed_by_itself(error):
+        with contextlib.suppress(OSError):
+            (folder / _FAILED).touch()
+
+
+def _failed_by_itself(error: BaseException) -> bool:
+    return isinstance(error, RankwiseError) and not isinstance(error, WorldError)
 
 
 def _lock(folder: Path) -> IO[str]:

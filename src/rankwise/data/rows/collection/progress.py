@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
-from rankwise.data.rows.collection.crew.crew import Crew, put_json
-from rankwise.data.rows.collection.journal import Lines, work_folder
+from rankwise.data.rows.collection.journal import Lines, put_json, work_folder
 
-__all__ = ["Progress", "watched_progress"]
+__all__ = ["PROGRESS", "Progress", "watched_progress"]
+
+PROGRESS = "progress"  # the file, in the work folder
 
 _LOOK_S = 0.3
 _LINES = {"spilled": "reading", "written": "writing"}
@@ -25,13 +26,13 @@ class Progress:
     Args:
         num_rows: rows of the inputs.
         enabled: whether it is shown; None = where stderr is a terminal.
-        crew: who writes: the main process shows what all have done, and puts it into a file for who started them.
+        told: a file for who started the ranks, which says what is done.
     """
 
-    def __init__(self, num_rows: int, *, enabled: bool | None = None, crew: Crew | None = None) -> None:
+    def __init__(self, num_rows: int, *, enabled: bool | None = None, told: Path | None = None) -> None:
         self._num_rows = num_rows
-        self._enabled = (sys.stderr.isatty() if enabled is None else enabled) and (crew is None or crew.is_main)
-        self._told = crew.folder / "progress" if crew is not None and crew.is_main and not crew.alone else None
+        self._enabled = sys.stderr.isatty() if enabled is None else enabled
+        self._told = told
         self._counts: dict[str, float] = {}
         self._bars: Any = None
         self._tasks: dict[str, Any] = {}
@@ -101,12 +102,11 @@ def _watch(work: Path, done: threading.Event) -> None:
     with contextlib.ExitStack() as stack:
         shown: Progress | None = None
         while not done.wait(_LOOK_S):
-            for path in work.glob("session-*/progress"):
-                with contextlib.suppress(OSError):  # it has just gone: all is written
-                    counts = json.loads(path.read_bytes())
-                    num_rows = counts.pop("num_rows")
-                    shown = shown or stack.enter_context(Progress(num_rows, enabled=True))
-                    for name, rows in counts.items():
-                        shown.show(name, rows)
+            with contextlib.suppress(OSError):  # nothing is said yet, or it has just gone: all is written
+                counts = json.loads((work / PROGRESS).read_bytes())
+                num_rows = counts.pop("num_rows")
+                shown = shown or stack.enter_context(Progress(num_rows, enabled=True))
+                for name, rows in counts.items():
+                    shown.show(name, rows)
         if shown is not None and not work.exists():
             shown.finish()

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 from rankwise.data.rows.collection.additions import add_rows, plan_of, settle
 from rankwise.data.rows.collection.agreement import check_fit, check_kept, check_once, say_variables, warn_of_repeats
-from rankwise.data.rows.collection.crew import Crew, take_seat
 from rankwise.data.rows.collection.inputs import Input, open_input, spread_collections
-from rankwise.data.rows.collection.journal import listed_names, locked, read_manifest, said_where_it_stands, work_folder
+from rankwise.data.rows.collection.journal import listed_names, read_manifest, said_where_it_stands, work_folder
 from rankwise.data.rows.collection.options import WriteOptions, listed, seed_of
+from rankwise.data.rows.collection.ranks import Ranks, joined_ranks
 from rankwise.data.rows.collection.union import join_inputs
 from rankwise.data.rows.writing import MatrixFormat, codecs_of
 from rankwise.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rankwise.world.place import Place
+    from rankwise._process.place import Place
     from rankwise.world.value import World
 
 __all__ = ["MatrixFormat", "WriteOptions", "codecs_of", "listed", "write"]
@@ -49,13 +49,12 @@ def write(
         progress: show rate and time left.
     """
     seed = seed_of(rng)
-    crew = Crew(take_seat(world), work_folder(path))
-    alone = crew.together(locked(work_folder(path)))
     wanted = {name: options.extra[name] for name in ("matrices", "modalities")}
     with (
-        _quiet(wanted=not crew.is_main),
+        joined_ranks(world) as ranks,
+        _quiet(wanted=not ranks.is_main),
         said_where_it_stands(path),
-        alone,
+        ranks.together(work_folder(path)),
         contextlib.ExitStack() as stack,
     ):
         inputs: list[Input] = []
@@ -67,14 +66,14 @@ def write(
             stack.callback(inputs[-1].close)
             passed.append((source, inputs[-1].label))
         check_once(passed)
-        _write_inputs(path, inputs, options, crew, variables=variables, seed=seed, progress=progress)
+        _write_inputs(path, inputs, options, ranks, variables=variables, seed=seed, progress=progress)
 
 
 def _write_inputs(
     path: Path,
     inputs: list[Input],
     options: WriteOptions,
-    crew: Crew,
+    ranks: Ranks,
     *,
     variables: Callable[[], dict[str, Any] | None],
     seed: int | None,
@@ -83,13 +82,13 @@ def _write_inputs(
     if not inputs and not options.reshuffle:
         raise ConfigError("add_adatas wants at least one input, got none")
     asked = plan_of(inputs, options, None)
-    if crew.agree("asked", lambda: asked) != asked:
+    if ranks.from_main(lambda: asked) != asked:
         raise ConfigError(
-            f"rank {crew.rank} was asked to write other inputs, or with other parameters, into {path} than rank 0: "
+            f"rank {ranks.rank} was asked to write other inputs, or with other parameters, into {path} than rank 0: "
             "every rank must make the same call"
         )
     plan = plan_of(inputs, options, seed)
-    if crew.agree("settled", lambda: settle(path, plan)):
+    if ranks.from_main(lambda: settle(path, plan)):
         return
     vars_, sparse = variables(), set[str]()
     warn_of_repeats(inputs, read_manifest(path)["writes"], path)
@@ -106,9 +105,9 @@ def _write_inputs(
             inputs = [*members, *inputs]
     chosen = {name: options.extra[name] for name in ("var_subset", "merge", "join")}
     joined = join_inputs(inputs, vars_=vars_, **chosen, sparse=sparse)
-    if crew.is_main:
+    if ranks.is_main:
         say_variables(joined)
-    add_rows(path, joined, options, crew=crew, plan=plan, seed=seed, progress=progress)
+    add_rows(path, joined, options, ranks=ranks, plan=plan, seed=seed, progress=progress)
 
 
 @contextlib.contextmanager

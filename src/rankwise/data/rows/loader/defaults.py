@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
+from rankwise._process.loader_worker import current_worker
 from rankwise.data.contract import NDArray
 from rankwise.data.feed.memory.csr import torch_csr
 from rankwise.data.feed.place_jax import ShardRows, narrowed, shard_full_batches
@@ -15,7 +16,6 @@ from rankwise.data.rows.abc import Sampler
 from rankwise.data.rows.notices import say_once
 from rankwise.data.rows.samplers import DistributedSampler, RandomSampler, SequentialSampler
 from rankwise.errors import ConfigError, MissingExtraError
-from rankwise.world.loader_worker import current_worker
 
 __all__ = [
     "Library",

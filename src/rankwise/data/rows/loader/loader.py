@@ -9,6 +9,7 @@ from contextlib import closing
 from itertools import pairwise
 from typing import Any, Literal, Self
 
+from rankwise._process.loader_worker import current_worker
 from rankwise.data.contract import JSON
 from rankwise.data.feed.memory.lease import Lease
 from rankwise.data.feed.workers import iterable_class, rebuild
@@ -34,7 +35,6 @@ from rankwise.data.rows.samplers.distributed import foreseen
 from rankwise.data.rows.types import LoaderOutput
 from rankwise.data.store import BoxReader
 from rankwise.errors import ConfigError
-from rankwise.world.loader_worker import current_worker
 
 __all__ = ["Loader"]
 

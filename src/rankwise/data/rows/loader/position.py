@@ -8,6 +8,7 @@ from contextlib import closing
 from dataclasses import asdict, dataclass
 from typing import Any, Self, TypeVar
 
+from rankwise._process.loader_worker import current_worker
 from rankwise.data.contract import JSON
 from rankwise.data.rows.abc import Sampler
 from rankwise.data.rows.loader.held import HeldDatasets
@@ -16,7 +17,6 @@ from rankwise.data.rows.notices import process_rank, say_once
 from rankwise.data.rows.passes import PassDraws, known_settings
 from rankwise.data.rows.samplers import DistributedSampler
 from rankwise.errors import ConfigError
-from rankwise.world.loader_worker import current_worker
 
 __all__ = ["SavedPass", "Standing", "UnderWay"]
 

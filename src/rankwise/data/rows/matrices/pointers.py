@@ -117,6 +117,8 @@ class PagedNumbers:
 
     def renew(self) -> None:
         """Hold nothing; for processes that are forked while threads are at work."""
+        # One for all tables, held while pages are read, too: who came in between could take slots from which another is
+        # about to gather. The reader's own locks are always inside it; nothing there comes back here.
         self._lock = threading.Lock()
         self._slot = np.full(self._num_pages, -1, dtype=np.int64)  # of each page, -1 = not in memory
         self._held = np.full(self._most, -1, dtype=np.int64)  # the page in each slot
@@ -160,7 +162,7 @@ class PagedNumbers:
             place: in the array.
             why: what is wrong there.
         """
-        with self._lock:
+        with self._lock:  # not the thread that reads a page has found it, but who compares numbers of two
             self._damaged.setdefault(place // self.chunk, self._error(place // self.chunk, why))
 
     def _errors(self, places: IntArray) -> dict[int, BoxError]:
@@ -232,7 +234,10 @@ class PagedNumbers:
         offsets = (runs - bases[:, :, None]).reshape(len(numbers), -1)
         self._widen(int(offsets.max()))
         self._bases[slots], self._offsets[slots] = bases, offsets
-        self._slot[numbers], self._held[slots], self._used[slots] = slots, numbers, self._clock
+        # Pages are found by `_slot`, so that comes last: a Ctrl-C before it leaves a page that is read again, after it
+        # would leave one whose place another takes unnoticed.
+        self._held[slots], self._used[slots] = numbers, self._clock
+        self._slot[numbers] = slots
         self.num_pages_read += len(numbers)
 
     def _widen(self, most: int) -> None:
@@ -289,7 +294,8 @@ class RowPointers:
         self.array = array
         self.lengths = lengths
         self.num_rows = array.shape[0] - 1
-        self._filled: set[int] = set()  # chunks of lengths that are not all 0
+        # Chunks of lengths that are not all 0. It only grows, so it needs no lock: who misses one looks it up again.
+        self._filled: set[int] = set()
         each = capacity_bytes if lengths is None else capacity_bytes // 2
         judge = PointerJudge(num_rows=self.num_rows, num_elements=num_elements, num_cols=num_cols)
         self._begins = PagedNumbers(array, reader, judge, what="row pointers", capacity_bytes=each)

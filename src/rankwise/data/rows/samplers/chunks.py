@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from rankwise._process.loader_worker import current_worker
 from rankwise.data.contract import JSON, IntArray
 from rankwise.data.rows.abc import Sampler
 from rankwise.data.rows.passes import (
@@ -22,7 +23,6 @@ from rankwise.data.rows.passes import (
 )
 from rankwise.data.rows.types import LoadRequest
 from rankwise.errors import ConfigError
-from rankwise.world.loader_worker import current_worker
 
 __all__ = ["RandomSampler", "RowsOnce", "RowsRepeated", "SequentialSampler", "make_requests"]
 

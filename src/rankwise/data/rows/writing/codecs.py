@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from rankwise._process.cores import choose_threads, cpu_mask, usable_cores
 from rankwise.data.contract import IntArray, NDArray
 from rankwise.data.store import load_zarr
 from rankwise.errors import ConfigError
-from rankwise.world.threads import choose_threads, cpu_mask, usable_cores
 
 __all__ = ["ChunkEncoder", "codecs_of", "pad_rows"]
 

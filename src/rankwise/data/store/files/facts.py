@@ -59,6 +59,8 @@ class Standing:
         self._known: dict[str, DataError | None] = {}
         self._stamps: dict[str, Stamp | None] = {}
         self._looked_s: dict[str, float] = {}
+        # For what is known and the stamps; disks and stores are asked outside, for as long as that takes. Two threads
+        # may ask about the same array: they hear the same.
         self._lock = threading.Lock()
 
     def forget(self) -> None:
@@ -74,6 +76,8 @@ class Standing:
         It is whole, old or new, whenever it was read, and loaders read ahead by more than this: asking the system about
         every file of every batch would cost a tenth where chunks are small and kept decoded.
         """
+        # Without the lock, for it is asked about every file of every batch. Each line is one step for all threads: at
+        # worst two of them look at the same file, or all files once too often.
         if now_s - self._looked_s.get(path, -LOOK_AGAIN_S) < LOOK_AGAIN_S:
             return False
         if len(self._looked_s) >= _MOST_STAMPS:
@@ -88,8 +92,10 @@ class Standing:
     def changed(self, array: ArrayMeta) -> DataError | None:
         """Return what is wrong with a local array that was resized, replaced or removed since its first read."""
         name = "zarr.json" if array.zarr_format == _V3 else ".zarray"
+        # Taken before the document is read: what is written in between has another stamp at the next look.
         stamp = stamp_document(array.place, name)
         with self._lock:
+            # the first thread that reads an array says what all later looks are compared with
             if self._stamps.setdefault(array.place, stamp) == stamp:
                 if len(self._stamps) > _MOST_STAMPS:
                     del self._stamps[next(iter(self._stamps))]
@@ -208,6 +214,7 @@ class FileBook:
         self._most_files = most_files
         self._held: OrderedDict[tuple[int, int], FileFacts] = OrderedDict()
         self._held_bytes = 0
+        # For the table, its bytes and the counts. Facts never change: what was found may be used without it.
         self._lock = threading.Lock()
         self.standing = Standing(remote)
         self.num_looked_at = self.num_recalled = 0
@@ -215,6 +222,7 @@ class FileBook:
 
     def forget(self) -> None:
         """Look at every file anew."""
+        # A look that is under way puts an old answer back afterwards, under an old serial: nobody asks for that again.
         with self._lock:
             self._held.clear()
             self._held_bytes = 0
@@ -241,6 +249,7 @@ class FileBook:
             found: list[FileFacts | DataError | OSError | None] = [
                 self._touch((file.serial, file.number)) for file in files
             ]
+        # From here on without the lock: a look may take a second, and other threads plan other files meanwhile.
         absent = [at for at, facts in enumerate(found) if facts is None]
         far = [at for at in absent if files[at].array.is_remote]
         for at, answer in zip(far, look_at_remote([files[k] for k in far], self._remote), strict=True):

@@ -80,6 +80,9 @@ class OpenFile:
         self.identity = identity_of(os.fstat(self.fd))
 
     def __del__(self) -> None:
+        # Threads that read hold the object, so none of them ever meets a number that was closed, or means another file
+        # by now. Runs in any thread, also under the lock of the cache, and asks for none. In a forked child it closes
+        # the child's copy, which its parent does not notice.
         if hasattr(self, "fd"):
             os.close(self.fd)
 
@@ -93,7 +96,7 @@ class HandleCache:
     def __init__(self, capacity: int | None = None) -> None:
         self.capacity = file_limit() if capacity is None else capacity
         self._open: OrderedDict[str, OpenFile] = OrderedDict()
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # for the table; never held while a file is opened or read
         # Who opens a file holds the door of its path, so that a second thread waits for it and no file is opened twice.
         self._doors = tuple(threading.Lock() for _ in range(_NUM_DOORS))
         self.num_opened = 0
@@ -109,8 +112,9 @@ class HandleCache:
         """
         handle = self._known(path)
         if handle is None:
+            # Paths that share a door only wait longer. A door is taken before the lock, and nobody takes two doors.
             with self._doors[hash(path) % _NUM_DOORS]:
-                handle = self._known(path) or self._opened(path)
+                handle = self._known(path) or self._opened(path)  # who had the door before may have opened it
         return handle
 
     def _known(self, path: str) -> OpenFile | None:

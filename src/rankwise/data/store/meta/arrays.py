@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
 
+from rankwise.data.store.forks import renew_in_children
 from rankwise.data.store.meta.codecs import UnreadableError
 from rankwise.data.store.meta.documents import Stamp, stamp_document
 from rankwise.data.store.meta.nodes import Node
@@ -56,8 +57,14 @@ class KeptMetas:
     def __init__(self, capacity: int = 4096, clock: Callable[[], int] = time.time_ns) -> None:
         self._capacity = capacity
         self._clock = clock
-        self._lock = threading.Lock()
         self._kept: OrderedDict[str, tuple[ArrayMeta, _Stamps, int]] = OrderedDict()
+        self.renew()
+        renew_in_children(self)
+
+    def renew(self) -> None:
+        """Take a new lock; for processes that are forked while threads are at work."""
+        # what is kept may stay: each step of a change is one step for all threads, and leaves it whole
+        self._lock = threading.Lock()
 
     def get(self, place: str, read: Callable[[str], ArrayMeta]) -> ArrayMeta:
         """Return the metadata of an array, from memory if they are still true.
@@ -66,10 +73,11 @@ class KeptMetas:
             place: absolute path or URL.
             read: reads them.
         """
-        with self._lock:
+        with self._lock:  # not while documents are read: two threads may read the same ones, and keep equals
             kept = self._kept.get(place)
         if kept is not None and self._is_true(place, kept[1], kept[2]):
             return kept[0]
+        # Stamps from before and after: what another process writes in between is given back, and not kept.
         began, before = self._clock(), _stamps(place)
         meta = read(place)
         if before == _stamps(place) and all(stamp is None or stamp[1] < began - _FRESH_NS for stamp in before):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 from rankwise.data.store.meta.documents import resolve_place
 from rankwise.data.store.meta.nodes import Node
@@ -18,10 +20,8 @@ _MOST = 8
 
 def describe_group(group: Node, nodes: Nodes) -> str:
     """Return what to say after "it": "is an OME-Zarr image with the levels ...", "holds the arrays ..."."""
-    from rankwise.data.store.meta.ngff.attributes import ome_attributes
-
     try:
-        ome = ome_attributes(group)
+        ome = _ome(group)
         if "plate" in ome:
             return "is an OME-Zarr plate; its images are found with open_plate or iter_images"
         if "multiscales" in ome:
@@ -46,9 +46,13 @@ def _inside(group: Node, nodes: Nodes) -> str:
 def _kind(node: Node) -> str:
     if node.kind == "array":
         return "arrays"
-    from rankwise.data.store.meta.ngff.attributes import ome_attributes
+    return "images" if "multiscales" in _ome(node) else "groups"
 
-    return "images" if "multiscales" in ome_attributes(node) else "groups"
+
+def _ome(node: Node) -> Mapping[str, Any]:
+    """The attributes of OME-Zarr: below "ome" from version 0.5 on, among the others before. For words only."""
+    ome = node.attributes.get("ome")
+    return ome if isinstance(ome, dict) else node.attributes
 
 
 def _names(names: list[str]) -> str:

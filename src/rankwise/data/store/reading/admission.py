@@ -37,6 +37,7 @@ class Admission:
         self._capacity_bytes = capacity_bytes
         self._ghosts: OrderedDict[Hashable, None] = OrderedDict()
         self._met: dict[int, int] = {}
+        # For the three of them and the share: they are one memory of what was touched, in some order of the threads.
         self._lock = threading.Lock()
         self.repeat_share = 0.0
 
@@ -50,7 +51,7 @@ class Admission:
         if num_bytes > self._capacity_bytes:
             return [False] * len(keys)
         limit = max(_FEWEST_GHOSTS, _GHOSTS_PER_PLACE * self._capacity_bytes // max(1, num_bytes))
-        with self._lock:
+        with self._lock:  # once for all chunks of an array: a plan has thousands
             answers = [self._wants(key) for key in keys]
             while len(self._ghosts) > limit:
                 self._ghosts.popitem(last=False)

@@ -11,13 +11,13 @@ from functools import partial
 
 import numpy as np
 
+from rankwise._process.place import find_place
 from rankwise.data.contract import BoolArray, DType, IntArray
 from rankwise.data.store.boxes import BoxError, BoxRequest, conversion_loss
 from rankwise.data.store.files import Standing, local_identity
 from rankwise.data.store.meta import ArrayMeta
 from rankwise.data.store.plan import BoxPlan
 from rankwise.errors import DataError, WorldError
-from rankwise.world.place import find_place
 
 __all__ = [
     "REPLACED",

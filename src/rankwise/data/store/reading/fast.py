@@ -68,11 +68,15 @@ class FastChunks:
         self._box, self._tasks = self._tables()
         self._dense = None if spread is None else _dense_rows(plan, spread, self._box)
         self._local = LocalFiles(plan, chosen, self._tasks, tools.handles)
+        # A slab is one task. It writes its own stretch of the tables, its own places in `out`, its own keys of these:
+        # no thread needs a lock for them, and no decoder that of the interpreter. All are read when the crew is done.
         self._trouble: dict[int, ChunkFailure] = {}  # position -> why no decoder could begin
-        self._hopeless = False  # chunks stayed unreadable for so long that others need not wait as well
         self.failed: dict[int, ChunkFailure] = {}
+        # Chunks stayed unreadable for so long that others need not wait as well. Only ever set: seen late, it costs a
+        # pause.
+        self._hopeless = False
+        self._lock = threading.Lock()  # for the two sums: adding is reading and writing
         self.retries = 0
-        self._lock = threading.Lock()
         self.seconds = 0.0
 
     @property
@@ -138,6 +142,7 @@ class FastChunks:
             first: first chunk.
             last: end of the chunks.
         """
+        # In the thread that makes the tasks: the bytes of all slabs are under way before the first of them is decoded.
         fetched = start_fetch(self._plan, self._chosen, self._tasks, self._tools, first=first, last=last)
         return partial(self._run, first, last, fetched)
 
@@ -174,7 +179,7 @@ class FastChunks:
         if mine is None or theirs is None:
             return False
         borrow = self._tools.scratches.borrow
-        with borrow() as own, borrow() as other:
+        with borrow() as own, borrow() as other:  # two at once: borrowing never waits
             named = columns._tasks, other
             try:
                 self._tools.spreader.spread(self._tasks, self._dense, first, last, self._out, own, named=named)
@@ -274,6 +279,7 @@ class FastChunks:
         self._decode(first, last)
         for at, failure in unread.items():
             self._refuse(at, failure)
+        # The decoder has descriptors and addresses only, which keep nothing alive.
         del held, pieces  # files may be closed and bytes freed from here on, not before
 
     def _decode(self, first: int, last: int) -> None:
@@ -319,7 +325,8 @@ class FastChunks:
 
     def _once_more(self, at: int) -> None:
         path = self._plan.files[int(self._plan.chunks.file[self._chosen[at]])].path
-        self._tools.handles.forget(path)  # an old handle may be what is stale
+        # An old handle may be what is stale. Threads that read from it keep it open until they are done.
+        self._tools.handles.forget(path)
         self._trouble.pop(at, None)
         self._attempt(at, at + 1, None)
         with self._lock:

@@ -45,6 +45,8 @@ class SlowArrays:
         self._trouble = trouble
         self._adopted = AdoptedArrays() if adopted is None else adopted
         self._opened: OrderedDict[int, Any] = OrderedDict()
+        # Held while an array is opened, too: the threads of a crew meet its first chunks together, and each would ask
+        # the store for its documents. Inside, `plain_codecs` takes its turn; nothing there comes back here.
         self._lock = threading.Lock()
 
     def chunk(self, serial: int, array: ArrayMeta, coords: tuple[int, ...]) -> NDArray:
@@ -59,6 +61,7 @@ class SlowArrays:
             slice(at * extent, min((at + 1) * extent, size))
             for at, extent, size in zip(coords, array.chunks, array.shape, strict=True)
         )
+        # Opened arrays are read without the lock: zarr-python's may be read by many threads, and so may stores.
         try:
             return np.asarray(self._open(serial, array)[region]).astype(array.dtype, copy=False)
         except (MemoryError, DataError):  # the second comes from an object store, and says already what it is
@@ -78,7 +81,7 @@ class SlowArrays:
             with plain_codecs(zarr):
                 version: Any = array.zarr_format
                 opened = zarr.open_array(self._store(array), mode="r", zarr_format=version)
-            _check_same(array, opened)
+            _check_same(array, opened)  # before it is kept: the next chunk of one that is refused looks again
             self._opened[serial] = opened
             while len(self._opened) > _MOST:
                 self._opened.popitem(last=False)

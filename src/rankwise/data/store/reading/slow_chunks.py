@@ -39,8 +39,10 @@ class SlowChunks:
         self._chosen = chosen
         self._out = out
         self._tools = tools
+        # Each chunk is one task, so no key has two writers, and the crew has ended before anybody reads them. The same
+        # holds for `out`: no place of it belongs to two chunks.
         self.failed: dict[int, ChunkFailure] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # for the counts: adding is reading and writing
         self._hopeless = False  # one chunk stayed unreadable for so long that the others need not wait as well
         self.stats = ReaderStats()
 
@@ -79,6 +81,7 @@ class SlowChunks:
         if held is not None:
             return held, True
         coords = tuple(table.coords[chunk].tolist())
+        # Two reads may decode the same chunk at once: waiting for each other would cost more than it saves.
         values = self._persistently(lambda: self._tools.slow.chunk(serial, meta, coords))
         self._refuse_changed(chunk)
         if self._tools.cache.capacity_bytes and self._plan.request.keep:  # decoding these is dear: each is kept at once
@@ -93,13 +96,13 @@ class SlowChunks:
             except OSError as error:
                 if self._hopeless or not is_passing(error):
                     raise
-                time.sleep(pause)
+                time.sleep(pause)  # no lock is held, and there is nobody to wake: pauses are short
                 with self._lock:
                     self.stats += ReaderStats(retries=1)
         try:
             return decode()
         except OSError:
-            self._hopeless = True
+            self._hopeless = True  # only ever set: a thread that sees it late has paused once for nothing
             raise
 
     def _refuse_changed(self, chunk: int) -> None:

@@ -8,9 +8,9 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from rankwise.world.loader_worker import part_of_worker
-from rankwise.world.place import num_local_ranks
-from rankwise.world.threads import cpu_mask, usable_cores
+from rankwise._process.cores import cpu_mask, usable_cores
+from rankwise._process.loader_worker import part_of_worker
+from rankwise._process.place import num_local_ranks
 
 __all__ = ["WorkCrew", "reading_threads"]
 
@@ -46,7 +46,7 @@ class WorkCrew:
     def __init__(self, num_threads: int, *, shared: bool = False) -> None:
         self._num_threads, self._shared = num_threads, shared
         self._pool: ThreadPoolExecutor | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # for the pool: `close` must not end one that is about to be given work
 
     @property
     def num_threads(self) -> int:
@@ -55,7 +55,7 @@ class WorkCrew:
 
     def run(self, tasks: Iterable[Callable[[], None]]) -> None:
         """Run all tasks, in order of their start; the first error stops what has not begun and is raised."""
-        waiting = deque(tasks)
+        waiting = deque(tasks)  # taken from its left end in one step for all threads: no task runs twice
         helpers: list[Future[None]] = []
         try:
             self._call(helpers, waiting)
@@ -64,6 +64,7 @@ class WorkCrew:
             waiting.clear()
             raise
         finally:
+            # Also after an error or a Ctrl-C: what helpers write into is given back to somebody by who called.
             errors = _ended(helpers, waiting)
         for error in errors:
             if error is not None:
@@ -74,16 +75,20 @@ class WorkCrew:
         with self._lock:
             pool, self._pool = self._pool, None
         if pool is not None:
-            pool.shutdown(wait=True)
+            pool.shutdown(wait=True)  # outside the lock: runs of other threads go on, with a new pool
 
     def _call(self, helpers: list[Future[None]], waiting: deque[Callable[[], None]]) -> None:
         """Have the other threads help."""
         for _ in range(min(self.num_threads, len(waiting)) - 1):
+            # Our own future, not that of the pool: `submit` puts the work in line before it fails to start a thread for
+            # it, and a thread that is there may take it. Who waits for all helpers must know of that one, too.
+            helper: Future[None] = Future()
+            helpers.append(helper)
             with self._lock:
                 if self._pool is None:
                     self._pool = ThreadPoolExecutor(self.num_threads - 1, thread_name_prefix="rankwise-decoder")
                 try:
-                    helpers.append(self._pool.submit(_work, waiting))
+                    self._pool.submit(_help, helper, waiting)
                 except RuntimeError:  # the program is ending, or may have no more threads: the calling one can do it
                     return
 
@@ -107,7 +112,20 @@ def _outcome(helper: Future[None]) -> BaseException | None:
     return None if helper.cancel() else helper.exception()
 
 
+def _help(helper: Future[None], waiting: deque[Callable[[], None]]) -> None:
+    if not helper.set_running_or_notify_cancel():
+        return
+    try:
+        _work(waiting)
+    except BaseException as error:  # noqa: BLE001  (raised again by who called for help)
+        helper.set_exception(error)
+        del helper  # else the error keeps this frame, and the frame the error
+    else:
+        helper.set_result(None)
+
+
 def _work(waiting: deque[Callable[[], None]]) -> None:
+    # No thread works off a share of its own: one that the system puts aside holds up no more than the task it has.
     try:
         while True:
             try:

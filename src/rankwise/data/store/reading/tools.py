@@ -31,14 +31,16 @@ class ScratchPool:
     """Scratch memory, one for each thread that works at a time."""
 
     def __init__(self) -> None:
+        # A list, no thread-locals: `clear` reaches the memory of all threads, and those that wait for a task keep none.
         self._free: list[Scratch] = []
         self._lock = threading.Lock()
 
     @contextmanager
     def borrow(self) -> Iterator[Scratch]:
         """Lend one."""
+        # Never waits for one: who needs two takes two, and no two threads can each hold what the other wants.
         with self._lock:
-            scratch = self._free.pop() if self._free else Scratch()
+            scratch = self._free.pop() if self._free else Scratch()  # the last one used: it may still lie in a cache
         try:
             yield scratch
         finally:
@@ -47,7 +49,7 @@ class ScratchPool:
 
     def clear(self) -> None:
         """Free what is not lent."""
-        with self._lock:
+        with self._lock:  # what is lent comes back afterwards, whole, and is lent again
             self._free.clear()
 
 

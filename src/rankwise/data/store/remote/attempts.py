@@ -46,10 +46,13 @@ class Requests:
     def __init__(self, options: RemoteOptions, counters: Tally[RemoteStats]) -> None:
         self.options = options
         self.counters = counters
+        # of all threads: those of `Workers`, and callers that ask for a document by themselves
         self._slots = threading.BoundedSemaphore(options.concurrency)
-        self._closing = threading.Event()
+        self._closing = threading.Event()  # whoever waits for a further attempt wakes up at once
+        # No lock: two threads may both find none, and `open_store` gives them the same one.
         self._stores: dict[str, Any] = {}
-        # its own generator: waiting must not move the random numbers of a training
+        # Random, as reads that one failure of a store has hit must not come back together. Threads share it: a draw is
+        # one step. Its own generator: waiting must not move the random numbers of a training.
         self._jitter = random.Random()  # noqa: S311
 
     def close(self) -> None:
@@ -101,6 +104,7 @@ class Requests:
         from obstore.exceptions import BaseError
 
         began, attempt = time.monotonic(), 0
+        # Asked between attempts only: a request that was sent ends by itself, within the time that its client has.
         while not self._closing.is_set():
             attempt += 1
             try:
@@ -121,7 +125,7 @@ class Requests:
         raise TransferError(f"{url} ({what}): not read, its reader was closed", url=url, attempts=attempt)
 
     def _once(self, call: Callable[[], T], *, retried: bool) -> T:
-        with self._slots:
+        with self._slots:  # not during the pause before the next attempt: others send theirs meanwhile
             began = time.monotonic()
             try:
                 return call()
@@ -147,7 +151,8 @@ class Requests:
         if trouble.kind == "no_ranges":
             raise NoRangesError from error
         self.counters.add(RemoteStats(failures=1))
-        self._stores.clear()  # credentials in the environment may be mended before the next request
+        # Credentials in the environment may be mended before the next request; those that are under way have a store.
+        self._stores.clear()
         mend = f". {trouble.mend[:1].upper()}{trouble.mend[1:]}" if trouble.mend else ""
         if trouble.kind == "changed":
             raise ObjectChangedError(

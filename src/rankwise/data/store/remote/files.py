@@ -58,7 +58,7 @@ class RemoteFiles:
     def __init__(self, options: RemoteOptions | None = None) -> None:
         self.options = RemoteOptions() if options is None else options
         self._counters = Tally(RemoteStats())
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # for the session; nobody waits for a store while he has it
         self._session: _Session | None = None
 
     @property
@@ -108,6 +108,7 @@ class RemoteFiles:
         for url in {piece.url for piece in ranges}:
             locate(url)
         runs = join_ranges(ranges, gap_bytes=self.options.coalesce_gap_bytes, max_bytes=self.options.max_read_bytes)
+        # Both of one session, for all of this call: when another thread closes the reader, these workers refuse.
         requests, workers = self._open()
         pending: PendingReads[memoryview] = PendingReads(len(ranges))
         pending.deliver((index, memoryview(b"")) for index, piece in enumerate(ranges) if piece.length == 0)
@@ -128,7 +129,7 @@ class RemoteFiles:
 
     def close(self) -> None:
         """Give threads back. What is under way is given up; reading again opens anew."""
-        with self._lock:
+        with self._lock:  # two that close at once: one of them gets the session
             session, self._session = self._session, None
         if session is not None:
             session.workers.close()
@@ -143,9 +144,10 @@ class RemoteFiles:
         return type(self), (self.options,)
 
     def _open(self) -> _Session:
-        load_obstore()
+        load_obstore()  # before the lock, which in a forked child may be held for ever: this one raises there
         with self._lock:
             if self._session is None:
+                # told of the end through its requests: a reference to this reader would keep it from being collected
                 requests = Requests(self.options, self._counters)
                 self._session = _Session(requests, Workers(self.options.concurrency, on_end=requests.close))
             return self._session
@@ -171,7 +173,7 @@ def _bring(
     pending: PendingReads[T], members: Sequence[int], read: Callable[[], Iterable[tuple[int, T | DataError | None]]]
 ) -> None:
     """Read on a worker thread and hand in what came, or why nothing did."""
-    if pending.cancelled:
+    if pending.cancelled:  # asked before each: of a call that was given up, what has not begun is never sent
         return
     try:
         pieces = list(read())
@@ -186,6 +188,6 @@ def _bring(
 def _patiently(pending: PendingReads[T]) -> list[T | DataError | None]:
     try:
         return pending.result()
-    except BaseException:
+    except BaseException:  # a Ctrl-C while it waits: nobody will take what is still to come
         pending.cancel()
         raise

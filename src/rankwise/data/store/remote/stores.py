@@ -46,10 +46,12 @@ _CLIENT_OPTIONS = frozenset(
 )
 _KINDS = ("s3", "gs", "az", "http", "file", "memory")
 
+# Held while a store is opened, too: readers that begin together would connect each by itself. Requests go without it,
+# as obstore's stores may be used by many threads; one that is pushed out stays with those who have it.
 _lock = threading.Lock()
 _stores: OrderedDict[Any, Any] = OrderedDict()
 _memory: dict[str, MemoryStore] = {}
-_first_pid: list[int] = []
+_first_pid: dict[str, int] = {}  # of the process that was the first to use obstore
 
 
 def load_obstore() -> ModuleType:
@@ -64,11 +66,12 @@ def load_obstore() -> ModuleType:
         import obstore.store
     except ImportError as error:
         raise MissingExtraError("reading from object stores needs obstore: pip install 'rankwise[remote]'") from error
-    with _lock:
-        _first_pid[:] = _first_pid or [os.getpid()]
-    if _first_pid[0] != os.getpid():
+    # One step for all threads, and no lock: in a forked child a thread of the parent may hold `_lock` for ever. Nobody
+    # takes that lock before this check, so no child ever waits for it.
+    first = _first_pid.setdefault("pid", os.getpid())
+    if first != os.getpid():
         raise WorldError(
-            f"process {os.getpid()} was forked from process {_first_pid[0]}, which had read from an object store: "
+            f"process {os.getpid()} was forked from process {first}, which had read from an object store: "
             "its network threads do not exist here and a request would wait for ever. Start workers with the "
             'method "spawn" or "forkserver", or open object stores in the workers only'
         )

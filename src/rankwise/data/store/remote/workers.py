@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections import deque
@@ -17,11 +18,14 @@ class _Queue:
     """What the threads share; they hold no reference to their `Workers`, so that it can be collected."""
 
     def __init__(self) -> None:
+        # A `Condition` of this kind may be taken again by the thread that has it. It must: a garbage collection that
+        # begins in such a thread may end these `Workers`, which closes the queue.
         self.changed = threading.Condition()
         self.tasks: deque[Callable[[], None]] = deque()
         self.num_idle = 0
         self.num_threads = 0
         self.closed = False
+        self.pid = os.getpid()
 
     def close(self) -> None:
         with self.changed:
@@ -38,7 +42,7 @@ class _Queue:
             self.num_idle += 1
             self.changed.wait_for(lambda: bool(self.tasks) or self.closed)
             self.num_idle -= 1
-            if self.tasks:
+            if self.tasks:  # before the end is looked at: what waits when it is closed is still run
                 return self.tasks.popleft()
             self.num_threads -= 1
             return None
@@ -75,10 +79,20 @@ class Workers:
                 raise RuntimeError("these workers are closed")
             queue.tasks.append(task)
             queue.changed.notify()
+            # those that were told and have not woken up still count as idle, and their tasks as waiting
             if len(queue.tasks) <= queue.num_idle or queue.num_threads == self._limit:
                 return
+            # Started inside the lock, so that a thread counts exactly if it lives: one that cannot be had and counts
+            # would be waited for. `start` does not wait for what a thread does first, which is to ask for the lock.
+            # No daemon: the interpreter must not go away under a call of obstore's. `_Endings` lets them end in time.
+            try:
+                threading.Thread(target=queue.serve, name="rankwise-remote").start()
+            except RuntimeError:
+                if queue.num_threads:  # they take it when they are done
+                    return
+                queue.tasks.pop()
+                raise
             queue.num_threads += 1
-        threading.Thread(target=queue.serve, name="rankwise-remote").start()
 
     def close(self) -> None:
         """Let the threads end after what they have begun; returns at once."""
@@ -86,6 +100,10 @@ class Workers:
 
 
 def _end(queue: _Queue, on_end: Callable[[], None]) -> None:
+    # A forked child drops its copy of a reader, and with it these: nobody serves the queue there, and a thread of the
+    # parent may have its lock for ever.
+    if os.getpid() != queue.pid:
+        return
     on_end()
     queue.close()
 
@@ -96,18 +114,23 @@ class _Endings:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._open: weakref.WeakSet[Workers] = weakref.WeakSet()
-        self._watching = False
+        self._watching = self._is_over = False
 
     def add(self, workers: Workers) -> None:
         with self._lock:
+            if self._is_over:  # of another thread of the program: nobody would tell them to end any more
+                workers.close()
+                return
             self._open.add(workers)
             if not self._watching:
-                self._watching = True
+                # exit handlers run too late: the interpreter waits for threads that are no daemons before them
                 threading.Thread(target=self._watch, name="rankwise-remote-end", daemon=True).start()
+                self._watching = True
 
     def _watch(self) -> None:
         threading.main_thread().join()
         with self._lock:
+            self._is_over = True
             for workers in list(self._open):
                 workers.close()
 
@@ -135,6 +158,7 @@ class PendingReads(Generic[T]):
     @property
     def cancelled(self) -> bool:
         """Whether nobody wants what has not arrived."""
+        # without the lock: who sees it late sends one request for nothing
         return self._cancelled
 
     def cancel(self) -> None:
@@ -167,6 +191,8 @@ class PendingReads(Generic[T]):
             DataError: it was cancelled.
             Exception: anything that is not about one piece.
         """
+        # No limit of its own: requests have deadlines, and each task delivers, crashes or sees that it is cancelled. A
+        # Ctrl-C ends the wait in the main thread.
         with self._changed:
             self._changed.wait_for(lambda: self._num_missing == 0 or self._ended())
             self._raise_end()

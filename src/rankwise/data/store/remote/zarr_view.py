@@ -140,6 +140,10 @@ class ZarrView(Store):
         future: Future[T] = Future()
 
         def work() -> None:
+            # Who waits in zarr-python's loop may be cancelled at any moment: from here on it is too late for that. The
+            # result would find no taker otherwise, and its error would end the thread.
+            if not future.set_running_or_notify_cancel():
+                return
             try:
                 future.set_result(read(requests))
             except BaseException as error:  # noqa: BLE001  (it is raised where it is waited for)

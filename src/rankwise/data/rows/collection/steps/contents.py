@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rankwise.data.contract import IntArray
-from rankwise.data.rows.collection.crew import Task
 from rankwise.data.rows.collection.places import hash_names
+from rankwise.data.rows.collection.ranks import Task
 from rankwise.data.rows.collection.steps.job import Block, Job
 from rankwise.data.rows.collection.steps.tables import table_tasks
 from rankwise.data.rows.collection.turning import Turned
@@ -50,7 +50,8 @@ def matrix_tasks(job: Job, number: int) -> list[Task]:
             part = _Part(number, which, place, start, min(start + step, extent))
             weight = rows * (part.stop - start) / extent / len(job.joined.matrices)
             name = f"fill-{job.names[number]}-{which}-{start // shard}"
-            tasks.append(Task(name=name, run=partial(_fill, job, part), rows=weight))
+            moved = weight * len(job.joined.matrices) * field.row_bytes
+            tasks.append(Task(name=name, run=partial(_fill, job, part), rows=weight, num_bytes=moved))
     return tasks
 
 
@@ -108,7 +109,6 @@ def _bucket_rows(job: Job, part: _Part, start: int, stop: int) -> Iterator[tuple
         if begin < stop and end > start:
             rows = job.buckets.open(number).rows(part.which)
             low, high = max(start, begin), min(stop, end)
-            job.crew.check()
             yield low, rows if (low, high) == (begin, end) else rows[low - begin : high - begin]
 
 
@@ -132,7 +132,8 @@ def turn_tasks(job: Job) -> list[Task]:
         for portion, start in enumerate(range(0, turned.num_elements, size)):
             stop = min(start + size, turned.num_elements)
             run = partial(_turn, job, turned, portion, start, stop)
-            tasks.append(Task(name=f"turn-{number}-{at}-{portion}", run=run))
+            moved = (stop - start) * _ELEMENT_BYTES
+            tasks.append(Task(name=f"turn-{number}-{at}-{portion}", run=run, num_bytes=moved))
     return tasks
 
 
@@ -143,8 +144,14 @@ def _turn(job: Job, turned: Turned, portion: int, start: int, stop: int) -> str:
 
 def spill_tasks(job: Job) -> list[Task]:
     """Blocks of rows go into buckets."""
+    row_bytes = [sum(held.tables[field.name].row_bytes for field in job.joined.matrices) for held in job.joined.inputs]
     return [
-        Task(name=f"spill-{block.number}", run=partial(_spill, job, block), rows=block.stop - block.start)
+        Task(
+            name=f"spill-{block.number}",
+            run=partial(_spill, job, block),
+            rows=block.stop - block.start,
+            num_bytes=(block.stop - block.start) * row_bytes[block.which],
+        )
         for block in job.blocks
     ]
 
@@ -167,7 +174,7 @@ def dataset_tasks(job: Job) -> list[Task]:
     """Return the tasks of the second pass: dataset after dataset, as disk space comes free with each."""
     tasks = []
     for number, name in enumerate(job.names):
-        if f"end-{name}" in job.marks.done(look=True):  # it may have moved into the collection already
+        if f"end-{name}" in job.marks.notes:  # it may have moved into the collection already
             rows = float(job.edges[number + 1] - job.edges[number])
             tasks.append(Task(name=f"end-{name}", run=lambda: None, rows=rows))
             continue
@@ -180,13 +187,13 @@ def dataset_tasks(job: Job) -> list[Task]:
 
 def entries_of(job: Job) -> dict[str, Any]:
     """Return what the manifest says about the datasets."""
-    return {name: job.marks.note(f"end-{name}") for name in job.names}
+    return {name: job.marks.notes[f"end-{name}"] for name in job.names}
 
 
 def _end(job: Job, number: int, names: Sequence[str]) -> dict[str, Any]:
     known: dict[str, dict[str, str]] = {}
     for name in names:
-        for array, digests in (job.marks.note(name) or {}).items():
+        for array, digests in (job.marks.notes[name] or {}).items():
             known.setdefault(array, {}).update(digests)
     entry = {
         "rows": int(job.edges[number + 1] - job.edges[number]),

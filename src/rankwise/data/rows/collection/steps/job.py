@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -12,9 +13,9 @@ import numpy as np
 
 from rankwise.data.contract import IntArray, NDArray
 from rankwise.data.rows.collection.buckets import Buckets, Text
-from rankwise.data.rows.collection.crew import Crew, Marks, Task
 from rankwise.data.rows.collection.options import WriteOptions
 from rankwise.data.rows.collection.places import Placing, find_repeats, hash_names, rename
+from rankwise.data.rows.collection.ranks import Marks, Ranks, Task
 from rankwise.data.rows.collection.turning import Turned
 from rankwise.data.rows.collection.union import Joined
 
@@ -58,7 +59,7 @@ class Job:
         names: of the datasets.
         bucket_rows: rows of a bucket.
         block_rows: rows that are read at once.
-        crew: who writes.
+        ranks: who writes.
         marks: what is done.
     """
 
@@ -70,13 +71,13 @@ class Job:
     names: tuple[str, ...]
     bucket_rows: int
     block_rows: int
-    crew: Crew
+    ranks: Ranks
     marks: Marks
 
     @cached_property
     def piece(self) -> str:
         """Name of the files that this process alone writes: of no process before it."""
-        return f"{self.crew.rank}-{secrets.token_hex(6)}"
+        return f"{self.ranks.rank}-{secrets.token_hex(6)}"
 
     @cached_property
     def cuts(self) -> IntArray:
@@ -122,17 +123,9 @@ class Job:
             first += held.num_rows
         return tuple(found)
 
-    def accepts(self, kind: str) -> Any:
+    def accepts(self, kind: str) -> Callable[[str, int], bool]:
         """Return what says whether a portion of a piece came in whole: the mark of its task names the piece."""
-        notes: dict[int, Any] = {}
-
-        def accept(piece: str, number: int) -> bool:
-            if number not in notes:
-                name = f"{kind}-{number}"
-                notes[number] = self.marks.note(name) if name in self.marks.done() else None
-            return bool(notes[number] == piece)
-
-        return accept
+        return lambda piece, number: self.marks.notes.get(f"{kind}-{number}") == piece
 
     def numbers(self, dataset: int) -> range:
         """Return the numbers of the buckets of a dataset."""
@@ -157,7 +150,7 @@ def name_tasks(job: Job) -> list[Task]:
 
 def repeats_of(job: Job, start: int, stop: int) -> IntArray | None:
     """Return the number behind the names of rows of some places, 0 = none; None = behind no name at all."""
-    if not job.marks.note("names"):
+    if not job.marks.notes["names"]:
         return None
     found: IntArray = np.load(job.work / _FILE, mmap_mode="r")[start:stop]
     return found

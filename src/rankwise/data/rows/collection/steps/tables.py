@@ -11,8 +11,8 @@ import numpy as np
 
 from rankwise.data.rows.collection.buckets import Text
 from rankwise.data.rows.collection.columns import ObsColumn
-from rankwise.data.rows.collection.crew import Task
 from rankwise.data.rows.collection.places import rename
+from rankwise.data.rows.collection.ranks import Task
 from rankwise.data.rows.collection.steps.job import Job, repeats_of
 from rankwise.data.rows.datasets import load_anndata, stored_name
 from rankwise.data.rows.writing import create_dense, create_sparse, quiet_anndata
@@ -26,15 +26,19 @@ _SHARE = 4  # of the memory budget, for the columns that are written together
 def table_tasks(job: Job, number: int) -> list[Task]:
     """Return the tasks that write the table of observations of a dataset."""
     rows = int(job.edges[number + 1] - job.edges[number])
+    sizes = [column.field.row_bytes * rows for column in (job.joined.index, *job.joined.columns)]
     return [
-        Task(name=f"obs-{job.names[number]}-{at}", run=partial(_write, job, number, group))
-        for at, group in enumerate(_groups(job, rows))
+        Task(
+            name=f"obs-{job.names[number]}-{at}",
+            run=partial(_write, job, number, group),
+            num_bytes=sum(sizes[which] for which in group),
+        )
+        for at, group in enumerate(_groups(job, sizes))
     ]
 
 
-def _groups(job: Job, rows: int) -> list[list[int]]:
+def _groups(job: Job, sizes: Sequence[float]) -> list[list[int]]:
     """Cut the columns into groups that fit into memory together; number 0 is the names."""
-    sizes = [column.field.row_bytes * rows for column in (job.joined.index, *job.joined.columns)]
     groups: list[list[int]] = [[]]
     held = 0.0
     for which, size in enumerate(sizes):

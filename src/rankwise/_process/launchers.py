@@ -1,0 +1,172 @@
+"""What torchrun, Open MPI, MPICH and Kubeflow tell each process; Slurm has a file of its own."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+
+from rankwise._process.variables import Place, check_ranges, first_set, int_of, mpi_address, port_of
+from rankwise.errors import WorldError
+
+__all__ = ["WANTED", "kubeflow_place", "mpich_place", "open_mpi_place", "torchrun_place"]
+
+# of rankwise and torchrun
+WANTED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+_MPIRUN = "mpirun -x MASTER_ADDR=node01 ..."
+_JOB_NAMES = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_ess_jobid")
+_FIRST_PORT, _NUM_PORTS = 10_000, 20_000  # below Linux's ephemeral ports, which begin at 32768
+_MPIEXEC = "mpiexec -genv MASTER_ADDR node01 -genv MASTER_PORT 20123 ..."
+# of a PyTorchJob, whose RANK is the pod's, and of a TrainJob: rank, size, host of rank 0, port there
+_KUBEFLOW = (
+    ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+    ("PET_NODE_RANK", "PET_NNODES", "PET_MASTER_ADDR", "PET_MASTER_PORT"),
+)
+
+
+def torchrun_place(environ: Mapping[str, str]) -> Place | None:
+    """Return the place that rankwise's and torchrun's variables describe, None if one of them is missing.
+
+    Raises:
+        WorldError: they contradict each other.
+    """
+    if any(first_set(environ, name) is None for name in WANTED):
+        return None
+    rank, size, local = (int_of(environ, name) or 0 for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+    local_size = int_of(environ, "LOCAL_WORLD_SIZE")
+    node, num_nodes = int_of(environ, "GROUP_RANK"), int_of(environ, "GROUP_WORLD_SIZE")
+    check_ranges(
+        {
+            ("RANK", "WORLD_SIZE"): (rank, size),
+            ("LOCAL_RANK", "LOCAL_WORLD_SIZE"): (local, local_size),
+            ("LOCAL_RANK", "WORLD_SIZE"): (local, size),
+            ("GROUP_RANK", "GROUP_WORLD_SIZE"): (node, num_nodes),
+        }
+    )
+    if local_size is not None and local_size > size:
+        raise WorldError(f"LOCAL_WORLD_SIZE={local_size} is larger than WORLD_SIZE={size}: mend what sets them")
+    return Place(
+        family="torchrun",
+        rank=rank,
+        world_size=size,
+        local_rank=local,
+        local_world_size=local_size,
+        node_rank=node,
+        num_nodes=num_nodes,
+        master_addr=environ["MASTER_ADDR"].strip(),
+        master_port=port_of(environ, "MASTER_PORT") or 0,
+        agent_store=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and "TORCHELASTIC_RUN_ID" in environ,
+    )
+
+
+def open_mpi_place(environ: Mapping[str, str]) -> Place | None:
+    """Return the place that mpirun's variables describe, None outside of mpirun.
+
+    Raises:
+        WorldError: they contradict each other, or the ranks are on several machines and MASTER_ADDR is not set.
+    """
+    rank, size = int_of(environ, "OMPI_COMM_WORLD_RANK"), int_of(environ, "OMPI_COMM_WORLD_SIZE")
+    local = int_of(environ, "OMPI_COMM_WORLD_LOCAL_RANK")
+    if rank is None or size is None or local is None:
+        return None
+    local_size, node = int_of(environ, "OMPI_COMM_WORLD_LOCAL_SIZE"), int_of(environ, "OMPI_COMM_WORLD_NODE_RANK")
+    check_ranges(
+        {
+            ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"): (rank, size),
+            ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"): (local, local_size),
+        }
+    )
+    del node  # Open MPI's NODE_RANK counts processes on a node over all jobs, it is no number of the node
+    one_machine = local_size == size
+    return Place(
+        family="open mpi",
+        rank=rank,
+        world_size=size,
+        local_rank=local,
+        local_world_size=local_size,
+        node_rank=0 if one_machine else None,
+        num_nodes=1 if one_machine else None,
+        master_addr=mpi_address(environ, "mpirun", _MPIRUN, one_machine=one_machine),
+        master_port=port_of(environ, "MASTER_PORT") or _open_mpi_port(environ),
+    )
+
+
+def _open_mpi_port(environ: Mapping[str, str]) -> int:
+    job = first_set(environ, *_JOB_NAMES)
+    return _FIRST_PORT + zlib.crc32((environ[job] if job else "").encode()) % _NUM_PORTS
+
+
+def mpich_place(environ: Mapping[str, str]) -> Place | None:
+    """Return the place that Hydra's variables describe, None outside of it.
+
+    `srun --mpi=pmi2` sets PMI_RANK and PMI_SIZE too, but no MPI_LOCALRANKID: those tasks are Slurm's.
+
+    Raises:
+        WorldError: they contradict each other, or they do not tell where the ranks meet.
+    """
+    rank, size = int_of(environ, "PMI_RANK"), int_of(environ, "PMI_SIZE")
+    local, local_size = int_of(environ, "MPI_LOCALRANKID"), int_of(environ, "MPI_LOCALNRANKS")
+    if rank is None or size is None or local is None:
+        return None
+    check_ranges(
+        {
+            ("PMI_RANK", "PMI_SIZE"): (rank, size),
+            ("MPI_LOCALRANKID", "MPI_LOCALNRANKS"): (local, local_size),
+        }
+    )
+    one_machine = local_size == size
+    if size == 1:
+        return Place(family="mpich")
+    return Place(
+        family="mpich",
+        rank=rank,
+        world_size=size,
+        local_rank=local,
+        local_world_size=local_size,
+        node_rank=0 if one_machine else None,
+        num_nodes=1 if one_machine else None,
+        master_addr=mpi_address(environ, "mpiexec", _MPIEXEC, one_machine=one_machine),
+        master_port=_mpich_port(environ),
+    )
+
+
+def _mpich_port(environ: Mapping[str, str]) -> int:
+    """Nothing that Hydra sets is the same for all ranks of one job and for no other job."""
+    port = port_of(environ, "MASTER_PORT")
+    if port is None:
+        raise WorldError(
+            "mpiexec does not say at which port the ranks can meet: pass one that is free on rank 0's machine, for "
+            "example `mpiexec -genv MASTER_PORT 20123 ...`"
+        )
+    return port
+
+
+def kubeflow_place(environ: Mapping[str, str]) -> Place | None:
+    """Return the place of a pod with one process, None outside of Kubernetes or below a launcher (LOCAL_RANK is set).
+
+    Raises:
+        WorldError: the variables contradict each other, or the job wants several processes in a pod.
+    """
+    if first_set(environ, "KUBERNETES_SERVICE_HOST") is None or first_set(environ, "LOCAL_RANK"):
+        return None
+    names = next((names for names in _KUBEFLOW if all(first_set(environ, name) for name in names)), None)
+    if names is None:
+        return None
+    processes = environ.get("PET_NPROC_PER_NODE", "").strip()
+    if processes.isdigit() and int(processes) > 1:
+        raise WorldError(
+            f"this job wants {processes} processes in each pod (PET_NPROC_PER_NODE={processes}) and this one was "
+            "started without a launcher: make the container's command `rankwise run train.py`, which starts all of them"
+        )
+    rank, size = int_of(environ, names[0]) or 0, int_of(environ, names[1]) or 0
+    check_ranges({(names[0], names[1]): (rank, size)})
+    return Place(
+        family="kubeflow",
+        rank=rank,
+        world_size=size,
+        local_rank=0,
+        local_world_size=1,
+        node_rank=rank,
+        num_nodes=size,
+        master_addr=environ[names[2]].strip(),
+        master_port=port_of(environ, names[3]) or 0,
+    )

@@ -1,0 +1,152 @@
+"""Where a launcher has put this process: a pure function of the environment variables."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+
+from rankwise._process.launchers import WANTED, kubeflow_place, mpich_place, open_mpi_place, torchrun_place
+from rankwise._process.slurm import slurm_place
+from rankwise._process.variables import Place, check_ranges, first_set, int_of, port_of
+from rankwise.errors import ConfigError, WorldError
+
+__all__ = ["Place", "announced_place", "find_place", "given_place", "loopback_address", "num_local_ranks"]
+
+
+def find_place(environ: Mapping[str, str]) -> Place:
+    """Return this process's place; the first complete family of variables wins.
+
+    The families, in this order: rankwise and torchrun (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT), Open
+    MPI (OMPI_COMM_WORLD_*), MPICH (PMI_* and MPI_LOCAL*), Slurm (inside a job step only), Kubeflow (pods
+    of one rank), none (a world of one). The launchers of MPI come before Slurm: in an allocation they start their own
+    daemons with srun, one on each machine.
+
+    Raises:
+        WorldError: the variables of the family contradict each other, or RANK, WORLD_SIZE or LOCAL_RANK are set and no
+            family is complete.
+    """
+    families: tuple[Callable[[Mapping[str, str]], Place | None], ...] = (
+        torchrun_place,
+        open_mpi_place,
+        mpich_place,
+        slurm_place,
+        kubeflow_place,
+    )
+    found = next((place for family in families if (place := family(environ)) is not None), None)
+    if found is not None and found.family != "none":
+        return found
+    _refuse_half_a_family(environ)
+    return found or Place()
+
+
+def given_place(environ: Mapping[str, str], *, rank: int, world_size: int, local_rank: int | None = None) -> Place:
+    """Return the place of a process that says itself which rank it is, as a function of ``mp.spawn`` does.
+
+    Where a launcher's variables say the same they give the rest. Else rank 0 is at MASTER_ADDR (unset: this machine)
+    and MASTER_PORT, and a local rank is needed unless all ranks are on this machine by that address.
+
+    Raises:
+        ConfigError: the rank is none of the world, or the local rank is missing.
+        WorldError: MASTER_PORT is missing or wrong.
+    """
+    if not 0 <= rank < world_size:
+        raise ConfigError(f"bind wants 0 <= rank < world_size, got rank={rank}, world_size={world_size}")
+    with contextlib.suppress(WorldError):
+        place = find_place(environ)
+        if (place.rank, place.world_size, local_rank) in {
+            (rank, world_size, None),
+            (rank, world_size, place.local_rank),
+        }:
+            return place
+    if world_size == 1:
+        return Place(local_rank=local_rank or 0)
+    address, port = environ.get("MASTER_ADDR", "").strip() or "127.0.0.1", port_of(environ, "MASTER_PORT")
+    if port is None:
+        raise WorldError(
+            f"rank {rank} of {world_size} does not know where the ranks meet: set MASTER_PORT to one free port for all "
+            "of them before they are started, for example os.environ['MASTER_PORT'] = '20123'"
+        )
+    here = bool(loopback_address(address))
+    if local_rank is None and not here:
+        raise ConfigError(
+            f"bind(rank={rank}, world_size={world_size}) at MASTER_ADDR={address} does not tell which rank of its own "
+            "machine this is: pass local_rank= too, or MASTER_ADDR=127.0.0.1 if all ranks are on this machine"
+        )
+    return Place(
+        family="given",
+        rank=rank,
+        world_size=world_size,
+        local_rank=rank if local_rank is None else local_rank,
+        local_world_size=world_size if here else None,
+        node_rank=0 if here else None,
+        num_nodes=1 if here else None,
+        master_addr=address,
+        master_port=port,
+    )
+
+
+# Rank and size as launchers name them; these two tell the parts of the work apart, also where the rest is not said.
+_PAIRS = (
+    ("RANK", "WORLD_SIZE"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+    ("PMI_RANK", "PMI_SIZE"),
+)
+
+
+def announced_place(environ: Mapping[str, str]) -> Place | None:
+    """Return where a launcher says that this process is among several ranks, None where nobody says so.
+
+    Rank and size are enough, of whatever family. Variables that do not tell both (a leftover WORLD_SIZE, those of
+    Lightning's own launcher before it makes the group) say nothing.
+
+    Raises:
+        WorldError: rank and size contradict each other.
+    """
+    try:
+        place = find_place(environ)
+    except WorldError:
+        pair = next((pair for pair in _PAIRS if all(first_set(environ, name) for name in pair)), None)
+        if pair is None:
+            return None
+        rank, size = (int_of(environ, name) or 0 for name in pair)
+        check_ranges({pair: (rank, size)})
+        place = Place(
+            family="/".join(pair), rank=rank, world_size=size, local_world_size=None, node_rank=None, num_nodes=None
+        )
+    return place if place.world_size > 1 else None
+
+
+def num_local_ranks(environ: Mapping[str, str]) -> int:
+    """Return how many ranks share this machine, as far as the variables tell; never fails, whatever they are.
+
+    A local rank without a local size (Lightning's own launcher) counts the whole world, as if on one machine.
+    """
+    with contextlib.suppress(WorldError):
+        place = find_place(environ)
+        if place.local_world_size is not None:
+            return max(1, place.local_world_size)
+    with contextlib.suppress(WorldError):
+        sizes = ("LOCAL_WORLD_SIZE", *(["WORLD_SIZE"] if first_set(environ, "LOCAL_RANK") else []))
+        return max(1, int_of(environ, *sizes) or 1)
+    return 1
+
+
+def _refuse_half_a_family(environ: Mapping[str, str]) -> None:
+    """MASTER_* alone means nothing (shell profiles set them); a rank or a size means that somebody launched us."""
+    if first_set(environ, "RANK", "LOCAL_RANK", "WORLD_SIZE") is None:
+        return
+    there = [f"{name}={environ[name]}" for name in WANTED if first_set(environ, name)]
+    missing = [name for name in WANTED if first_set(environ, name) is None]
+    raise WorldError(
+        f"{', '.join(there)} is set but {', '.join(missing)} is not, so this process cannot find its place: "
+        "start it with `rankwise run` or torchrun, which set all of them, say who it is with "
+        "bind(rank=, world_size=, local_rank=), or unset what is left over to run as one rank"
+    )
+
+
+def loopback_address(host: str) -> str:
+    """Return the address to listen on if a host is this machine's name for itself alone, "" if others can reach it."""
+    if host == "::1" or host.startswith("127."):
+        return host
+    return "127.0.0.1" if host == "localhost" else ""

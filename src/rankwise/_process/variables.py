@@ -1,0 +1,118 @@
+"""What a launcher's variables say: a place, and whole numbers with errors that name the variable."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rankwise.errors import WorldError
+
+__all__ = ["Place", "check_ranges", "first_set", "int_of", "mpi_address", "port_of"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """What the environment says about this process.
+
+    Attributes:
+        family: whose variables were read: "torchrun", "open mpi", "mpich", "slurm", "kubeflow" or "none".
+        rank: global rank.
+        world_size: number of ranks.
+        local_rank: rank on this machine.
+        local_world_size: ranks on this machine, None if not said.
+        node_rank: which machine, None if not said.
+        num_nodes: number of machines, None if not said.
+        master_addr: host of rank 0, "" for a world of one.
+        master_port: port of the store there, 0 for a world of one.
+        agent_store: whether a launcher keeps the store at that address, instead of rank 0.
+        note: something that the user should be told once, "" for nothing.
+    """
+
+    family: str = "none"
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    local_world_size: int | None = 1
+    node_rank: int | None = 0
+    num_nodes: int | None = 1
+    master_addr: str = ""
+    master_port: int = 0
+    agent_store: bool = False
+    note: str = ""
+
+
+def first_set(environ: Mapping[str, str], *names: str) -> str | None:
+    """Return the first of the names that is set and not empty."""
+    return next((name for name in names if environ.get(name, "").strip()), None)
+
+
+def int_of(environ: Mapping[str, str], *names: str) -> int | None:
+    """Return the first of the variables that is set, as a whole number of at least 0; None if none is set.
+
+    Raises:
+        WorldError: it is not a number, or negative.
+    """
+    name = first_set(environ, *names)
+    if name is None:
+        return None
+    text = environ[name].strip()
+    try:
+        value = int(text)
+    except ValueError:
+        raise WorldError(
+            f"{name} must be a whole number, it is {environ[name]!r}: unset it or mend the launcher"
+        ) from None
+    if value < 0:
+        raise WorldError(f"{name} must be at least 0, it is {value}: unset it or mend the launcher")
+    return value
+
+
+def port_of(environ: Mapping[str, str], name: str) -> int | None:
+    """Return a port number.
+
+    Raises:
+        WorldError: it is not a number between 1 and 65535.
+    """
+    port = int_of(environ, name)
+    if port is not None and not 1 <= port <= 65535:
+        raise WorldError(f"{name} must be a port between 1 and 65535, it is {port}: choose one, for example 20123")
+    return port
+
+
+def check_ranges(pairs: Mapping[tuple[str, str], tuple[int | None, int | None]]) -> None:
+    """Check that each index lies below its count.
+
+    Args:
+        pairs: (name of the index, name of the count) -> (index, count); a pair with None is not checked.
+
+    Raises:
+        WorldError: an index is not below its count; names both variables and values.
+    """
+    for (index_name, count_name), (index, count) in pairs.items():
+        if index is not None and count is not None and index >= count:
+            raise WorldError(
+                f"{index_name}={index} contradicts {count_name}={count}: the first must be below the second; "
+                "these variables come from one launcher: start all ranks with it, or unset them to run as one rank"
+            )
+
+
+def mpi_address(environ: Mapping[str, str], launcher: str, example: str, *, one_machine: bool) -> str:
+    """Return where the ranks of an MPI launcher meet, which does not tell it.
+
+    Args:
+        environ: the variables.
+        launcher: its name, for the message.
+        example: how MASTER_ADDR is passed through it.
+        one_machine: all ranks are on this one.
+
+    Raises:
+        WorldError: the ranks are on several machines, and MASTER_ADDR is not set.
+    """
+    if first_set(environ, "MASTER_ADDR"):
+        return environ["MASTER_ADDR"].strip()
+    if one_machine:
+        return "127.0.0.1"
+    raise WorldError(
+        f"{launcher} does not say on which machine rank 0 is, and these ranks are on several: "
+        f"pass its host name, for example `{example}`"
+    )

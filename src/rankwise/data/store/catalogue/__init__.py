@@ -1,0 +1,8 @@
+"""Catalogues: what many stores hold, in one file."""
+
+from __future__ import annotations
+
+from rankwise.data.store.catalogue.builder import build_catalogue
+from rankwise.data.store.catalogue.lookup import Catalogue
+
+__all__ = ["Catalogue", "build_catalogue"]

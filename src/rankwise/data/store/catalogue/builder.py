@@ -1,0 +1,127 @@
+"""Build a catalogue: look at every place below some URIs, many at a time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from operator import itemgetter
+from queue import SimpleQueue
+
+from rankwise.data.store.catalogue.lookup import Catalogue
+from rankwise.data.store.catalogue.recorder import RecordingNodes
+from rankwise.data.store.catalogue.table import RefRow, Table
+from rankwise.data.store.meta.documents import resolve_place
+from rankwise.data.store.meta.nodes import Node
+from rankwise.data.store.meta.tree import STORES, Nodes
+from rankwise.data.store.ngff.discovery import ImageRef, Spot, look, start_spot
+from rankwise.data.store.ngff.images import image_of
+from rankwise.errors import DataError
+
+__all__ = ["build_catalogue"]
+
+_Key = tuple[int, ...]  # place in the order of the search: number of the URI, of the child, of its child, ...
+
+
+@dataclass(slots=True, kw_only=True)
+class _Search:
+    """A search under way.
+
+    Attributes:
+        nodes: what remembers the nodes.
+        refs: the images found so far.
+        bad: what could not be read.
+    """
+
+    nodes: RecordingNodes
+    refs: list[tuple[_Key, ImageRef]] = field(default_factory=list)
+    bad: dict[str, str] = field(default_factory=dict)
+
+    def begin(self, uri: str) -> Sequence[Spot]:
+        """Return where the search of a URI begins."""
+        try:
+            return [start_spot(uri, self.nodes)]
+        except DataError as error:
+            self.bad[resolve_place(uri)] = str(error)
+            return []
+
+    def examine(self, key: _Key, spot: Spot) -> Sequence[Spot]:
+        """Look at a spot, open the image there with its labels, and return the spots below it."""
+        try:
+            seen = look(spot, self.nodes)
+            if seen.ref is not None and seen.node is not None:
+                self._open(seen.ref, seen.node)
+                self.refs.append((key, seen.ref))
+        except DataError as error:
+            self.bad[spot.ref.place] = str(error)
+            return []
+        return seen.more
+
+    def _open(self, ref: ImageRef, node: Node) -> None:
+        image = image_of(node, self.nodes)
+        for name in image.labels() if ref.kind == "image" else ():
+            try:
+                image.label(name)
+            except DataError as error:  # the image is good without it
+                self.bad[f"{ref.place}/labels/{name}"] = str(error)
+
+
+def build_catalogue(
+    uris: Sequence[str | os.PathLike[str]],
+    *,
+    workers: int = 8,
+    progress: Callable[[int, int], None] | None = None,
+    nodes: Nodes = STORES,
+) -> Catalogue:
+    """Return a catalogue of every image, array, label and plate below some URIs.
+
+    What cannot be read is left out and stands in `Catalogue.bad` with the reason.
+
+    Args:
+        uris: arrays, groups, plates, or plain folders that hold some.
+        workers: threads that read; more help where storage answers slowly.
+        progress: called with the number of images found and of places still to look at.
+        nodes: where to look: `StoredNodes` with own options for URLs.
+
+    Raises:
+        MissingExtraError: a store needs zarr-python or obstore, which is not installed.
+    """
+    search = _Search(nodes=RecordingNodes(nodes))
+    with ThreadPoolExecutor(max_workers=max(1, workers), thread_name_prefix="catalogue") as pool:
+        try:
+            _run(search, [os.fspath(uri) for uri in uris], pool, progress)
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+    refs: dict[str, ImageRef] = {}  # a place that two URIs cover is one image
+    for _, ref in sorted(search.refs, key=itemgetter(0)):
+        refs.setdefault(ref.place, ref)
+    rows = [_row(ref) for ref in refs.values()]
+    return Catalogue(Table.build([resolve_place(uri) for uri in uris], search.bad, search.nodes.found, rows))
+
+
+def _run(
+    search: _Search, uris: list[str], pool: ThreadPoolExecutor, progress: Callable[[int, int], None] | None
+) -> None:
+    done: SimpleQueue[tuple[_Key, Future[Sequence[Spot]]]] = SimpleQueue()
+
+    def submit(key: _Key, task: Callable[[], Sequence[Spot]]) -> None:
+        pool.submit(task).add_done_callback(lambda future: done.put((key, future)))
+
+    for number, uri in enumerate(uris):
+        submit((number,), partial(search.begin, uri))
+    pending = len(uris)
+    while pending:
+        key, future = done.get()
+        spots = future.result()
+        for number, spot in enumerate(spots):
+            submit((*key, number), partial(search.examine, (*key, number), spot))
+        pending += len(spots) - 1
+        if progress is not None:
+            progress(len(search.refs), pending)
+
+
+def _row(ref: ImageRef) -> RefRow:
+    return RefRow(**{name: getattr(ref, name) for name in RefRow._fields})

@@ -1,0 +1,206 @@
+"""`Catalogue`: what many stores hold, looked up without touching them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any, Self
+
+from rankwise._files import write_whole
+from rankwise.data.store.catalogue.recorder import check_stores
+from rankwise.data.store.catalogue.table import Table, pack_table, unpack_table
+from rankwise.data.store.meta.arrays import array_of
+from rankwise.data.store.meta.documents import resolve_place
+from rankwise.data.store.meta.nodes import Node, natural_order
+from rankwise.data.store.meta.values import ArrayMeta
+from rankwise.data.store.ngff.discovery import ImageRef
+from rankwise.errors import DataError
+
+__all__ = ["Catalogue"]
+
+
+class Catalogue:
+    """Arrays, groups and images of many stores, as they were when it was built.
+
+    Everything that opens something takes it as ``nodes=``: ``read_meta(place, nodes=catalogue)``, `open_image`,
+    `list_arrays`, `open_plate`. Built by `build_catalogue`, or `rankwise data index`.
+
+    Args:
+        table: its columns.
+    """
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+        self._rows = {place: row for row, place in enumerate(table.places)}
+        # Many arrays share their documents, so that parsing each different one once is nearly free.
+        self._parsed = lru_cache(maxsize=4096)(self._parse_text)
+        self._bare = lru_cache(maxsize=4096)(self._bare_array)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], *, verify: bool = False, workers: int = 16) -> Self:
+        """Return the catalogue in a file.
+
+        Args:
+            path: the file.
+            verify: look at every metadata document whether it changed since (`check`).
+            workers: threads for that.
+
+        Raises:
+            DataError: there is no such file, it is damaged, or (with `verify`) no longer true.
+        """
+        try:
+            packed = Path(path).read_bytes()
+        except OSError as error:
+            raise DataError(f"the catalogue {path} cannot be read: {error.strerror}") from error
+        catalogue = cls(unpack_table(packed, str(path)))
+        if verify:
+            catalogue.check(workers=workers)
+        return catalogue
+
+    @classmethod
+    def from_bytes(cls, packed: bytes) -> Self:
+        """Return the catalogue that `to_bytes` packed.
+
+        Raises:
+            DataError: the bytes are damaged.
+        """
+        return cls(unpack_table(packed, "that arrived as bytes"))
+
+    def to_bytes(self) -> bytes:
+        """Return it as bytes, to be sent to other ranks."""
+        return pack_table(self._table)
+
+    def save(self, path: str | os.PathLike[str]) -> int:
+        """Write it into a file, whole or not at all; return the number of bytes.
+
+        Raises:
+            DataError: the file cannot be written.
+        """
+        target, content = Path(path).expanduser(), self.to_bytes()
+        try:
+            write_whole(target, content)
+        except OSError as error:
+            raise DataError(f"{target} cannot be written: {error.strerror}") from error
+        return len(content)
+
+    def __reduce__(self) -> tuple[Callable[[bytes], Catalogue], tuple[bytes]]:
+        return Catalogue.from_bytes, (self.to_bytes(),)
+
+    def __repr__(self) -> str:
+        return f"Catalogue({len(self)} images, {len(self.arrays())} arrays)"
+
+    def __len__(self) -> int:
+        """Number of images."""
+        return len(self._table.refs)
+
+    def __contains__(self, uri: object) -> bool:
+        return isinstance(uri, str | os.PathLike) and resolve_place(uri) in self._rows
+
+    @property
+    def roots(self) -> tuple[str, ...]:
+        """What was searched."""
+        return tuple(self._table.roots)
+
+    @property
+    def bad(self) -> dict[str, str]:
+        """What could not be read, by place, and why."""
+        return dict(self._table.bad)
+
+    def images(self) -> tuple[ImageRef, ...]:
+        """Return the images in the order in which `iter_images` finds them."""
+        return self._images
+
+    def arrays(self) -> tuple[str, ...]:
+        """Return the places of all arrays, levels and labels of images included, sorted."""
+        return self._arrays
+
+    def check(self, *, workers: int = 16) -> None:
+        """Look at every metadata document whether it is still the one that was read.
+
+        Size and time of the last change of local documents are compared; documents behind URLs are read again.
+
+        Args:
+            workers: threads.
+
+        Raises:
+            DataError: some have changed or are gone; the message names the first.
+        """
+        check_stores(self._table, self.node, workers=workers)
+
+    def node(self, place: str) -> Node | None:
+        """Return the array or group at a place, None where none was found."""
+        row = self._rows.get(place)
+        return None if row is None else self._node(place, *self._key(row))
+
+    def array(self, node: Node) -> ArrayMeta:
+        """Return what the documents of an array say."""
+        return self.kept(node.place, lambda _: array_of(node))
+
+    def kept(self, place: str, read: Callable[[str], ArrayMeta]) -> ArrayMeta:
+        """Return what the metadata of an array say; `read` explains a place that is no good array here."""
+        row = self._rows.get(place)
+        if row is None or not self._table.kinds[row].startswith("array"):
+            return read(place)
+        try:
+            return replace(self._bare(*self._key(row)), place=place)
+        except DataError:
+            return array_of(self._node(place, *self._key(row)))
+
+    def inside(self, place: str, group: Node | None) -> dict[str, Node | None]:
+        """Return the names in a place below which something was found, in natural order."""
+        del group
+        return dict.fromkeys(sorted(self._folders.get(place, ()), key=natural_order))
+
+    def missing(self, place: str) -> DataError:
+        """Return the error that says why a place is not here."""
+        if place in self.bad:
+            return DataError(f"{place} could not be read when the catalogue was made: {self.bad[place]}")
+        roots = ", ".join(self.roots[:4]) + (", ..." if len(self.roots) > 4 else "")
+        return DataError(f"{place} is not in the catalogue, which was made of {roots or 'nothing'}")
+
+    def _key(self, row: int) -> tuple[str, int, int]:
+        return self._table.kinds[row], int(self._table.documents[row]), int(self._table.attributes[row])
+
+    def _node(self, place: str, kind: str, document: int, attributes: int) -> Node:
+        found = self._parsed(document)
+        own = {} if attributes < 0 else self._parsed(attributes)
+        if kind[-1] == "3" and attributes >= 0:
+            found = {**found, "attributes": own}
+        return Node(
+            place=place,
+            kind="array" if kind.startswith("array") else "group",
+            zarr_format=int(kind[-1]),
+            document=found,
+            attributes=own or {},
+            names=("zarr.json",) if kind[-1] == "3" else ("zarr.json", f".z{kind[:-1]}", ".zattrs"),
+        )
+
+    def _parse_text(self, number: int) -> Any:
+        return json.loads(self._table.texts[number])
+
+    def _bare_array(self, kind: str, document: int, attributes: int) -> ArrayMeta:
+        return array_of(self._node("", kind, document, attributes))
+
+    @cached_property
+    def _images(self) -> tuple[ImageRef, ...]:
+        return tuple(ImageRef(**row._asdict(), nodes=self) for row in self._table.refs)
+
+    @cached_property
+    def _arrays(self) -> tuple[str, ...]:
+        kinds = zip(self._table.places, self._table.kinds, strict=True)
+        return tuple(place for place, kind in kinds if kind.startswith("array"))
+
+    @cached_property
+    def _folders(self) -> dict[str, set[str]]:
+        """For each folder the names below which there are nodes."""
+        folders: dict[str, set[str]] = {}
+        for place in self._table.places:
+            parent, _, name = place.rpartition("/")
+            while parent and not parent.endswith(":/") and name not in folders.setdefault(parent, set()):
+                folders[parent].add(name)
+                parent, _, name = parent.rpartition("/")
+        return folders

@@ -1,8 +1,0 @@
-"""Catalogues: what many stores hold, in one file."""
-
-from __future__ import annotations
-
-from rankwise.data.store.meta.catalogue.builder import build_catalogue
-from rankwise.data.store.meta.catalogue.lookup import Catalogue
-
-__all__ = ["Catalogue", "build_catalogue"]

@@ -1,0 +1,173 @@
+"""Where a group keeps its OME-Zarr metadata: axes, scales and translations as versions have named them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rankwise.data.store.meta.nodes import Node
+from rankwise.data.store.meta.values import ArrayMeta
+from rankwise.errors import DataError
+
+__all__ = ["Axis", "compose", "ome_attributes", "plain_axes", "read_axes", "take", "take_list", "take_numbers"]
+
+_KEYS = ("multiscales", "plate", "well", "labels", "omero", "bioformats2raw.layout", "series")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axis:
+    """One axis of an image.
+
+    Attributes:
+        name: such as "t", "c", "z", "y", "x".
+        type: "space", "time", "channel", another word, or None where nothing is said.
+        unit: such as "micrometer"; None where nothing is said.
+    """
+
+    name: str
+    type: str | None = None
+    unit: str | None = None
+
+
+def ome_attributes(node: Node) -> Mapping[str, Any]:
+    """Return the OME-Zarr part of a node's attributes, empty if it has none.
+
+    From version 0.5 on it is the attribute "ome"; before, it is spread over the attributes.
+
+    Raises:
+        DataError: "ome" is not an object.
+    """
+    ome = node.attributes.get("ome")
+    if isinstance(ome, dict):
+        return ome
+    if ome is not None and node.zarr_format == 3:
+        raise DataError(f"the attribute 'ome' of {node.place} is {ome!r:.80}, wanted an object")
+    return {key: node.attributes[key] for key in _KEYS if key in node.attributes}
+
+
+def take(values: Any, key: str, kind: type | tuple[type, ...], place: str, default: Any = ...) -> Any:
+    """Return ``values[key]``, checked.
+
+    Args:
+        values: a parsed JSON object.
+        key: what to take.
+        kind: type, or types, that it must have.
+        place: where it stands, for the message.
+        default: what stands for a missing value; without one it must be there.
+
+    Raises:
+        DataError: it is missing or of another type.
+    """
+    if not isinstance(values, dict):
+        raise DataError(f"{place} is {values!r:.80}, wanted an object")
+    if key not in values:
+        if default is ...:
+            raise DataError(f"{place} has no {key!r}; it has {', '.join(map(repr, sorted(values))) or 'nothing'}")
+        return default
+    value = values[key]
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is int):
+        wanted = " or ".join(one.__name__ for one in (kind if isinstance(kind, tuple) else (kind,)))
+        raise DataError(f"{key!r} of {place} is {value!r:.80}, wanted {wanted}")
+    return value
+
+
+def take_list(values: Any, key: str, place: str, default: Any = ...) -> list[Any]:
+    """Return ``values[key]``, which must be a list."""
+    found: list[Any] = take(values, key, list, place, default)
+    return found
+
+
+def take_numbers(values: Any, key: str, place: str, num_axes: int) -> tuple[float, ...]:
+    """Return ``values[key]``, which must be a list of one finite number for each axis."""
+    found = take_list(values, key, place)
+    numbers = [
+        one for one in found if isinstance(one, int | float) and not isinstance(one, bool) and math.isfinite(one)
+    ]
+    if len(numbers) != len(found) or len(found) != num_axes:
+        raise DataError(f"{key!r} of {place} is {found!r:.80}, wanted {num_axes} numbers, one for each axis")
+    return tuple(map(float, numbers))
+
+
+_TYPES = {"t": "time", "c": "channel", "z": "space", "y": "space", "x": "space"}
+_OLDEST = "tczyx"  # versions 0.1 and 0.2 do not say it
+
+
+def read_axes(multiscale: Any, place: str) -> tuple[Axis, ...]:
+    """Return the axes that the metadata of a multiscale image name.
+
+    Raises:
+        DataError: they are damaged, or two have the same name.
+    """
+    found = take_list(multiscale, "axes", place, default=list(_OLDEST))
+    axes = tuple(_axis(one, f"an axis of {place}") for one in found)
+    names = [axis.name for axis in axes]
+    if not names or len(set(names)) != len(names):
+        raise DataError(f"{place} has the axes {names}, wanted one name for each")
+    return axes
+
+
+def plain_axes(array: ArrayMeta) -> tuple[Axis, ...]:
+    """Return axes for a plain array: its dimension names, or its places counted from the end, "-1" for the last."""
+    names = [name or str(place - array.ndim) for place, name in enumerate(array.dimension_names)]
+    return tuple(Axis(name=name, type=_TYPES.get(name)) for name in names)
+
+
+def _axis(found: Any, place: str) -> Axis:
+    if isinstance(found, str):  # version 0.3
+        return Axis(name=found, type=_TYPES.get(found))
+    name = take(found, "name", str, place)
+    kind = take(found, "type", (str, type(None)), place, default=None)
+    unit = take(found, "unit", (str, type(None)), place, default=None)
+    return Axis(name=name, type=kind, unit=unit)
+
+
+Placing = tuple[tuple[float, ...], tuple[float, ...]]
+
+
+def compose(*lists: Any, num_axes: int, place: str) -> Placing:
+    """Return scale and translation of lists of transformations that are applied one after the other.
+
+    ``x * scale + translation`` of the whole is what the lists do to an index x, the first list first.
+
+    Args:
+        lists: each a list of {"type": "scale" | "translation" | "identity", ...}, in the order of application.
+        num_axes: number of axes of the image.
+        place: where they stand, for messages.
+
+    Raises:
+        DataError: a transformation is damaged, or of a kind that is no scale and no translation.
+    """
+    scale, translation = (1.0,) * num_axes, (0.0,) * num_axes
+    for transforms in lists:
+        if not isinstance(transforms, list):
+            raise DataError(f"{place} has the coordinateTransformations {transforms!r:.80}, wanted a list")
+        for transform in transforms:
+            scale, translation = _apply(transform, scale, translation, place)
+    return scale, translation
+
+
+def _apply(transform: Any, scale: tuple[float, ...], translation: tuple[float, ...], place: str) -> Placing:
+    where = f"a transformation of {place}"
+    kind = take(transform, "type", str, where)
+    if kind == "identity":
+        return scale, translation
+    if kind not in {"scale", "translation"}:
+        raise DataError(
+            f"{where} has the type {kind!r}; images here are placed by 'scale' and 'translation' alone, as "
+            "OME-Zarr 0.4 and 0.5 do"
+        )
+    if kind not in transform and "path" in transform:
+        raise DataError(
+            f"{where} keeps its numbers in {transform['path']!r}, apart from the metadata; write them there"
+        )
+    numbers = take_numbers(transform, kind, where, len(scale))
+    if kind == "translation":
+        return scale, tuple(old + new for old, new in zip(translation, numbers, strict=True))
+    if not all(number > 0 for number in numbers):
+        raise DataError(f"{where} has the scale {list(numbers)}, wanted numbers above 0")
+    return (
+        tuple(old * new for old, new in zip(scale, numbers, strict=True)),
+        tuple(old * new for old, new in zip(translation, numbers, strict=True)),
+    )

@@ -1,0 +1,208 @@
+"""Find every image below a place, with its identity."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from dataclasses import field as dataclass_field
+from typing import Any, Literal, NamedTuple
+
+from rankwise.data.store.meta.documents import resolve_place
+from rankwise.data.store.meta.nodes import Node
+from rankwise.data.store.meta.tree import STORES, Nodes
+from rankwise.data.store.ngff.attributes import ome_attributes, take_list
+from rankwise.data.store.ngff.images import Image, open_image, set_state, state_of
+from rankwise.data.store.ngff.plates import fields_of, plate_of
+from rankwise.errors import DataError
+
+__all__ = ["ImageRef", "Seen", "Spot", "iter_images", "look", "start_spot"]
+
+_DEEPEST = 64  # links between folders may lead in circles
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageRef:
+    """An image that was found, and who it is.
+
+    Attributes:
+        place: absolute path or URL of its group, or of a plain array.
+        kind: "image" after OME-Zarr, or a plain "array".
+        name: identity, equal for a copy elsewhere: the path below the folder that was searched, beginning with the
+            name of the store.
+        plate: name of the plate's store as `name` begins; "" where there is no plate.
+        well: row and column, such as "B/03"; "" where there is no plate.
+        field: path of the field in its well; "" where there is no plate.
+        acquisition: number of the acquisition; None where nothing is said.
+    """
+
+    place: str
+    kind: Literal["image", "array"]
+    name: str
+    plate: str = ""
+    well: str = ""
+    field: str = ""
+    acquisition: int | None = None
+    nodes: Nodes = dataclass_field(default=STORES, repr=False, compare=False)
+
+    __getstate__ = state_of
+    __setstate__ = set_state
+
+    def open(self) -> Image:
+        """Return the image.
+
+        Raises:
+            DataError: a part of it is missing or damaged.
+        """
+        return open_image(self.place, nodes=self.nodes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spot:
+    """A place that is still to be looked at.
+
+    Attributes:
+        ref: what is known of an image there.
+        expect: what it must be, after the metadata above it; "any" in a folder or a group without meaning.
+        node: its node, where it is known already.
+        depth: folders between it and the place where the search began.
+    """
+
+    ref: ImageRef
+    expect: Literal["any", "well", "image"] = "any"
+    node: Node | None = None
+    depth: int = 0
+
+    def known(self, **facts: Any) -> Spot:
+        """Return the same spot, knowing more about its image."""
+        return replace(self, ref=replace(self.ref, **facts))
+
+
+class Seen(NamedTuple):
+    """What is at a spot.
+
+    Attributes:
+        ref: the image there, if there is one.
+        node: its node.
+        more: spots below it that are still to be looked at.
+    """
+
+    ref: ImageRef | None = None
+    node: Node | None = None
+    more: Sequence[Spot] = ()
+
+
+def iter_images(
+    uri: str | os.PathLike[str], *, bad: dict[str, DataError] | None = None, nodes: Nodes = STORES
+) -> Iterator[ImageRef]:
+    """Yield every image below a place: of plates, of series, of folders of stores, or the one that lies there.
+
+    Levels and label images of an image are parts of it and do not come by themselves; any other array does. The order
+    is that of the metadata (wells, fields, series) and else of names, "2" before "10".
+
+    Args:
+        uri: an array, a group, or a plain folder that holds some.
+        bad: where places that cannot be read are put; without it the first one raises.
+        nodes: where to look, if not into the stores themselves.
+
+    Raises:
+        DataError: nothing is there, or something is damaged or missing.
+    """
+    pending = [start_spot(uri, nodes)]
+    while pending:
+        spot = pending.pop()
+        try:
+            seen = look(spot, nodes)
+        except DataError as error:
+            if bad is None:
+                raise
+            bad[spot.ref.place] = error
+            continue
+        if seen.ref is not None:
+            yield seen.ref
+        pending.extend(reversed(seen.more))
+
+
+def start_spot(uri: str | os.PathLike[str], nodes: Nodes) -> Spot:
+    """Return where a search begins.
+
+    Raises:
+        DataError: nothing is there, or its documents cannot be read.
+    """
+    place = resolve_place(uri)
+    node = nodes.node(place)
+    if node is None and not nodes.inside(place, None) and not os.path.isdir(place):  # noqa: PTH112
+        raise nodes.missing(place)
+    name = "" if node is None else place.rsplit("/", 1)[-1]
+    return Spot(ref=ImageRef(place=place, kind="image", name=name, nodes=nodes), node=node)
+
+
+def look(spot: Spot, nodes: Nodes) -> Seen:
+    """Look at a spot.
+
+    Raises:
+        DataError: what should be there is missing or damaged.
+    """
+    node = spot.node or nodes.node(spot.ref.place)
+    if node is None:
+        if spot.expect != "any":
+            raise DataError(f"there is no Zarr group at {spot.ref.place}; the metadata above it name it")
+        return Seen(more=_children(spot, None, nodes))
+    if node.kind == "array":
+        return Seen(ref=replace(spot.ref, kind="array"), node=node)
+    return _look_into(spot, node, nodes)
+
+
+def _look_into(spot: Spot, group: Node, nodes: Nodes) -> Seen:
+    ome = ome_attributes(group)
+    if "plate" in ome and spot.expect == "any":
+        return Seen(more=_wells(spot, group, nodes))
+    if "well" in ome and spot.expect != "image":
+        return Seen(more=_fields(spot, group, nodes))
+    if "multiscales" in ome:
+        return Seen(ref=spot.ref, node=group)
+    if spot.expect != "any":
+        raise DataError(f"the group {spot.ref.place} has no 'multiscales'; the metadata above it name it as an image")
+    return Seen(more=_series(spot, group, nodes) or _children(spot, group, nodes))
+
+
+def _wells(spot: Spot, node: Node, nodes: Nodes) -> list[Spot]:
+    wells = plate_of(node, nodes).wells
+    return [
+        replace(_inner(spot, well.path), expect="well").known(plate=spot.ref.name, well=well.path) for well in wells
+    ]
+
+
+def _fields(spot: Spot, node: Node, nodes: Nodes) -> list[Spot]:
+    return [
+        replace(_inner(spot, one.path), expect="image").known(field=one.path, acquisition=one.acquisition)
+        for one in fields_of(node, nodes)
+    ]
+
+
+def _series(spot: Spot, node: Node, nodes: Nodes) -> list[Spot]:
+    """The images of a store that bioformats2raw wrote, in the order that it states."""
+    if "bioformats2raw.layout" not in ome_attributes(node):
+        return []
+    listing = nodes.node(f"{node.place}/OME")
+    names = (
+        take_list(dict(ome_attributes(listing)), "series", f"the group {listing.place}", default=[]) if listing else []
+    )
+    return [replace(_inner(spot, str(name)), expect="image") for name in names]
+
+
+def _children(spot: Spot, node: Node | None, nodes: Nodes) -> list[Spot]:
+    if spot.depth >= _DEEPEST:
+        raise DataError(f"{spot.ref.place} lies {_DEEPEST} folders deep; do links lead in circles?")
+    inside = nodes.inside(spot.ref.place, node)
+    return [replace(_inner(spot, name), node=known) for name, known in inside.items()]
+
+
+def _inner(spot: Spot, path: str) -> Spot:
+    """The spot at a path below another one."""
+    ref = replace(
+        spot.ref,
+        place=f"{spot.ref.place}/{path}",
+        name=f"{spot.ref.name}/{path}" if spot.ref.name else path,
+    )
+    return Spot(ref=ref, depth=spot.depth + 1)

@@ -1,0 +1,337 @@
+"""`Image`: one picture at several resolutions, with its axes, scales, channels and labels; how it is opened."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from rankwise.data.store.meta.documents import resolve_place
+from rankwise.data.store.meta.nodes import Node
+from rankwise.data.store.meta.reader import describe_group
+from rankwise.data.store.meta.tree import STORES, Nodes
+from rankwise.data.store.meta.values import ArrayMeta
+from rankwise.data.store.ngff.attributes import (
+    Axis,
+    compose,
+    ome_attributes,
+    plain_axes,
+    read_axes,
+    take,
+    take_list,
+)
+from rankwise.errors import DataError
+
+__all__ = ["Image", "ImageLevel", "image_of", "label_names", "open_image", "open_label", "set_state", "state_of"]
+
+_ROUNDING = 1.001  # scales are written rounded
+
+
+def choose_level(image: Image, spacing: float | Sequence[float] | Mapping[str, float]) -> int:
+    """Return the number of the coarsest level that is at least as fine as wanted; see `Image.level_for`."""
+    wanted = _by_axis(image, spacing)
+    if not all(distance > 0 for distance in wanted.values()):
+        raise DataError(f"a spacing must be above 0, asked the image {image.place} for {spacing!r}")
+    fine = [
+        number
+        for number, level in enumerate(image.levels)
+        if all(level.scale[axis] <= distance * _ROUNDING for axis, distance in wanted.items())
+    ]
+    return max(fine, default=0)
+
+
+def _by_axis(image: Image, spacing: float | Sequence[float] | Mapping[str, float]) -> dict[int, float]:
+    if isinstance(spacing, Mapping):
+        return {image.axis(name): distance for name, distance in spacing.items()}
+    axes = image.spatial
+    values = [spacing] * len(axes) if isinstance(spacing, int | float) else list(spacing)
+    if len(values) != len(axes):
+        names = ", ".join(image.axes[axis].name for axis in axes) or "none"
+        raise DataError(
+            f"the image {image.place} has {len(axes)} axes of space ({names}) and wants one spacing for each; "
+            f"got {spacing!r}"
+        )
+    return dict(zip(axes, values, strict=True))
+
+
+def state_of(value: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass but for `nodes`; to be its ``__getstate__``."""
+    return {field.name: getattr(value, field.name) for field in fields(value) if field.name != "nodes"}
+
+
+def set_state(value: Any, state: Mapping[str, Any]) -> None:
+    """Fill a dataclass in; what it opens later is read from the stores. To be its ``__setstate__``."""
+    for name, part in {**state, "nodes": STORES}.items():
+        object.__setattr__(value, name, part)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageLevel:
+    """One resolution of an image.
+
+    The centre of element i along an axis lies at ``scale * i + translation``, in the unit of the axis.
+
+    Attributes:
+        path: path of its array in the image's group; "" for a plain array.
+        array: what the array's metadata say.
+        scale: distance between neighbouring elements along each axis.
+        translation: where the first element lies along each axis.
+    """
+
+    path: str
+    array: ArrayMeta
+    scale: tuple[float, ...]
+    translation: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Image:
+    """An image after OME-Zarr, or a plain array seen as one.
+
+    Attributes:
+        place: absolute path or URL of its group, or of the plain array.
+        name: the name that its metadata give it, "" if none.
+        version: version of OME-Zarr that it states, "" if none.
+        axes: its axes, in stored order.
+        levels: its resolutions, the finest first.
+        channels: names of the channels, in stored order; "" for one without a name. Empty where nothing is said.
+    """
+
+    place: str
+    name: str
+    version: str
+    axes: tuple[Axis, ...]
+    levels: tuple[ImageLevel, ...]
+    channels: tuple[str, ...] = ()
+    nodes: Nodes = field(default=STORES, repr=False, compare=False)
+
+    __getstate__ = state_of
+    __setstate__ = set_state
+
+    @property
+    def spatial(self) -> tuple[int, ...]:
+        """The axes of space, by number; the axes named z, y and x where no types are given."""
+        typed = tuple(place for place, axis in enumerate(self.axes) if axis.type == "space")
+        return typed or tuple(place for place, axis in enumerate(self.axes) if axis.name in {"z", "y", "x"})
+
+    @property
+    def channel_axis(self) -> int | None:
+        """Number of the axis of channels; None if there is none."""
+        typed = [place for place, axis in enumerate(self.axes) if axis.type == "channel"]
+        named = [place for place, axis in enumerate(self.axes) if axis.name in {"c", "channel"}]
+        return next(iter(typed or named), None)
+
+    def axis(self, name: str) -> int:
+        """Return the number of an axis.
+
+        Raises:
+            DataError: no axis has this name.
+        """
+        names = [axis.name for axis in self.axes]
+        if name not in names:
+            raise DataError(f"the image {self.place} has no axis {name!r}; its axes are {', '.join(names)}")
+        return names.index(name)
+
+    def channel(self, wanted: str | int) -> int:
+        """Return the number of a channel along the axis of channels.
+
+        Args:
+            wanted: its name, or its number (negative ones count from the end).
+
+        Raises:
+            DataError: there is no such channel, or several have this name; the message lists them.
+        """
+        axis = self.channel_axis
+        num_channels = 0 if axis is None else self.levels[0].array.shape[axis]
+        numbers = [number for number, name in enumerate(self.channels) if name == wanted]
+        if isinstance(wanted, int):
+            numbers = [wanted % num_channels] if -num_channels <= wanted < num_channels else []
+        if len(numbers) == 1 and numbers[0] < num_channels:
+            return numbers[0]
+        several = f"the channels {numbers} are all named {wanted!r}; choose one by its number"
+        raise DataError(
+            f"the image {self.place} has {num_channels} channels, named "
+            f"{', '.join(map(repr, self.channels)) or 'by nothing but their numbers'}; "
+            f"{several if len(numbers) > 1 else f'there is no channel {wanted!r} among them'}"
+        )
+
+    def level_for(self, spacing: float | Sequence[float] | Mapping[str, float]) -> int:
+        """Return the number of the coarsest level that is at least as fine as wanted along each given axis.
+
+        The finest level if none is. A thousandth more counts as equal, because scales are rounded.
+
+        Args:
+            spacing: wanted distance between elements, in the units of the axes: one number for all axes of space, one
+                for each of them, or by name of axis.
+
+        Raises:
+            DataError: an axis is not there, or the number of values is not that of the axes of space.
+        """
+        return choose_level(self, spacing)
+
+    def labels(self) -> tuple[str, ...]:
+        """Return the names of the label images that belong to this image; reads one document.
+
+        Raises:
+            DataError: the list of labels is damaged.
+        """
+        return label_names(self.place, self.nodes)
+
+    def label(self, name: str) -> Image:
+        """Return a label image.
+
+        Raises:
+            DataError: there is no such label image, or it is damaged.
+        """
+        return open_label(self.place, name, self.nodes)
+
+
+def open_image(uri: str | os.PathLike[str], *, multiscale: int = 0, nodes: Nodes = STORES) -> Image:
+    """Open an OME-Zarr image (versions 0.1 to 0.5), or a plain array as an image of one level with spacing 1.
+
+    Args:
+        uri: the group of the image, or an array.
+        multiscale: which image, for the rare group that describes several.
+        nodes: where to look, if not into the stores themselves.
+
+    Raises:
+        DataError: there is no image (the message says what there is), or a part of it is missing or damaged.
+    """
+    place = resolve_place(uri)
+    node = nodes.node(place)
+    if node is None:
+        raise nodes.missing(place)
+    return image_of(node, nodes, multiscale=multiscale)
+
+
+def image_of(node: Node, nodes: Nodes, *, multiscale: int = 0) -> Image:
+    """Return the image that a node describes; as `open_image`."""
+    if node.kind == "array":
+        return _plain_image(node, nodes)
+    ome = ome_attributes(node)
+    if "multiscales" not in ome:
+        raise DataError(
+            f"the group {node.place} is no OME-Zarr image (no 'multiscales'); it {describe_group(node, nodes)}"
+        )
+    described = take_list(ome, "multiscales", node.place)
+    if not 0 <= multiscale < len(described):
+        raise DataError(f"{node.place} describes {len(described)} images, asked for number {multiscale}")
+    return _read(node, ome, described[multiscale], nodes)
+
+
+def _plain_image(node: Node, nodes: Nodes) -> Image:
+    array = nodes.array(node)
+    ones, zeros = (1.0,) * array.ndim, (0.0,) * array.ndim
+    level = ImageLevel(path="", array=array, scale=ones, translation=zeros)
+    return Image(place=node.place, name="", version="", axes=plain_axes(array), levels=(level,), nodes=nodes)
+
+
+def _read(node: Node, ome: Mapping[str, Any], multiscale: Any, nodes: Nodes) -> Image:
+    place = f"the image {node.place}"
+    axes = read_axes(multiscale, place)
+    return Image(
+        place=node.place,
+        name=str(take(multiscale, "name", (str, type(None)), place, default="") or ""),
+        version=_version(ome, multiscale),
+        axes=axes,
+        levels=_levels(node, multiscale, axes, nodes),
+        channels=_channels(ome, place),
+        nodes=nodes,
+    )
+
+
+def _levels(node: Node, multiscale: Any, axes: tuple[Axis, ...], nodes: Nodes) -> tuple[ImageLevel, ...]:
+    place = f"the image {node.place}"
+    datasets = take_list(multiscale, "datasets", place)
+    if not datasets:
+        raise DataError(f"{place} has no levels: its 'datasets' are empty")
+    of_all = multiscale.get("coordinateTransformations") or []
+    levels = [_level(node, dataset, of_all, axes, nodes) for dataset in datasets]
+    if any("coordinateTransformations" in dataset for dataset in datasets):
+        return tuple(levels)
+    return _relative(levels)
+
+
+def _level(node: Node, dataset: Any, of_all: Any, axes: tuple[Axis, ...], nodes: Nodes) -> ImageLevel:
+    path = take(dataset, "path", str, f"a level of the image {node.place}").strip("/")
+    place = f"level {path!r} of the image {node.place}"
+    inner = _below(node, path, nodes)
+    if inner is None or inner.kind != "array":
+        raise DataError(f"{place} is {'missing' if inner is None else 'a group'}; the image names it as an array")
+    array = nodes.array(inner)
+    if array.ndim != len(axes):
+        raise DataError(
+            f"{place} has {array.ndim} axes (shape {list(array.shape)}), the image names {len(axes)}: "
+            f"{', '.join(axis.name for axis in axes)}"
+        )
+    own = dataset.get("coordinateTransformations") or []
+    scale, translation = compose(own, of_all, num_axes=len(axes), place=place)
+    return ImageLevel(path=path, array=array, scale=scale, translation=translation)
+
+
+def _below(node: Node, path: str, nodes: Nodes) -> Node | None:
+    """The node at a path below a group; by its consolidated metadata where `Nodes.inside` believes those."""
+    name, _, rest = path.partition("/")
+    if ".." in path.split("/"):
+        raise DataError(f"the image {node.place} names the level {path!r}, which lies outside of it")
+    if node.consolidated is None:
+        return nodes.node(f"{node.place}/{path}")
+    inner = nodes.inside(node.place, node).get(name)
+    return _below(inner, rest, nodes) if rest and inner is not None else inner
+
+
+def _relative(levels: list[ImageLevel]) -> tuple[ImageLevel, ...]:
+    """Scales of versions before 0.4, which state none: relative to the finest level, after the shapes."""
+    first = levels[0].array.shape
+    return tuple(
+        ImageLevel(
+            path=level.path,
+            array=level.array,
+            scale=tuple(
+                s * fine / max(1, own) for s, fine, own in zip(level.scale, first, level.array.shape, strict=True)
+            ),
+            translation=level.translation,
+        )
+        for level in levels
+    )
+
+
+def _version(ome: Mapping[str, Any], multiscale: Any) -> str:
+    stated = ome.get("version", multiscale.get("version"))
+    return stated if isinstance(stated, str) else ""
+
+
+def _channels(ome: Mapping[str, Any], place: str) -> tuple[str, ...]:
+    where = f"the omero metadata of {place}"
+    omero = take(ome, "omero", (dict, type(None)), place, default=None)
+    found = take_list(omero, "channels", where, default=[]) if omero else []
+    return tuple(str(take(one, "label", (str, int, type(None)), where, default="") or "") for one in found)
+
+
+def label_names(place: str, nodes: Nodes) -> tuple[str, ...]:
+    """Return the names of the label images of the image at a place.
+
+    Raises:
+        DataError: the list of labels is damaged.
+    """
+    node = nodes.node(f"{place}/labels")
+    if node is None or node.kind == "array":
+        return ()
+    names = take_list(ome_attributes(node), "labels", f"the group {node.place}", default=[])
+    if not all(isinstance(name, str) for name in names):
+        raise DataError(f"'labels' of the group {node.place} are {names!r:.80}, wanted a list of names")
+    return tuple(name.strip("/") for name in names)
+
+
+def open_label(place: str, name: str, nodes: Nodes) -> Image:
+    """Return a label image of the image at a place.
+
+    Raises:
+        DataError: there is no such label image, or it is damaged.
+    """
+    node = nodes.node(f"{place}/labels/{name}")
+    if node is None:
+        names = ", ".join(map(repr, label_names(place, nodes))) or "none"
+        raise DataError(f"the image {place} has no label image {name!r}; its labels are: {names}")
+    return image_of(node, nodes)

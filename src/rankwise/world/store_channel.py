@@ -1,0 +1,169 @@
+"""A world whose ranks talk without a process group and without torch: objects only, over the small store of rank 0."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import os
+import platform
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+from rankwise._process.place import Place
+from rankwise._version import __version__
+from rankwise.errors import WorldError
+from rankwise.world.arrival import SECRET_VARIABLE, Card, Mail, meet
+from rankwise.world.binding import keeps_store, kept_store
+from rankwise.world.factory import host_id, make_world
+from rankwise.world.key_channel import KeyChannel
+from rankwise.world.small_store import SmallStore, open_small_store
+from rankwise.world.strangers import warn_of_public
+from rankwise.world.value import World
+
+__all__ = ["StoreKeys", "store_world"]
+
+_MEET = timedelta(minutes=10)
+_COLLECTIVE = timedelta(days=1)  # who has died is told by the store, so that nobody has to guess it from the time
+_LOOK_S = 1.0  # between two looks at whether the rank that is waited for is gone
+
+
+@contextlib.contextmanager
+def store_world(place: Place) -> Iterator[World]:
+    """Let the ranks of a launcher talk where there is no process group; every rank enters it, and leaves it together.
+
+    They meet at MASTER_ADDR and MASTER_PORT as those of `bind` do, and the port is free again once all are there. The
+    world knows the collectives of objects (`from_main`, `broadcast_object`, `all_gather_object`, ...), `barrier` and
+    `raise_together`. A rank that ends without leaving is noticed within a second, whatever it was doing.
+
+    Args:
+        place: of this process, among several.
+
+    Yields:
+        The world.
+
+    Raises:
+        WorldError: the place has no address, a rank is missing, or the ranks have other versions of rankwise.
+    """
+    if not (place.master_addr and place.master_port):
+        raise WorldError(
+            f"rank {place.rank} of {place.world_size} does not know where the ranks meet: set MASTER_ADDR and "
+            "MASTER_PORT (`rankwise run`, torchrun, srun and mpirun do), or make a process group first"
+        )
+    ours = not (place.agent_store or keeps_store(place))  # else torch's store is at this address already
+    if ours and place.rank == 0:
+        warn_of_public(place.master_addr, "the store of the ranks")
+    store: Any = open_small_store(place, _MEET) if ours else kept_store(place, _MEET)
+    try:
+        world = _met(store, place)
+        try:
+            yield world
+        finally:
+            # who keeps the store ends last: who has come here has read all that was sent before, be it an error
+            with contextlib.suppress(WorldError):
+                world.barrier()
+    finally:
+        if ours:
+            store.close()
+
+
+def _met(store: Any, place: Place) -> World:
+    secret = os.environ.get(SECRET_VARIABLE, "")
+    card = Card(
+        rank=place.rank,
+        world_size=place.world_size,
+        host=host_id(),
+        place=f"host {platform.node()}, process {os.getpid()}",
+        same={"rankwise": __version__},
+    )
+    try:
+        company = meet(store, card, timeout=_MEET, secret=secret)
+        keys = StoreKeys(store, company.prefix, secret)
+        if isinstance(store, SmallStore):
+            store.stop_listening()  # all are connected: the port is free for a process group, or for the next meeting
+            store.leave_word(keys.gone(place.rank))
+    except OSError as error:
+        raise WorldError(
+            f"rank {place.rank} of {place.world_size} lost the store of rank 0 while the ranks met ({error}): look at "
+            "rank 0's output, it failed or was stopped"
+        ) from error
+    channel = KeyChannel(keys, f"{company.prefix}/talk", place.rank, place.world_size, _COLLECTIVE)
+    return make_world(place, company, channel, device="cpu", backend="store", seed=1889, threads=1)
+
+
+class StoreKeys:
+    """A store as a `KeyChannel` wants its client: sealed messages, and an error where the sender is gone.
+
+    Args:
+        store: of torch's, or a `SmallStore`.
+        prefix: what all keys of this meeting begin with.
+        secret: of the job.
+    """
+
+    def __init__(self, store: Any, prefix: str, secret: str) -> None:
+        self._store, self._prefix, self._mail = store, prefix, Mail(store, secret)
+        self._tells_of_deaths = isinstance(store, SmallStore)
+
+    def gone(self, rank: int | str) -> str:
+        """Return the key that comes to be when the rank's connection ends."""
+        return f"{self._prefix}/gone/{rank}"
+
+    def key_value_set_bytes(self, key: str, value: bytes) -> None:
+        """Put a message under a key.
+
+        Raises:
+            RuntimeError: the store is gone.
+        """
+        with _as_a_loss():
+            self._mail.put(key, base64.b64encode(value).decode())
+
+    def blocking_key_value_get_bytes(self, key: str, patience_ms: int) -> bytes:
+        """Return the message under a key, which ends with the rank of its sender.
+
+        Raises:
+            RuntimeError: it did not come in time, its sender or the store is gone, or it is a stranger's.
+        """
+        with _as_a_loss():
+            self._await(key, patience_ms / 1000)
+            text = self._mail.read(key)
+        if text is None:
+            raise RuntimeError(f"the message {key} is not of this job: it has another {SECRET_VARIABLE}")
+        return base64.b64decode(text)
+
+    def _await(self, key: str, patience_s: float) -> None:
+        rank, deadline, is_gone = key.rpartition("/")[2], time.monotonic() + patience_s, False
+        while True:
+            left_s = max(0.001, deadline - time.monotonic())
+            try:
+                self._store.wait([key], timedelta(seconds=min(left_s, _LOOK_S) if self._tells_of_deaths else left_s))
+            except ConnectionError:
+                raise
+            except Exception:
+                if not self._tells_of_deaths:
+                    raise  # a RuntimeError of torch's
+                if is_gone:
+                    raise RuntimeError(f"rank {rank} is gone without a word") from None
+                if time.monotonic() >= deadline:
+                    raise RuntimeError(f"timed out: rank {rank} has sent nothing for {patience_s:g} s") from None
+                # waited for once more: what it sent just before its end is there by now
+                is_gone = self._store.check([self.gone(rank)])
+                continue
+            return
+
+    def key_value_delete(self, key: str) -> None:
+        """Forget a message that all have read.
+
+        Raises:
+            RuntimeError: the store is gone.
+        """
+        with _as_a_loss():
+            self._store.delete_key(key)
+
+
+@contextlib.contextmanager
+def _as_a_loss() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise RuntimeError(f"the store of rank 0 is gone: {error}") from error
