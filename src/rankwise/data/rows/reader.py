@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -27,13 +26,13 @@ from rankwise.data.feed.memory.csr import one_row
 from rankwise.data.feed.memory.pool import MemoryPool
 from rankwise.data.rows.datasets import AnyDataset
 from rankwise.data.rows.fields import FieldChoice, RowField, open_fields, read_fields
-from rankwise.data.rows.matrices import MatrixPlan
+from rankwise.data.rows.matrices import MatrixPlan, RowErrors
 from rankwise.data.rows.obs import ObsColumn, read_column
 from rankwise.data.rows.transforms import Log1pCounts
-from rankwise.data.store import BoxError, BoxReader, BoxReport, sum_reports
-from rankwise.errors import ConfigError, DataError, SampleError
+from rankwise.data.store import BoxReader, sum_reports
+from rankwise.errors import ConfigError
 
-__all__ = ["ChosenFields", "RowErrors", "RowFields", "RowPlan", "Shelf", "read_one"]
+__all__ = ["ChosenFields", "RowFields", "RowPlan", "Shelf", "read_one"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -73,60 +72,6 @@ class RowPlan:
             share=share, rows=rows, matrices=matrices, capacity=capacity,
             num_chunks=num_chunks, read_bytes=read_bytes, decode_bytes=decode_bytes,
         )  # fmt: skip
-
-
-class RowErrors:
-    """Gathers what goes wrong while a share is read; the first error of each place of the batch counts.
-
-    Args:
-        ids: int64[B], sample ids.
-        rows: int64[B], rows over all datasets.
-        datasets: the datasets, one over the other.
-    """
-
-    def __init__(self, ids: IntArray, rows: IntArray, datasets: Sequence[AnyDataset]) -> None:
-        self._ids = ids
-        self._rows = rows
-        self._datasets = datasets
-        self._found: dict[int, SampleError] = {}
-
-    def add(self, error: BoxError) -> None:
-        """Take over an error of the engine."""
-        if error.box not in self._found:
-            self._found[error.box] = self._made(error.box, error.error, error.place, damage=error.damage)
-
-    def add_outside(self, places: IntArray, name: str, num_cols: int) -> None:
-        """Note rows that name columns that there are not."""
-        for place in places.tolist():
-            if place not in self._found:
-                dataset, _ = self._where(place)
-                where = f"{dataset.place}/{name}"
-                what = DataError(
-                    f"it names columns that the matrix {where} has not (it has {num_cols}): copy or write it again"
-                )
-                self._found[place] = self._made(place, what, where, damage=True)
-
-    def summed(self, reports: Sequence[BoxReport]) -> ReadReport:
-        """Return the report of the share."""
-        return sum_reports(len(self._ids), self._found, reports)
-
-    def _made(self, place: int, error: DataError, where: str, *, damage: bool) -> SampleError:
-        dataset, row = self._where(place)
-        sample = int(self._ids[place])
-        made = SampleError(
-            f"sample {sample} (row {row} of {dataset.place}) cannot be read: {error}",
-            sample=sample, place=where, damage=damage,
-        )  # fmt: skip
-        made.__cause__ = error
-        return made
-
-    def _where(self, place: int) -> tuple[AnyDataset, int]:
-        row = int(self._rows[place])
-        for dataset in self._datasets:
-            if row < dataset.num_rows:
-                return dataset, row
-            row -= dataset.num_rows
-        raise AssertionError("a row beyond all datasets was planned")
 
 
 _PIECES_PER_FIELD = 4
@@ -211,20 +156,14 @@ class RowFields:
         arrays = {name: into.arrays(name) for name in self.matrices}
         with shelf.memory(_PIECES_PER_FIELD * len(self.matrices)) as memory:
             done = read_fields(self.matrices, plan.matrices, arrays, reader, memory)
-        reports = [report for finished in done.values() for report in finished.reports]
-        lost = (matrix.lost for matrix in plan.matrices.values())
-        gaps = (finished.gaps for finished in done.values())
-        for error in chain(*lost, *(report.errors for report in reports), *gaps):
-            errors.add(error)
-        for name, finished in done.items():
-            if finished.outside is not None:
-                errors.add_outside(np.flatnonzero(finished.outside), name, self.matrices[name].stack.spec.shape[0])
+        errors.gather(plan.matrices, done, {name: field.stack.spec for name, field in self.matrices.items()})
         for name, column in self.columns.items():
             column.take(plan.rows, into.arrays(name)[0])
         if self.change is not None:
             sizes = None if self.change.size is None else into.arrays(self.change.size)[0]
             self.change.change(arrays[self.change.field][0], sizes)
-        return errors.summed(reports)
+        reports = [report for finished in done.values() for report in finished.reports]
+        return sum_reports(plan.share.num_samples, errors.found, reports)
 
 
 _CHOICES = ("matrices", "obs", "dense", "genes", "dtype", "rows")

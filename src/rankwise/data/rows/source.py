@@ -16,8 +16,9 @@ from rankwise.data.rows.chosen import ChosenRows, RowLocality, bound_rows
 from rankwise.data.rows.datasets import open_dataset
 from rankwise.data.rows.drawing import DrawOptions, settled_options
 from rankwise.data.rows.fields import FieldChoice
+from rankwise.data.rows.matrices import RowErrors
 from rankwise.data.rows.places import NamedRows, find_rows
-from rankwise.data.rows.reader import ChosenFields, RowErrors, RowPlan, Shelf, read_one
+from rankwise.data.rows.reader import ChosenFields, RowPlan, Shelf, read_one
 from rankwise.data.store import DEFAULT_CACHE_BYTES, BoxReader, ChunkCache, ReaderStats
 
 if TYPE_CHECKING:

@@ -29,12 +29,12 @@ OWN_LOADERS = (
     ("rankwise.data.feed.loader", "FeedLoader", "_next"),
     ("rankwise.data.samples.dataset", "DatasetLoader", "_step"),
     ("rankwise.data.crops.stream.pipeline", "Pipeline", "pop"),
-    ("rankwise.data.rows.loader.prefetch", "RequestReader", "take"),
+    ("rankwise.data.rows.loader.requests", "Requests", "take"),
     ("rankwise.data.rows.loader.loader", "Loader", "_batch"),
 )
 # how users call them
 _NAMES = {
-    "RequestReader": "rows.Loader",
+    "Requests": "rows.Loader",
     "Loader": "rows.Loader",
     "OrderedLoader": "rows.OrderedLoader",
     "Pipeline": "crops.Pipeline",

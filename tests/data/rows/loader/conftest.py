@@ -1,5 +1,7 @@
 """A hundred rows on disk, and which of them are read."""
 
+import threading
+
 import pytest
 
 from rankwise.data.rows.loader import stored
@@ -12,15 +14,31 @@ def hundred(tmp_path_factory):
     return write_hundred(tmp_path_factory.mktemp("hundred") / "X")
 
 
+class Noting(list):
+    """Requests that were read, by `readers`, which wait for a gate."""
+
+    def __init__(self):
+        super().__init__()
+        self.readers, self.gate, self.waits = [], threading.Event(), threading.Event()
+        self.gate.set()
+
+
 @pytest.fixture
 def reads(monkeypatch):
     """The rows of each request that was read."""
-    found = []
+    found = Noting()
 
     class Noted(stored.StoredRows):
-        def read(self, rows):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            found.readers.append(self)
+
+        def read(self, rows, lease):
             found.append(rows.tolist())
-            return super().read(rows)
+            if not found.gate.is_set():
+                found.waits.set()
+                assert found.gate.wait(20)
+            return super().read(rows, lease)
 
     monkeypatch.setattr("rankwise.data.rows.loader.held.StoredRows", Noted)
     return found

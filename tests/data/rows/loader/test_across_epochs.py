@@ -1,8 +1,8 @@
 """The first load request of the next pass is read at the end of this one, and nobody can tell but by the clock."""
 
 import copy
-import gc
 import pickle
+import weakref
 from itertools import chain
 
 import numpy as np
@@ -17,7 +17,7 @@ from rankwise.data.rows import Loader
 from rankwise.data.rows.samplers import DistributedSampler, RandomSampler, SequentialSampler
 from rankwise.errors import ConfigError, SampleError
 from rankwise.testing.hundred_rows import hundred_obs, loader_of_hundred, rows_of
-from rankwise.testing.new_threads import threads_end
+from rankwise.testing.new_threads import threads_end, threads_since
 
 
 def test_one_request_more_is_read_and_used(hundred, reads):
@@ -26,7 +26,7 @@ def test_one_request_more_is_read_and_used(hundred, reads):
     for number in range(3):
         shown = rows_of(loader)
         assert sorted(chain.from_iterable(shown)) == list(range(100))
-        assert threads_end("rankwise-rows")
+        assert threads_end("rankwise-reader")
         assert len(reads) == 5 * (number + 1) + 1
         assert [row for request in reads[5 * number :][:5] for row in request] == [*chain.from_iterable(shown)]
 
@@ -38,7 +38,7 @@ def test_nothing_follows_the_last_pass(hundred, reads):
         if number == 1:
             loader.expect_last_epoch()
         rows_of(loader)
-        assert threads_end("rankwise-rows")
+        assert threads_end("rankwise-reader")
     assert len(reads) == 3 * 5 + 1
 
 
@@ -60,7 +60,7 @@ def test_where_it_could_be_seen_nothing_is_read_early(hundred, reads, why):
         loader = Loader(batch_sampler=RandomSampler(5, 4, 10, rng=0), return_index=True)
         loader.add_dataset(np.arange(600, dtype="f4").reshape(100, 6), obs=hundred_obs())
     rows_of(loader)
-    assert threads_end("rankwise-rows")
+    assert threads_end("rankwise-reader")
     assert len(reads) == (0 if why == "memory" else 5)
 
 
@@ -111,7 +111,7 @@ def acted(loader, rng, what, value, seen, *, early):
     elif what == "copy":
         return pickle.loads(pickle.dumps(copy.copy(loader)))
     elif what == "settle":
-        assert threads_end("rankwise-rows")
+        assert threads_end("rankwise-reader")
     elif what == "start":
         assert not early or loader.start_prefetch() or len(loader) == 0
     elif sampler.rng is not None:
@@ -147,10 +147,11 @@ def test_data_that_are_added_later(hundred, reads):
     """What was read before is forgotten, even where the next pass begins with the same rows."""
     loader = loader_of_hundred(hundred, SequentialSampler(5, 4, 10))
     rows_of(loader)
+    assert threads_end("rankwise-reader")
     loader.add_dataset(zarr.open_array(hundred, mode="r"), obs=hundred_obs())
     shown = [batch["index"].tolist() for batch in loader]
     assert [*chain.from_iterable(shown)] == list(range(200))
-    assert threads_end("rankwise-rows")
+    assert threads_end("rankwise-reader")
     assert [request[0] for request in reads] == [0, 20, 40, 60, 80, 0, *range(0, 200, 20), 0]
 
 
@@ -183,15 +184,17 @@ def test_damage_is_told_in_its_pass(tmp_path, reads):
                 list(loader)
         else:
             assert len(list(loader)) == 2
-            assert threads_end("rankwise-rows")
+            assert threads_end("rankwise-reader")
             assert set(range(10)) <= set(reads[-1])
 
 
 def test_a_loader_that_is_forgotten_leaves_nothing(hundred, reads):
-    """Between two passes nothing holds it but who made it; its thread ends by itself."""
+    """Between two passes nothing holds it but who made it; its thread ends with it, and so does its memory."""
     loader = loader_of_hundred(hundred)
     rows_of(loader)
+    memory = weakref.ref(reads.readers[0])
     del loader
-    gc.collect()
-    assert threads_end("rankwise-rows")
-    assert len(reads) == 6
+    assert not threads_since("rankwise-reader")
+    reads.readers.clear()
+    assert memory() is None
+    assert len(reads) <= 6

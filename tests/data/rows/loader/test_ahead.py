@@ -6,8 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from rankwise.data.rows.loader.prefetch import RequestReader
-from rankwise.data.rows.loader.requests import RowOrder
+from rankwise.data.rows.loader.requests import Requests, RowOrder
+from rankwise.data.rows.loader.stored import RowBlock
 from rankwise.testing.new_threads import threads_since
 
 
@@ -19,13 +19,13 @@ class Rows:
         self.stop_at = None
         self.began = [threading.Event() for _ in range(30)]
 
-    def read(self, rows):
+    def read(self, rows, lease):
         self.began[rows[0]].set()
         assert rows[0] != self.stop_at or self.gate.wait(20)
         if rows[0] in self.failing:
             raise KeyError(f"row {rows[0]}")
         self.read_rows.append(int(rows[0]))
-        return rows * 10
+        return RowBlock(arrays=(rows * 10,), num_cols=None, errors={}, lease=lease)
 
 
 def request(*rows):
@@ -34,25 +34,29 @@ def request(*rows):
 
 def passed(reader, numbers, *, following=None, obs=None):
     """One pass over requests of one row."""
-    reader.begin((request(number) for number in numbers), lambda: obs, lambda: following)
+    yield from held(reader, (request(number) for number in numbers), lambda: obs, lambda: following)
+
+
+def held(reader, orders, obs=lambda: None, following=lambda: None):
+    """One pass: elements, and what is said about them; each block is held until the next one is wanted."""
+    reader.begin(iter(orders), obs, following)
     while (taken := reader.take()) is not None:
-        yield taken[1].tolist(), taken[2]
-
-
-def no_table():
-    return None
+        _, block, about = taken
+        yield block.part(0, None).tolist(), about
+        block.lease.leave()
+        del taken, block
 
 
 def none_left():
-    for thread in threads_since("rankwise-rows"):
+    for thread in threads_since("rankwise-reader"):
         thread.join(20)
-    return not threads_since("rankwise-rows")
+    return not threads_since("rankwise-reader")
 
 
 def test_the_next_is_under_way_while_one_is_in_use():
     """Work on request k + 1 begins before it is asked for; results come in order, with what is said about the rows."""
     rows = Rows()
-    reading = passed(RequestReader(rows), range(4), obs=pd.DataFrame({"n": [5, 6, 7, 8]}))
+    reading = passed(Requests(rows), range(4), obs=pd.DataFrame({"n": [5, 6, 7, 8]}))
     assert next(reading)[0] == [0]
     assert rows.began[1].wait(20)  # without asking for it
     assert [(block, obs["n"].tolist()) for block, obs in reading] == [([10], [6]), ([20], [7]), ([30], [8])]
@@ -68,10 +72,10 @@ def test_requests_are_drawn_by_who_iterates():
             drawn.append((number, threading.current_thread()))
             yield request(number)
 
-    reader = RequestReader(rows)
-    reader.begin(orders(), no_table, lambda: None)
+    reader = Requests(rows)
+    reading = held(reader, orders())
     for number in range(3):
-        assert reader.take()[1].tolist() == [10 * number]
+        assert next(reading)[0] == [10 * number]
         assert rows.began[number + 1].wait(20)
         assert not rows.began[number + 2].is_set()
         assert len(drawn) <= number + 4
@@ -89,11 +93,10 @@ def test_errors_come_in_their_turn(where):
             raise KeyError("row 3")
         yield request(3)
 
-    reader, seen = RequestReader(Rows(failing=(3,))), []
-    reader.begin(orders(), no_table, lambda: None)
+    reader, seen = Requests(Rows(failing=(3,))), []
     with pytest.raises(KeyError, match="row 3"):
-        seen.extend(iter(reader.take, None))
-    assert [block.tolist() for _, block, _ in seen] == [[0], [10], [20]]
+        seen.extend(held(reader, orders()))
+    assert [block for block, _ in seen] == [[0], [10], [20]]
     reader.leave()
     assert none_left()
 
@@ -101,10 +104,9 @@ def test_errors_come_in_their_turn(where):
 def test_leaving_waits_for_what_is_read():
     """Nothing runs on behind it, and what was drawn but not begun is not read."""
     rows = Rows()
-    reader = RequestReader(rows)
-    reader.begin(map(request, range(9)), no_table, lambda: None)
+    reader = Requests(rows)
     rows.stop_at = 1
-    reader.take()
+    assert next(held(reader, map(request, range(9))))[0] == [0]
     assert rows.began[1].wait(20)
     threading.Timer(0.05, rows.gate.set).start()
     reader.leave()
@@ -116,7 +118,7 @@ def test_leaving_waits_for_what_is_read():
 def test_the_first_request_of_the_next_pass_is_read_with_the_last_ones():
     """It is read while the last one is in use, and the pass that begins so gets it; only the first."""
     rows = Rows()
-    reader = RequestReader(rows)
+    reader = Requests(rows)
     reading = passed(reader, [0, 1, 2], following=request(5))
     for _ in range(3):
         next(reading)
@@ -131,23 +133,24 @@ def test_the_first_request_of_the_next_pass_is_read_with_the_last_ones():
 def test_a_short_last_request_leaves_the_next_pass_time(last, is_early):
     """Behind one of half its rows the next pass's first is read at once; behind a longer one when that is in use."""
     rows = Rows()
-    reader = RequestReader(rows)
-    reader.begin(iter([request(*range(9)), request(*range(9, 9 + last))]), no_table, lambda: request(*range(15, 24)))
-    reader.take()
+    reader = Requests(rows)
+    orders = [request(*range(9)), request(*range(9, 9 + last))]
+    reading = held(reader, orders, following=lambda: request(*range(15, 24)))
+    next(reading)
     assert rows.began[9].wait(20)
     if is_early:
         assert rows.began[15].wait(20)
     assert rows.began[15].is_set() == is_early
-    reader.take()
+    next(reading)
     assert rows.began[15].wait(20)
-    assert reader.take() is None
+    assert list(reading) == []
     assert none_left()
 
 
 def test_what_was_not_foreseen_is_read_anew():
     """A pass that begins otherwise gets what it asked for; what was read for another is forgotten."""
     rows = Rows()
-    reader = RequestReader(rows)
+    reader = Requests(rows)
     for numbers in ([0, 1], [2, 3], [], [4]):
         assert [block for block, _ in passed(reader, numbers, following=request(9))] == [[10 * n] for n in numbers]
     assert none_left()
@@ -156,7 +159,7 @@ def test_what_was_not_foreseen_is_read_anew():
 
 def test_what_was_foreseen_and_fails():
     """It fails in the pass that asks for it, and in no other."""
-    reader = RequestReader(Rows(failing=(5,)))
+    reader = Requests(Rows(failing=(5,)))
     assert len(list(passed(reader, [0], following=request(5)))) == 1
     assert len(list(passed(reader, [1], following=request(5)))) == 1
     with pytest.raises(KeyError, match="row 5"):
@@ -166,7 +169,7 @@ def test_what_was_foreseen_and_fails():
 def test_a_first_request_that_is_read_before_its_pass():
     """It is read once, however often it is asked for, and the pass that begins so gets it; then its thread ends."""
     rows = Rows()
-    reader = RequestReader(rows)
+    reader = Requests(rows)
     for _ in range(2):
         reader.start(request(3))
         assert none_left()
@@ -180,7 +183,7 @@ def test_another_first_request_is_read_behind_it():
     """One thread reads at a time; of what waits the last is read, and what was read for nothing is forgotten."""
     rows = Rows()
     rows.stop_at = 3
-    reader = RequestReader(rows)
+    reader = Requests(rows)
     for number in (3, 4, 5):
         reader.start(request(number))
         assert rows.began[3].wait(20)
@@ -193,7 +196,7 @@ def test_another_first_request_is_read_behind_it():
 
 def test_a_first_request_that_fails():
     """The pass that asks for it fails, and no other."""
-    reader = RequestReader(Rows(failing=(5,)))
+    reader = Requests(Rows(failing=(5,)))
     reader.start(request(5))
     assert [block for block, _ in passed(reader, [6])] == [[60]]
     reader.start(request(5))
@@ -211,9 +214,5 @@ def test_tables_are_made_while_the_first_request_is_read():
         assert rows.began[1].wait(20)
         return pd.DataFrame({"n": np.arange(10)})
 
-    reader = RequestReader(rows)
-    reader.begin(iter([request(1)]), joined, lambda: None)
-    taken = reader.take()
-    assert taken is not None
-    assert taken[2]["n"].tolist() == [1]
-    assert reader.take() is None
+    reader = Requests(rows)
+    assert [about["n"].tolist() for _, about in held(reader, [request(1)], joined)] == [[1]]

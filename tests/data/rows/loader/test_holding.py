@@ -74,3 +74,13 @@ def test_new_datasets_and_other_processes_begin_anew(stored, made):
     loader.add_dataset(stored)
     np.testing.assert_array_equal(rows_of(loader), np.concatenate([stored[:], stored[:]]))
     assert len(made) == 3
+
+
+def test_who_keeps_nothing_pays_for_two_requests(stored, made):
+    """Of 5 requests in each of 4 passes one is in use while another is read, though a loop looks at its last batch."""
+    loader = Loader(chunk_size=10, preload_nchunks=2, batch_size=10).add_dataset(stored)
+    for _ in range(4):
+        for batch in loader:
+            x = batch["X"]
+            x.sum()
+    assert made[0]._pool.num_pieces == 2

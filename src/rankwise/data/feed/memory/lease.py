@@ -114,7 +114,7 @@ class Leases:
     may hold: finalizers run in any thread, also in the midst of `acquire`, and in forked processes.
 
     Args:
-        is_awaited: whether a consumer waits for the reader now. Who begins to wait calls `wake`.
+        is_awaited: whether a consumer waits for the reader now. Who begins to wait calls `wake`. May be set later.
         has_room: whether there may be memory for one more batch beside those that are kept.
         no_room: makes the error for who waits though there is no room; None = he goes on waiting.
     """
@@ -126,7 +126,7 @@ class Leases:
         has_room: Callable[[], bool] = lambda: True,
         no_room: Callable[[], Exception] | None = None,
     ) -> None:
-        self._is_awaited, self._has_room, self._no_room = is_awaited, has_room, no_room
+        self.is_awaited, self._has_room, self._no_room = is_awaited, has_room, no_room
         self._news: queue.SimpleQueue[tuple[int, int] | None] = queue.SimpleQueue()
         self._numbers = itertools.count()
         self._out: set[int] = set()  # these count
@@ -153,7 +153,7 @@ class Leases:
                 number = next(self._numbers)
                 self._out.add(number)
                 return Lease(number, self._news.put)
-            awaited = self._is_awaited()
+            awaited = self.is_awaited()
             if self._left and (self._are_kept or awaited) and self._count_no_more(awaited=awaited):
                 continue
             self._hear()
@@ -166,6 +166,7 @@ class Leases:
         """Let everybody who waits go, empty-handed."""
         self._closed = True
         self._news.put(None)
+        self.is_awaited = lambda: True  # who waits may hold these
 
     def _hear(self) -> None:
         """Wait for one message and heed it."""

@@ -10,8 +10,8 @@ import numpy as np
 
 from rankwise.data.contract import FieldSpec, IntArray, NDArray
 from rankwise.data.feed.memory.pool import MemoryPool
-from rankwise.data.rows.fields.row_field import FieldRead, Finished, RowField, Target, begin_spread
-from rankwise.data.rows.matrices import HeldStack, MatrixPlan, MatrixStack, find_gaps, stray_columns
+from rankwise.data.rows.fields.row_field import FieldRead, RowField, Target, begin_spread
+from rankwise.data.rows.matrices import Finished, HeldStack, MatrixPlan, MatrixStack, finished_plain
 from rankwise.data.store import BoxPlan, BoxReader, BoxReport
 
 __all__ = ["make_field", "read_fields"]
@@ -62,20 +62,7 @@ class _PlainRead:
     jobs: list[tuple[BoxPlan, NDArray]]
 
     def finish(self, reports: tuple[BoxReport, ...]) -> Finished:
-        """Only look: a column that there is not would let who multiplies by the rows read beyond his memory."""
-        if not self.spec.ragged:
-            return Finished(reports=reports)
-        _, indices, indptr = self.out
-        reports = stray_columns(self.plan, reports)
-        gaps = find_gaps(self.plan, reports, indices)
-        num_cols = self.spec.shape[0]
-        unsigned = indices.view(np.dtype(f"u{indices.itemsize}"))  # below 0 is then large: one pass sees both
-        if len(indices) == 0 or unsigned.max() < num_cols:
-            return Finished(reports=reports, gaps=gaps)
-        rows = np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))
-        outside = np.zeros(len(indptr) - 1, dtype=np.bool_)
-        outside[rows[unsigned >= num_cols]] = True
-        return Finished(reports=reports, outside=outside, gaps=gaps)
+        return finished_plain(self.plan, reports, self.out, self.spec)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

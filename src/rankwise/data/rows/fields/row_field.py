@@ -11,26 +11,11 @@ import numpy.typing as npt
 
 from rankwise.data.contract import BoolArray, FieldSpec, IntArray, NDArray
 from rankwise.data.feed.memory.pool import MemoryPool
-from rankwise.data.rows.matrices import MatrixPlan, MatrixStack, find_gaps, stray_columns
-from rankwise.data.store import BoxError, BoxPlan, BoxReader, BoxReport, Spread
+from rankwise.data.rows.matrices import Finished, MatrixPlan, MatrixStack, find_gaps, stray_columns
+from rankwise.data.store import BoxPlan, BoxReader, BoxReport, Spread
 from rankwise.data.store.boxes import OUTSIDE, TWICE
 
-__all__ = ["FieldRead", "Finished", "RowField", "Target", "begin_spread", "spread_rows"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Finished:
-    """How the rows of a field came.
-
-    Attributes:
-        reports: of all that was read for it.
-        outside: bool[B], rows that name a column that there is not; None = none does.
-        gaps: why rows lost elements that the store had.
-    """
-
-    reports: tuple[BoxReport, ...]
-    outside: BoolArray | None = None
-    gaps: Sequence[BoxError] = ()
+__all__ = ["FieldRead", "RowField", "Target", "begin_spread", "spread_rows"]
 
 
 class FieldRead(Protocol):

@@ -10,9 +10,8 @@ import numpy as np
 
 from rankwise.data.contract import DType
 from rankwise.data.rows.datasets import load_anndata
-from rankwise.data.rows.loader.prefetch import MemoryRows, RequestReader, RowsReader
-from rankwise.data.rows.loader.requests import RowBlock
-from rankwise.data.rows.loader.stored import StoredRows, adopt_matrix
+from rankwise.data.rows.loader.requests import Requests
+from rankwise.data.rows.loader.stored import MemoryRows, RowsReader, StoredRows, adopt_matrix
 from rankwise.data.rows.matrices import StoredDense, StoredSparse
 from rankwise.data.rows.obs import join_tables
 from rankwise.data.store import BoxReader
@@ -63,8 +62,6 @@ def check_table(name: str, table: Any, num_rows: int | None) -> None:
     """
     import pandas as pd
 
-    from rankwise.errors import ConfigError
-
     if table is None:
         return
     if not isinstance(table, pd.DataFrame):
@@ -93,7 +90,7 @@ class HeldDatasets:
         self._dtypes: list[DType] = []
         self._obs: list[Any] = []
         self._var: Any = None
-        self._spare: list[RequestReader[RowBlock]] = []
+        self._spare: list[Requests] = []
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_spare": []}
@@ -170,19 +167,19 @@ class HeldDatasets:
         """Whether the matrices lie in stores, not in memory."""
         return self._kind in _STORED
 
-    def rows(self) -> RequestReader[RowBlock]:
+    def rows(self) -> Requests:
         """Return what reads rows of all datasets, for one pass; see `give_back`."""
         while self._spare:
             spare = self._spare.pop()
             if not spare.is_elsewhere:
                 return spare
-        return RequestReader(self.open_rows())
+        return Requests(self.open_rows())
 
-    def open_rows(self) -> RowsReader[RowBlock]:
+    def open_rows(self) -> RowsReader:
         """Return what reads rows of all datasets in the calling thread, into memory of its own."""
         return StoredRows(self._matrices, self._reader) if self.is_stored else MemoryRows(self._matrices)
 
-    def give_back(self, rows: RequestReader[RowBlock]) -> None:
+    def give_back(self, rows: Requests) -> None:
         """Keep what read the rows of a pass for the next one: fresh memory costs as much as reading."""
         if self.is_stored and not self._spare:
             self._spare.append(rows)

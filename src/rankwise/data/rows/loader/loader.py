@@ -11,6 +11,7 @@ from typing import Any, Literal, Self
 
 from rankwise._process.loader_worker import current_worker
 from rankwise.data.contract import JSON
+from rankwise.data.feed.memory.lease import Lease
 from rankwise.data.feed.workers import iterable_class, rebuild
 from rankwise.data.rows.abc import Sampler
 from rankwise.data.rows.loader.defaults import (
@@ -26,9 +27,8 @@ from rankwise.data.rows.loader.defaults import (
 )
 from rankwise.data.rows.loader.held import HeldDatasets
 from rankwise.data.rows.loader.position import Standing
-from rankwise.data.rows.loader.prefetch import RequestReader, UnderWay
-from rankwise.data.rows.loader.requests import RowBlock, RowOrder
-from rankwise.data.rows.loader.stored import iter_groups, load_group
+from rankwise.data.rows.loader.requests import RowOrder
+from rankwise.data.rows.loader.stored import RowBlock, iter_groups, load_group
 from rankwise.data.rows.notices import say_once
 from rankwise.data.rows.passes import Rng
 from rankwise.data.rows.samplers.distributed import foreseen
@@ -221,7 +221,7 @@ class Loader:
         order = RowOrder(rows=order.rows[first:last], edges=(0, last - first))
         about = self._datasets.obs()
         about = None if about is None else about.iloc[order.rows]
-        return self._batch(order, self._datasets.open_rows().read(order.rows), about, 0, last - first)
+        return self._batch(order, self._datasets.open_rows().read(order.rows, Lease()), about, 0, last - first)
 
     def start_prefetch(self) -> bool:
         """Begin to read the first load request of the next pass in the background; returns at once.
@@ -237,9 +237,9 @@ class Loader:
         order = None if self._num_open else self._following()
         if order is None:
             return False
-        reader = self._datasets.rows()
-        reader.start(order)
-        self._datasets.give_back(reader)
+        requests = self._datasets.rows()
+        requests.start(order)
+        self._datasets.give_back(requests)
         return True
 
     def expect_last_epoch(self) -> None:
@@ -345,25 +345,24 @@ class Loader:
             raise ConfigError("the loader has no rows: call use_collection, add_adatas or add_datasets first")
         say_idle_workers(self._batch_sampler)
         goes_on, self._is_last = self._across_epochs and not self._is_last, False
-        reader, under_way = self._datasets.rows(), self._standing.next_pass()
+        requests, under_way = self._datasets.rows(), self._standing.next_pass()
         try:
             with closing(under_way.orders(n_obs)) as orders:
-                reader.begin(orders, self._datasets.obs, self._following if goes_on else _nothing)
-                yield from self._taken(reader, under_way)
+                requests.begin(orders, self._datasets.obs, self._following if goes_on else lambda: None)
+                while (taken := requests.take()) is not None:
+                    order, block, about = taken
+                    for first, last in pairwise(order.edges):
+                        yield under_way.counted(self._batch(order, block, about, first, last))
+                    block.lease.leave()
+                    del taken, block  # their memory is wanted for what is read next
             under_way.has_ended = True
             if not under_way.num_done:
                 say_no_batch(self._batch_sampler, n_obs)
         except BaseException:
-            reader.leave()
+            requests.leave()
             raise
         finally:
-            self._datasets.give_back(reader)
-
-    def _taken(self, reader: RequestReader[RowBlock], under_way: UnderWay) -> Iterator[LoaderOutput]:
-        while (taken := reader.take()) is not None:
-            order, block, about = taken
-            for first, last in pairwise(order.edges):
-                yield under_way.counted(self._batch(order, block, about, first, last))
+            self._datasets.give_back(requests)
 
     def _following(self) -> RowOrder | None:
         """What the next pass will ask for first, where that is known and of use."""
@@ -390,7 +389,3 @@ class Loader:
             "var": self._datasets.var,
             "index": order.rows[first:last] if self._return_index else None,
         }
-
-
-def _nothing() -> None:
-    """What follows the last pass."""

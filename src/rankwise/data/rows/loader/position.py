@@ -2,20 +2,155 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import json
+from collections.abc import Generator, Mapping
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from typing import Any, Self, TypeVar
 
 from rankwise._process.loader_worker import current_worker
 from rankwise.data.contract import JSON
 from rankwise.data.rows.abc import Sampler
 from rankwise.data.rows.loader.held import HeldDatasets
-from rankwise.data.rows.loader.prefetch import WITH_AN_ORDER, SavedPass, UnderWay
+from rankwise.data.rows.loader.requests import RowOrder, order_rows
 from rankwise.data.rows.notices import process_rank, say_once
-from rankwise.data.rows.passes import known_settings
+from rankwise.data.rows.passes import PassDraws, known_settings
 from rankwise.data.rows.samplers import DistributedSampler
 from rankwise.errors import ConfigError
 
-__all__ = ["Standing"]
+__all__ = ["SavedPass", "Standing", "UnderWay"]
+
+
+_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedPass:
+    """Where a loader stands: behind the first batches of a pass.
+
+    Attributes:
+        epoch: number of the pass.
+        batches: how many were handed out.
+        seed: of the sampler; None = it has no generator.
+        rank: whose loader it is.
+        sampler: settings of the sampler; None = they are not known.
+        rows: rows of the loader.
+        data: hash of its matrices' metadata.
+        worker: of a worker of a `DataLoader` its `number`, the `count` of all, and the `salt` of the pass; else None.
+    """
+
+    epoch: int
+    batches: int
+    seed: int | None
+    rank: int
+    sampler: Mapping[str, JSON] | None
+    rows: int
+    data: str
+    worker: Mapping[str, int] | None = None
+
+    def to_json(self) -> dict[str, JSON]:
+        """Return it as JSON."""
+        made: dict[str, JSON] = json.loads(json.dumps({"version": _VERSION, **asdict(self)}))
+        return made
+
+    @classmethod
+    def from_json(cls, state: Mapping[str, Any]) -> Self:
+        """Return what `to_json` wrote.
+
+        Raises:
+            ConfigError: it is something else.
+        """
+        wanted = {"version", *cls.__dataclass_fields__}
+        if set(state) != wanted:
+            hint = ": it is the position of a loader with order=" if "recipe" in state else ""
+            raise ConfigError(
+                f"the state of a loader with a sampler has {', '.join(sorted(wanted))}; got {', '.join(sorted(state))}"
+                f"{hint}"
+            )
+        if state["version"] != _VERSION:
+            raise ConfigError(f"the state has version {state['version']!r}; this rankwise reads version {_VERSION}")
+        for name in ("epoch", "batches", "rows", "rank"):
+            if isinstance(state[name], bool) or not isinstance(state[name], int) or state[name] < 0:
+                raise ConfigError(f"the state of a loader wants a whole number for {name}, got {state[name]!r}")
+        return cls(**{name: value for name, value in state.items() if name != "version"})
+
+    def differences(self, here: SavedPass) -> list[str]:
+        """Return in words what of the data, the sampler and the workers is not as it was."""
+        was, now = _flat(self), _flat(here)
+        names = [name for name in {**was, **now} if was.get(name) != now.get(name)]
+        return [f"{name} was {was.get(name)}, is {now.get(name)}" for name in names]
+
+
+def _flat(saved: SavedPass) -> dict[str, Any]:
+    state: dict[str, Any] = saved.to_json()
+    worker = state["worker"] or {}
+    place = {"worker": f"{worker['number']} of {worker['count']}"} if worker else {}
+    return {"rows": saved.rows, "data": saved.data, **(state["sampler"] or {}), **place}
+
+
+WITH_AN_ORDER = (
+    "pass order=Order(collection, batch_size=...) instead of a sampler: its position goes on at any number of ranks"
+)
+T = TypeVar("T")
+
+
+class UnderWay:
+    """One pass.
+
+    Args:
+        sampler: draws it.
+        saved: what to go on from, if it is of this pass; None = nothing.
+
+    Attributes:
+        draws: what the pass is drawn from; None = it has not begun.
+        num_done: batches that were handed out, those before the saved position included.
+        has_ended: whether all were.
+    """
+
+    def __init__(self, sampler: Sampler, saved: SavedPass | None) -> None:
+        self._sampler, self._saved = sampler, saved
+        self.draws: PassDraws | None = None
+        self.num_done = 0
+        self.has_ended = False
+
+    def orders(self, n_obs: int) -> Generator[RowOrder, None, None]:
+        """Yield what is to be read, request by request; batches before the saved position are drawn, and not read.
+
+        Args:
+            n_obs: rows of the loader.
+
+        Raises:
+            ConfigError: a request makes no sense, or the saved position is none of this pass.
+        """
+        with closing(self._sampler.sample(n_obs)) as requests:
+            request = next(requests, None)
+            num_left_out = self._begin()
+            while request is not None:
+                splits = list(request["splits"])
+                if len(splits) > num_left_out:
+                    yield order_rows({"requests": request["requests"], "splits": splits[num_left_out:]}, n_obs)
+                num_left_out -= min(num_left_out, len(splits))
+                request = next(requests, None)
+        if num_left_out:
+            raise ConfigError(f"the saved state lies {num_left_out} batches behind the end of its pass")
+
+    def counted(self, batch: T) -> T:
+        """Return a batch that is handed out."""
+        self.num_done += 1
+        return batch
+
+    def _begin(self) -> int:
+        """Note which pass has begun; return how many of its batches were handed out before."""
+        self.draws, saved = self._sampler.last_pass, self._saved
+        if saved is None or self.draws is None or saved.epoch != self.draws.epoch:
+            return 0
+        if saved.worker is None and current_worker() is not None:
+            raise ConfigError(
+                "a loader that goes on inside an epoch cannot be shared among workers of a DataLoader: take "
+                f"num_workers=0 (reading goes on in the background all the same), or {WITH_AN_ORDER}"
+            )
+        self.num_done = saved.batches
+        return saved.batches
 
 
 class Standing:

@@ -1,19 +1,22 @@
-"""Load requests: blocks of rows, in the order in which they are read."""
+"""`Requests`: the load requests of one pass after the other, read in the background a little ahead."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from rankwise.data.contract import IntArray, NDArray
-from rankwise.data.feed.memory.csr import scipy_csr
+from rankwise.data.contract import IntArray
+from rankwise.data.feed.memory.lease import Lease, Leases
+from rankwise.data.feed.prefetch import LEAST_DEPTH, ReadAhead
+from rankwise.data.rows.loader.stored import RowBlock, RowsReader
 from rankwise.data.rows.types import LoadRequest
-from rankwise.errors import ConfigError, DataError
+from rankwise.errors import ConfigError
 
-__all__ = ["RowBlock", "RowOrder", "order_rows"]
+__all__ = ["RequestReader", "Requests", "RowOrder", "order_rows"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -89,37 +92,187 @@ def _places(split: Any) -> IntArray:
     return found
 
 
-_MOST_INT32 = 2**31 - 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class RowBlock:
-    """Rows as they were read.
+@dataclass(slots=True, eq=False)
+class _Request:
+    """A load request, and what becomes of it.
 
     Attributes:
-        arrays: of dense rows one array [n, *row shape]; of a CSR matrix data [nnz], indices [nnz] and indptr [n + 1].
-        num_cols: columns of a CSR matrix; None for dense rows.
-        errors: why rows could not be read, by their place in the block.
+        order: its rows.
+        table: pandas.DataFrame about all rows, None without; set before it is asked for.
+        is_dropped: whether the pass that it was read for begins otherwise; set before another is asked for.
     """
 
-    arrays: tuple[NDArray, ...]
-    num_cols: int | None
-    errors: Mapping[int, DataError]
+    order: RowOrder
+    table: Any = None
+    is_dropped: bool = False
 
-    def part(self, first: int, last: int) -> Any:
-        """Return rows [first, last): a view of an array, or a CSR matrix over views.
+    def is_for(self, order: RowOrder) -> bool:
+        """Whether this is what it comes to."""
+        return self.order.edges == order.edges and np.array_equal(self.order.rows, order.rows)
+
+    def told(self, found: RowBlock | Exception) -> ReadRequest:
+        """Return what was read, or raise what failed."""
+        if isinstance(found, Exception):
+            raise found
+        return self.order, found, None if self.table is None else self.table.iloc[self.order.rows]
+
+
+ReadRequest: TypeAlias = tuple[RowOrder, RowBlock, Any]
+_IN_MEMORY = 2  # one is in use, another is read
+
+
+class RequestReader(Leases):
+    """Implements `Reader`: load requests to their rows, and what a table says about them, in memory on lease.
+
+    Behind one of at most half its rows, which lasts less long than reading, a request is read though two are in memory.
+
+    Args:
+        rows: reads them.
+    """
+
+    def __init__(self, rows: RowsReader) -> None:
+        super().__init__()
+        self._rows = rows
+
+    def read(
+        self, steps: Iterable[_Request], is_asked: Callable[[], bool]
+    ) -> Generator[ReadRequest | None, None, None]:
+        """Yield what is read of each request, and None where it was read and nobody asked for it yet.
 
         Raises:
-            DataError: one of them could not be read.
+            Exception: what failed, once it was asked for.
         """
-        for place in sorted(self.errors):
-            if first <= place < last:
-                raise self.errors[place]
-        if self.num_cols is None:
-            return self.arrays[0][first:last]
-        data, indices, indptr = self.arrays
-        begin, end = int(indptr[first]), int(indptr[last])
-        pointers: IntArray = indptr[first : last + 1] - begin
-        if end - begin <= _MOST_INT32 and indices.dtype == np.int32:
-            pointers = pointers.astype(np.int32)  # both of one dtype, as scipy and torch want it
-        return scipy_csr((data[begin:end], indices[begin:end], pointers), self.num_cols)
+        num_last = 0
+        for request in steps:
+            if request.is_dropped:
+                continue
+            num_rows = len(request.order.rows)
+            is_short, num_last = 0 < 2 * num_last <= num_rows, num_rows
+            lease = self.acquire(_IN_MEMORY + is_short)
+            if lease is None:
+                return
+            # in a list: a name here would keep its memory while the next one is read
+            found = [self._tried(request.order.rows, lease)]
+            del lease
+            while not (is_asked() or request.is_dropped):
+                yield None
+            if not request.is_dropped:
+                yield request.told(found.pop())
+            found.clear()
+
+    def _tried(self, rows: IntArray, lease: Lease) -> RowBlock | Exception:
+        try:
+            return self._rows.read(rows, lease)
+        except Exception as error:  # noqa: BLE001  (raised where the request is asked for, if it ever is)
+            return error
+
+
+class Requests:
+    """The load requests of one pass after the other, with memory that passes share.
+
+    They are drawn in the thread that takes them, so what draws them needs no lock. When all of a pass are drawn the
+    first one of the pass that may follow is read too, while the last one is in use, as `start` does before any pass; it
+    is dropped if that pass begins otherwise.
+
+    Args:
+        rows: reads them.
+    """
+
+    def __init__(self, rows: RowsReader) -> None:
+        self._rows = rows
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self._passing: Iterator[ReadRequest] = iter(())
+        self._foreseen: _Request | None = None
+        self._drawn: deque[_Request] = deque()  # for the thread, which takes no more than there are
+        self._ahead: ReadAhead[_Request, ReadRequest] = ReadAhead(
+            RequestReader(self._rows), _emptied(self._drawn), depth=LEAST_DEPTH
+        )
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether this is a process that was forked from the one that reads."""
+        return self._ahead.is_elsewhere
+
+    def start(self, order: RowOrder) -> None:
+        """Read what will be asked for next; returns at once, may be called again.
+
+        Args:
+            order: what that is.
+        """
+        before, request = self._foreseen, _Request(order)
+        if before is not None and before.is_for(order):
+            return
+        self._drawn.append(request)
+        if before is not None:
+            before.is_dropped = True  # now that another follows it, which its reader may go on to at once
+        self._foreseen = request
+        self._ahead.ask(0, beyond=1)
+
+    def begin(
+        self, orders: Iterator[RowOrder], obs: Callable[[], Any], following: Callable[[], RowOrder | None]
+    ) -> None:
+        """Begin a pass.
+
+        Args:
+            orders: its requests, drawn up to three early.
+            obs: returns the pandas.DataFrame about all rows, or None; called when reading is under way.
+            following: called when all are drawn: what the next pass will ask for first, None = not known.
+        """
+        self._passing = self._pass(orders, obs, following)
+
+    def take(self) -> ReadRequest | None:
+        """Return the next request of the pass, its rows, and what obs says about them; None after the last.
+
+        Raises:
+            Exception: what failed in drawing or reading it.
+        """
+        if self.is_elsewhere:
+            raise RuntimeError("a pass does not go on in a process that was forked in its midst: iterate anew there")
+        return next(self._passing, None)
+
+    def _pass(
+        self, orders: Iterator[RowOrder], obs: Callable[[], Any], following: Callable[[], RowOrder | None]
+    ) -> Iterator[ReadRequest]:
+        num_asked, failed = 0, None
+        try:
+            for order in orders:
+                self._ask(order, obs)
+                num_asked += 1
+                if num_asked > _IN_MEMORY:  # so far ahead that the last one is known before it is read
+                    num_asked -= 1
+                    yield self._read()
+            foreseen = following()
+            if foreseen is not None:
+                self.start(foreseen)
+        except Exception as error:  # noqa: BLE001  (raised in its turn)
+            failed = error
+        for _ in range(num_asked):
+            yield self._read()
+        if failed is not None:
+            raise failed
+
+    def _ask(self, order: RowOrder, obs: Callable[[], Any]) -> None:
+        self.start(order)
+        assert self._foreseen is not None
+        self._foreseen.table = obs()  # tables are joined at the first call, while the rows are read
+        self._foreseen = None
+        self._ahead.ask(1, beyond=0)
+
+    def _read(self) -> ReadRequest:
+        taken = self._ahead.take()
+        if taken is None:
+            raise RuntimeError("this process ends: nothing is read any more")
+        return taken
+
+    def leave(self) -> None:
+        """End the pass here: drop what was drawn, and wait for what is being read."""
+        if not self.is_elsewhere:  # where nothing reads, and a lock of the memory may be held for ever
+            self._ahead.close()
+            self._begin_anew()
+
+
+def _emptied(drawn: deque[_Request]) -> Iterator[_Request]:
+    while drawn:
+        yield drawn.popleft()

@@ -1,35 +1,37 @@
-"""Collections and datasets as a loader is given them."""
+"""What a loader reads: collections and datasets as it is given them, and their rows as blocks."""
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Sequence
-from itertools import chain
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from rankwise.data.contract import IntArray, NDArray
+from rankwise.data.feed.memory.csr import scipy_csr
+from rankwise.data.feed.memory.lease import Lease
 from rankwise.data.feed.memory.pool import MemoryPool
 from rankwise.data.rows.datasets import check_files, find_datasets, load_anndata
-from rankwise.data.rows.loader.requests import RowBlock
 from rankwise.data.rows.matrices import (
     MatrixPlan,
+    RowErrors,
     RowPointers,
     StoredDense,
     StoredMatrix,
     StoredSparse,
-    find_gaps,
+    finished_plain,
+    gather_rows,
     open_matrix,
     stack_matrices,
-    stray_columns,
 )
-from rankwise.data.store import BoxError, BoxReader, load_zarr
+from rankwise.data.store import BoxReader, load_zarr
 from rankwise.data.store.remote import RemoteFiles
-from rankwise.errors import ConfigError, DataError, SampleError
+from rankwise.errors import ConfigError, DataError
 
-__all__ = ["StoredRows", "adopt_matrix", "iter_groups", "load_group"]
+__all__ = ["MemoryRows", "RowBlock", "RowsReader", "StoredRows", "adopt_matrix", "iter_groups", "load_group"]
 
 
 def adopt_matrix(dataset: Any, reader: BoxReader) -> StoredMatrix:
@@ -60,6 +62,44 @@ def adopt_matrix(dataset: Any, reader: BoxReader) -> StoredMatrix:
     return StoredSparse(place=place, num_cols=num_cols, data=data, indices=indices, pointers=pointers)
 
 
+_MOST_INT32 = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RowBlock:
+    """Rows as they were read.
+
+    Attributes:
+        arrays: of dense rows one array [n, *row shape]; of a CSR matrix data [nnz], indices [nnz] and indptr [n + 1].
+        num_cols: columns of a CSR matrix; None for dense rows.
+        errors: why rows could not be read, by their place in the block.
+        lease: of their memory; to be left when other rows are wanted.
+    """
+
+    arrays: tuple[NDArray, ...]
+    num_cols: int | None
+    errors: Mapping[int, DataError]
+    lease: Lease
+
+    def part(self, first: int, last: int) -> Any:
+        """Return rows [first, last): a view of an array, or a CSR matrix over views.
+
+        Raises:
+            DataError: one of them could not be read.
+        """
+        for place in sorted(self.errors):
+            if first <= place < last:
+                raise self.errors[place]
+        if self.num_cols is None:
+            return self.arrays[0][first:last]
+        data, indices, indptr = self.arrays
+        begin, end = int(indptr[first]), int(indptr[last])
+        pointers: IntArray = indptr[first : last + 1] - begin
+        if end - begin <= _MOST_INT32 and indices.dtype == np.int32:
+            pointers = pointers.astype(np.int32)  # both of one dtype, as scipy and torch want it
+        return scipy_csr((data[begin:end], indices[begin:end], pointers), self.num_cols)
+
+
 class StoredRows:
     """Rows of matrices in Zarr stores, one over the other.
 
@@ -71,77 +111,67 @@ class StoredRows:
     def __init__(self, matrices: Sequence[StoredMatrix], reader: BoxReader) -> None:
         self._stack = stack_matrices(matrices)
         self._matrices = tuple(matrices)
-        self._ends: IntArray = np.cumsum([matrix.num_rows for matrix in matrices], dtype=np.int64)
         self._reader = reader
         self._pool = MemoryPool()
 
-    def read(self, rows: IntArray) -> RowBlock:
+    def read(self, rows: IntArray, lease: Lease) -> RowBlock:
         """Read and decode rows straight into their order; what fails is told row by row.
 
         Args:
             rows: int64[n], rows over all matrices.
+            lease: ends when nothing that shares their memory is left.
 
         Raises:
             DataError: there is trouble with the storage of row pointers.
         """
         plan = self._stack.plan(rows, self._reader)
         self._reader.hint(plan.boxes)
-        arrays = self._arrays(plan)
-        reports = stray_columns(plan, self._reader.read(plan.jobs(arrays)))
-        errors: dict[int, DataError] = {}
-        gaps = [] if plan.lengths is None else find_gaps(plan, reports, arrays[1])
-        for error in (*plan.lost, *chain.from_iterable(report.errors for report in reports), *gaps):
-            errors.setdefault(error.box, self._made(int(rows[error.box]), error))
-        if plan.lengths is None:
-            return RowBlock(arrays=arrays, num_cols=None, errors=errors)
-        num_cols = self._stack.spec.shape[0]
-        for place in _strays(arrays, num_cols):
-            errors.setdefault(place, self._made(int(rows[place]), self._stray(place, int(rows[place]))))
-        return RowBlock(arrays=arrays, num_cols=num_cols, errors=errors)
+        arrays, spec = self._arrays(plan, lease), self._stack.spec
+        finished = finished_plain(plan, self._reader.read(plan.jobs(arrays)), arrays, spec)
+        errors = RowErrors(rows, rows, self._matrices, word="row")
+        errors.gather({"": plan}, {"": finished}, {"": spec})
+        num_cols = None if plan.lengths is None else spec.shape[0]
+        return RowBlock(arrays=arrays, num_cols=num_cols, errors=errors.found, lease=lease)
 
-    def _made(self, row: int, error: BoxError) -> SampleError:
-        matrix, local = self._where(row)
-        said = SampleError(
-            f"row {row} (row {local} of {matrix.place}) cannot be read: {error.error}",
-            sample=row, place=error.place, damage=error.damage,
-        )  # fmt: skip
-        said.__cause__ = error.error
-        return said
-
-    def _stray(self, place: int, row: int) -> BoxError:
-        matrix, _ = self._where(row)
-        what = f"it names columns that the matrix has not (it has {self._stack.spec.shape[0]}): copy or write it again"
-        return BoxError(box=place, place=matrix.place, error=DataError(what))
-
-    def _where(self, row: int) -> tuple[StoredMatrix, int]:
-        number = int(np.searchsorted(self._ends, row, side="right"))
-        return self._matrices[number], row - int(self._ends[number]) + self._matrices[number].num_rows
-
-    def _arrays(self, plan: MatrixPlan) -> tuple[NDArray, ...]:
+    def _arrays(self, plan: MatrixPlan, lease: Lease) -> tuple[NDArray, ...]:
         """Memory for one request: batches are views of it, and may be kept."""
         spec = self._stack.spec
         if plan.lengths is None:
             shape = (plan.num_rows, *spec.shape)
-            return (self._pool.take(math.prod(shape), spec.dtype).reshape(shape),)
+            return (self._pool.take(math.prod(shape), spec.dtype, lease=lease).reshape(shape),)
         count = plan.num_elements
         return (
-            self._pool.take(count, spec.dtype),
-            self._pool.take(count, self._stack.index_dtype),
+            self._pool.take(count, spec.dtype, lease=lease),
+            self._pool.take(count, self._stack.index_dtype, lease=lease),
             np.zeros(plan.num_rows + 1, dtype=np.int64),
         )
 
 
-def _strays(arrays: tuple[NDArray, ...], num_cols: int) -> list[int]:
-    """Places of rows with columns that there are not: damage that would let others write beyond their memory."""
-    _, indices, indptr = arrays
-    unsigned: IntArray = indices.view(
-        np.uint32 if indices.itemsize == 4 else np.uint64
-    )  # below 0 is then far too large
-    if not len(unsigned) or unsigned.max() < num_cols:
-        return []
-    outside = np.flatnonzero(unsigned >= num_cols)
-    places: list[int] = np.unique(np.searchsorted(indptr, outside, side="right") - 1).tolist()
-    return places
+class MemoryRows:
+    """Rows of NumPy arrays or scipy CSR matrices, one over the other.
+
+    Args:
+        matrices: all of one kind.
+    """
+
+    def __init__(self, matrices: Sequence[Any]) -> None:
+        self._matrices = tuple(matrices)
+        self._ends: IntArray = np.cumsum([len(m) if isinstance(m, np.ndarray) else m.shape[0] for m in matrices])
+
+    def read(self, rows: IntArray, lease: Lease) -> RowBlock:
+        """Return copies of rows, in their order.
+
+        Args:
+            rows: int64[n], rows over all matrices.
+            lease: ends with the block.
+        """
+        is_dense = isinstance(self._matrices[0], np.ndarray)
+        num_cols = None if is_dense else int(self._matrices[0].shape[1])
+        return RowBlock(arrays=gather_rows(self._matrices, self._ends, rows), num_cols=num_cols, errors={}, lease=lease)
+
+
+RowsReader: TypeAlias = StoredRows | MemoryRows
+"""Reads rows, in the order they are named, in one thread at a time."""
 
 
 def iter_groups(collection: Any) -> Iterator[Any]:

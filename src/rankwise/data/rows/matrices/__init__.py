@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankwise.data.rows.matrices.damage import find_gaps, stray_columns
+from rankwise.data.rows.matrices.damage import Finished, RowErrors, find_gaps, finished_plain, stray_columns
 from rankwise.data.rows.matrices.held import HeldMatrix, HeldStack, gather_rows
 from rankwise.data.rows.matrices.plans import MatrixPlan
 from rankwise.data.rows.matrices.pointers import RowPointers
@@ -11,16 +11,19 @@ from rankwise.data.rows.matrices.stored import StoredDense, StoredMatrix, Stored
 
 __all__ = [
     "DenseStack",
+    "Finished",
     "HeldMatrix",
     "HeldStack",
     "MatrixPlan",
     "MatrixStack",
+    "RowErrors",
     "RowPointers",
     "SparseStack",
     "StoredDense",
     "StoredMatrix",
     "StoredSparse",
     "find_gaps",
+    "finished_plain",
     "gather_rows",
     "open_matrix",
     "stack_matrices",

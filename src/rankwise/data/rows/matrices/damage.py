@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Protocol, TypeAlias
 
 import numpy as np
 
-from rankwise.data.contract import BoolArray, IntArray, NDArray
+from rankwise.data.contract import BoolArray, FieldSpec, IntArray, NDArray
 from rankwise.data.rows.matrices.plans import MatrixPlan
 from rankwise.data.rows.notices import say_once
 from rankwise.data.store import BoxError, BoxReport, Runs, name_lacking
-from rankwise.errors import DataError
+from rankwise.errors import DataError, SampleError
 
-__all__ = ["AnyNumbers", "Ask", "Judge", "PointerJudge", "find_gaps", "stray_columns"]
+__all__ = [
+    "AnyNumbers",
+    "Ask",
+    "Finished",
+    "Judge",
+    "PointerJudge",
+    "RowErrors",
+    "find_gaps",
+    "finished_plain",
+    "stray_columns",
+]
 
 Ask: TypeAlias = Callable[[int], int | None]
 
@@ -210,3 +221,114 @@ def _gap(plan: MatrixPlan, part: int, box: int) -> BoxError:
         "eliminate_zeros() before writing leaves them out"
     )
     return BoxError(box=box, place=held.request.arrays[int(held.request.which[box])].place, error=error)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Finished:
+    """How the rows of a matrix came.
+
+    Attributes:
+        reports: of all that was read for it.
+        outside: bool[B], rows that name a column that there is not; None = none does.
+        gaps: why rows lost elements that the store had.
+    """
+
+    reports: tuple[BoxReport, ...]
+    outside: BoolArray | None = None
+    gaps: Sequence[BoxError] = ()
+
+
+def finished_plain(
+    plan: MatrixPlan, reports: Sequence[BoxReport], arrays: Sequence[NDArray], spec: FieldSpec
+) -> Finished:
+    """Return how rows came that are handed over as they are stored.
+
+    They are only looked at: a column that there is not would let who multiplies by the rows read beyond his memory.
+
+    Args:
+        plan: what was read.
+        reports: of its jobs.
+        arrays: of CSR rows data, indices and row pointers.
+        spec: a row.
+    """
+    if plan.lengths is None:
+        return Finished(reports=tuple(reports))
+    _, indices, indptr = arrays
+    reports = stray_columns(plan, reports)
+    gaps = find_gaps(plan, reports, indices)
+    unsigned = indices.view(np.dtype(f"u{indices.itemsize}"))  # below 0 is then large: one pass sees both
+    if len(indices) == 0 or unsigned.max() < spec.shape[0]:
+        return Finished(reports=reports, gaps=gaps)
+    rows = np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))
+    outside = np.zeros(len(indptr) - 1, dtype=np.bool_)
+    outside[rows[unsigned >= spec.shape[0]]] = True
+    return Finished(reports=reports, outside=outside, gaps=gaps)
+
+
+class _Dataset(Protocol):
+    @property
+    def place(self) -> str: ...
+    @property
+    def num_rows(self) -> int: ...
+
+
+class RowErrors:
+    """Gathers what goes wrong while rows are read; the first error of each place of the batch counts.
+
+    Args:
+        ids: int64[B], sample ids.
+        rows: int64[B], rows over all datasets.
+        datasets: the datasets, one over the other.
+        word: what an id stands for.
+
+    Attributes:
+        found: the errors, by place.
+    """
+
+    def __init__(self, ids: IntArray, rows: IntArray, datasets: Sequence[_Dataset], *, word: str = "sample") -> None:
+        self._ids, self._rows, self._datasets, self._word = ids, rows, datasets, word
+        self.found: dict[int, SampleError] = {}
+
+    def gather(
+        self, plans: Mapping[str, MatrixPlan], done: Mapping[str, Finished], specs: Mapping[str, FieldSpec]
+    ) -> None:
+        """Take over the errors of matrices.
+
+        Args:
+            plans: what was read, by the name of the matrix in its dataset; "" = it is the dataset.
+            done: how it came.
+            specs: a row of each, as it is stored.
+        """
+        lost = (plan.lost for plan in plans.values())
+        reports = [report for finished in done.values() for report in finished.reports]
+        gaps = (finished.gaps for finished in done.values())
+        for error in chain(*lost, *(report.errors for report in reports), *gaps):
+            self._add(error.box, error.error, error.place, damage=error.damage)
+        for name, finished in done.items():
+            for place in [] if finished.outside is None else np.flatnonzero(finished.outside).tolist():
+                dataset, _ = self._where(place)
+                where = f"{dataset.place}/{name}" if name else dataset.place
+                what = DataError(
+                    f"it names columns that the matrix {f'{where} ' if name else ''}has not (it has "
+                    f"{specs[name].shape[0]}): copy or write it again"
+                )
+                self._add(place, what, where, damage=True)
+
+    def _add(self, at: int, error: DataError, place: str, *, damage: bool) -> None:
+        if at in self.found:
+            return
+        dataset, row = self._where(at)
+        sample = int(self._ids[at])
+        self.found[at] = SampleError(
+            f"{self._word} {sample} (row {row} of {dataset.place}) cannot be read: {error}",
+            sample=sample, place=place, damage=damage,
+        )  # fmt: skip
+        self.found[at].__cause__ = error
+
+    def _where(self, place: int) -> tuple[_Dataset, int]:
+        row = int(self._rows[place])
+        for dataset in self._datasets:
+            if row < dataset.num_rows:
+                return dataset, row
+            row -= dataset.num_rows
+        raise AssertionError("a row beyond all datasets was planned")
