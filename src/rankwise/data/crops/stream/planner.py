@@ -1,38 +1,25 @@
-"""Work of a stream: what is pulled from the user's iterable, planned, or skipped."""
+"""The steps of a stream: batches of pulled samples, each planned before the one ahead of it is read."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from types import GeneratorType
-from typing import Any, Literal
 
 import numpy as np
 
-from rankwise.data.contract import DType, IntArray
+from rankwise.data.contract import DType
 from rankwise.data.crops.config import Config
-from rankwise.data.crops.exceptions import DamacyError, DecodeError, DtypeMismatch, InvalidSample
+from rankwise.data.crops.exceptions import DamacyError, DtypeMismatch, InvalidSample
 from rankwise.data.crops.reading import CropField, CropPlan, CropReader
-from rankwise.data.crops.sample import Dtype, Sample, parse_dtype, resolved_dtype
+from rankwise.data.crops.sample import Dtype, parse_dtype, resolved_dtype
 from rankwise.data.crops.stats import Meters
-from rankwise.data.crops.stream.flow import Flow, Group
 from rankwise.data.crops.stream.opener import Openings
-from rankwise.data.crops.stream.resolver import ArrayBoxes, check_sample, crops_of, grouped, resolve
-from rankwise.data.feed.memory.buffer import HostBuffer
-from rankwise.data.feed.place import Placed
+from rankwise.data.crops.stream.puller import Failure, Numbered, Pulled, Puller
+from rankwise.data.crops.stream.resolver import ArrayBoxes, crops_of, grouped, resolve
+from rankwise.data.feed.prefetch import ReadAhead
 from rankwise.data.store.reader import BoxReader
 
-__all__ = ["Failure", "Numbered", "Planner", "Puller", "Ready", "SkipBudget", "Work"]
-
-
-@dataclass(frozen=True, slots=True)
-class Numbered:
-    """A sample and its number in the stream; or what was pushed in its place, and why it is none."""
-
-    number: int
-    sample: Sample | None
-    error: DamacyError | None = None
+__all__ = ["Drained", "Planner", "Work"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,98 +31,159 @@ class Work:
         reader: reads it; None if no sample can be read.
         plan: how.
         failed: errors of samples that cannot be read, in order, when there is no plan.
-        errors: errors of the source.
+        failures: other errors that are raised before it.
     """
 
-    items: tuple[Numbered, ...]
-    reader: CropReader | None
-    plan: CropPlan | None
-    failed: tuple[DamacyError, ...]
-    errors: tuple[BaseException, ...]
+    items: tuple[Numbered, ...] = ()
+    reader: CropReader | None = None
+    plan: CropPlan | None = None
+    failed: tuple[DamacyError, ...] = ()
+    failures: tuple[Failure, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
-    """An error to raise, and how many samples it stands for."""
+class Drained:
+    """Somebody waits, and nothing is on its way of the first so many iterables that were pushed."""
 
-    error: BaseException
-    num_samples: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ready:
-    """A batch that was read.
-
-    Attributes:
-        samples: its samples.
-        numbers: int64[B], their numbers.
-        key: int64[B], their keys.
-        buffer: their memory on the host.
-        placed: its fields on the device.
-        all_fill: whether nothing in it was ever written.
-        num_left_out: damaged samples that were left out of it.
-    """
-
-    samples: tuple[Sample, ...]
-    numbers: IntArray
-    key: IntArray
-    buffer: HostBuffer
-    placed: Placed
-    all_fill: bool
-    num_left_out: int
+    num_pushed: int
 
 
 class Planner:
-    """Plans until the flow is closed.
+    """The steps of a stream, in order.
+
+    A batch goes as soon as it is whole; one that is not goes when nothing follows and a consumer waits.
 
     Args:
-        flow: where samples come from and plans go.
+        puller: knows what follows.
+        pulled: what it pulled.
         config: the configuration.
         openings: opened arrays.
         engine: reads boxes.
         meters: times the planning.
+
+    Attributes:
+        is_awaited: whether a consumer waits, set by who reads the steps.
+        doing: what is waited for, for messages; empty while samples are.
     """
 
     def __init__(
-        self, flow: Flow[Numbered, Work, Any], config: Config, openings: Openings, engine: BoxReader, meters: Meters
+        self,
+        puller: Puller,
+        pulled: ReadAhead[Iterable[object], Pulled],
+        config: Config,
+        *,
+        openings: Openings,
+        engine: BoxReader,
+        meters: Meters,
     ) -> None:
-        self._flow = flow
+        self._puller, self._pulled = puller, pulled
         self._config = config
         self._openings = openings
         self._engine = engine
         self._meters = meters
+        self.is_awaited: Callable[[], bool] = lambda: False
+        self.doing = ""
+        self._items: list[Numbered] = []
+        self._failures: list[Failure] = []
+        self._num_taken = self._num_seen = 0
         self._native: dict[str, tuple[DType, str]] = {}
         self._reader: CropReader | None = None
 
-    def run(self) -> None:
-        """Body of the thread."""
-        while (group := self._flow.take_group()) is not None:
-            try:
-                with self._meters.time("plan"):
-                    work = self._work(group)
-                if work.plan is not None and work.reader is not None:
-                    work.reader.hint([work.plan])
-            except BaseException as error:  # noqa: BLE001  (raised where the consumer meets it)
-                items = tuple(group.items)
-                work = Work(items=items, reader=None, plan=None, failed=(), errors=(*group.errors, error))
-            if not self._flow.put_plan(work):
-                return
+    @property
+    def num_waiting(self) -> int:
+        """Samples of the batch that is being made up."""
+        return len(self._items)
 
-    def _work(self, group: Group[Numbered]) -> Work:
+    def wake(self) -> None:
+        """Look again whether a consumer waits."""
+        self._pulled.wake()
+
+    def close(self) -> None:
+        """Wait for nothing any more: the steps end."""
+        self._openings.close()
+        self._pulled.close()
+
+    def __iter__(self) -> Iterator[Work | Drained]:
+        """Yield the steps until closed, each once the next one is planned too, if that is there already."""
+        coming: Work | None = None
+        while (step := coming or self._awaited_step()) is not None:
+            coming = self._step_that_is_there() if isinstance(step, Work) else None
+            yield step
+
+    def _awaited_step(self) -> Work | Drained | None:
+        while not self._is_whole:
+            if not self._take(until=self._is_over):
+                return None if self._pulled.closed else self._rest()
+        return self._work()
+
+    def _step_that_is_there(self) -> Work | None:
+        """A batch whose samples are all there and whose arrays are open: the one before it need not wait for it."""
+        while not self._is_whole:
+            if not self._take(until=lambda: True):
+                return None
+        crops = (crops_of(each.sample, self._config) for each in self._items if each.sample is not None)
+        is_open = all(self._openings.is_open(crop.uri) for of_sample in crops for crop in of_sample.values())
+        return self._work() if is_open else None
+
+    @property
+    def _is_whole(self) -> bool:
+        return len(self._items) >= self._config.samples_per_batch
+
+    def _is_over(self) -> bool:
+        """Whether a consumer waits and nothing follows: in this order, what he pushed himself is known then."""
+        if not self.is_awaited():
+            return False
+        self._num_seen = self._puller.num_pushed
+        return self._num_seen == self._puller.num_ended and self._num_taken == self._puller.num_pulled
+
+    def _take(self, *, until: Callable[[], bool]) -> bool:
+        """Take what was pulled next; False if there is nothing until then."""
+        found = self._pulled.take(until=until)
+        if isinstance(found, Numbered):
+            self._items.append(found)
+        elif isinstance(found, Failure):
+            self._failures.append(found)
+        self._num_taken += isinstance(found, Numbered | Failure)
+        return found is not None
+
+    def _rest(self) -> Work | Drained:
+        """What goes though it is no whole batch. With `drop_last` errors alone go, samples stay for later pushes."""
+        if self._config.drop_last and self._failures:
+            failures, self._failures = tuple(self._failures), []
+            return Work(failures=failures)
+        if self._failures or (self._items and not self._config.drop_last):
+            return self._work()
+        return Drained(self._num_seen)
+
+    def _work(self) -> Work:
+        items, self._items = tuple(self._items), []
+        failures, self._failures = tuple(self._failures), []
+        self.doing = "the next batch is being planned (its arrays are being opened)"
+        try:
+            with self._meters.time("plan"):
+                work = self._planned(items, failures)
+            if work.plan is not None and work.reader is not None:
+                work.reader.hint([work.plan])
+        except BaseException as error:  # noqa: BLE001  (raised where the consumer meets it)
+            return Work(failures=(*failures, Failure(error, len(items))))
+        finally:
+            self.doing = ""
+        return work
+
+    def _planned(self, items: tuple[Numbered, ...], failures: tuple[Failure, ...]) -> Work:
         resolved: dict[int, Mapping[str, ArrayBoxes]] = {}
         failed: dict[int, DamacyError] = {}
-        for row, item in enumerate(group.items):
+        for row, item in enumerate(items):
             try:
                 resolved[row] = self._resolved(item)
             except DamacyError as error:
                 failed[row] = error
-        items, errors = tuple(group.items), tuple(group.errors)
         if not resolved:
-            return Work(items=items, reader=None, plan=None, failed=tuple(failed.values()), errors=errors)
+            return Work(items=items, failed=tuple(failed.values()), failures=failures)
         reader = self._reader = self._reader or self._make_reader()
         ids = np.array([item.number for item in items], dtype=np.int64)
         plan = reader.plan(grouped(resolved, list(reader.fields)), ids=ids, failed=failed)
-        return Work(items=items, reader=reader, plan=plan, failed=(), errors=errors)
+        return Work(items=items, reader=reader, plan=plan, failures=failures)
 
     def _resolved(self, item: Numbered) -> dict[str, ArrayBoxes]:
         if item.error is not None:
@@ -173,94 +221,3 @@ class Planner:
                 mask=field.pad is not None if field.mask is None else field.mask,
             )
         return CropReader(fields, reader=self._engine)
-
-
-class Puller:
-    """Pulls until the flow is closed.
-
-    Args:
-        flow: where samples go.
-        config: what they must fit.
-        openings: opens their arrays.
-        meters: times the iterables.
-    """
-
-    def __init__(self, flow: Flow[Numbered, Any, Any], config: Config, openings: Openings, meters: Meters) -> None:
-        self._flow = flow
-        self._config = config
-        self._openings = openings
-        self._meters = meters
-        self._number = 0
-
-    def run(self) -> None:
-        """Body of the thread."""
-        while (pushed := self._flow.next_push()) is not None:
-            try:
-                self._pull(pushed)
-            except BaseException as error:  # noqa: BLE001  (raised where the consumer meets it)
-                self._flow.put_trouble(error)
-
-    def _pull(self, pushed: Iterable[Any]) -> None:
-        iterator = iter(pushed)
-        try:
-            while self._flow.wait_for_room():
-                try:
-                    with self._meters.time("pull"):
-                        sample = next(iterator)
-                except StopIteration:
-                    self._flow.no_sample()
-                    return
-                self._flow.put_sample(self._numbered(sample))
-        finally:
-            if isinstance(iterator, GeneratorType):
-                iterator.close()
-
-    def _numbered(self, sample: Any) -> Numbered:
-        number, self._number = self._number, self._number + 1
-        try:
-            check_sample(sample, self._config, number)
-            for crop in crops_of(sample, self._config).values():
-                self._openings.start(crop.uri)
-        except DamacyError as error:
-            return Numbered(number, sample if isinstance(sample, Sample) else None, error)
-        return Numbered(number, sample)
-
-
-_LOG = logging.getLogger("rankwise.crops")
-
-
-class SkipBudget:
-    """Judges the bad samples of one batch after the other. Only damaged content is left out.
-
-    Args:
-        allowed: "raise", or how many samples may be left out.
-    """
-
-    def __init__(self, allowed: Literal["raise"] | int) -> None:
-        self._allowed = 0 if allowed == "raise" else allowed
-        self.num_skipped = 0
-
-    def judge(self, errors: Sequence[DamacyError]) -> DamacyError | None:
-        """Return the error to raise for the bad samples of a batch; None if all of them are left out."""
-        if not errors:
-            return None
-        serious = [error for error in errors if not isinstance(error, DecodeError)]
-        if not serious and self.num_skipped + len(errors) <= self._allowed:
-            self.num_skipped += len(errors)
-            for error in errors:
-                _LOG.warning("left out (%d of at most %d): %s", self.num_skipped, self._allowed, error)
-            return None
-        first = (serious or list(errors))[0]
-        first.others = tuple(error for error in errors if error is not first)
-        for error in first.others:
-            first.add_note(f"in the same batch: {error}")
-        if self._allowed and not serious:
-            first.add_note(
-                f"{self.num_skipped} samples were left out before; on_bad_sample={self._allowed} allows no more"
-            )
-        return first
-
-    def say_total(self) -> None:
-        """Say how many samples were left out, if any were."""
-        if self.num_skipped:
-            _LOG.warning("%d damaged samples were left out in all (at most %d)", self.num_skipped, self._allowed)
