@@ -18,8 +18,7 @@ from rankwise.data.crops.exceptions import DamacyError, DecodeError, OutOfMemory
 from rankwise.data.crops.reading import CropPlan, CropReader, CropReport
 from rankwise.data.crops.sample import Sample
 from rankwise.data.crops.stats import Meters
-from rankwise.data.crops.stream.planner import Drained, Planner, Work
-from rankwise.data.crops.stream.puller import Failure
+from rankwise.data.crops.stream.schedule import Drained, Failure, Planner, Work
 from rankwise.data.feed.memory.buffer import HostBuffer
 from rankwise.data.feed.memory.lease import Leases
 from rankwise.data.feed.memory.pool import MemoryPool

@@ -14,9 +14,8 @@ from rankwise.data.crops.devices import RankPlace
 from rankwise.data.crops.exceptions import PoolStarved, ShutdownError, TryAgain
 from rankwise.data.crops.stats import Meters
 from rankwise.data.crops.stream.opener import Openings
-from rankwise.data.crops.stream.planner import Drained, Planner, Work
-from rankwise.data.crops.stream.puller import Pulled, Puller
 from rankwise.data.crops.stream.reader import Ready, Result, StreamReader
+from rankwise.data.crops.stream.schedule import Drained, Failure, Numbered, Planner, Puller, Work
 from rankwise.data.crops.tuning import cores_here, pin_thread
 from rankwise.data.feed.memory.pool import MemoryPool
 from rankwise.data.feed.place import Placer
@@ -72,7 +71,7 @@ class Stages:
         puller = self._puller = Puller(config, self.openings, self.meters)
         # one more than lies ready is in the puller's hand
         depth = max(1, config.lookahead - 1)
-        self._pulled: ReadAhead[Iterable[Any], Pulled] = ReadAhead(
+        self._pulled: ReadAhead[Iterable[Any], Numbered | Failure] = ReadAhead(
             puller, puller.pushes, depth=depth, is_away=lambda: puller.is_away
         )
         self._planner = Planner(

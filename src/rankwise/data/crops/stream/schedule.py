@@ -1,9 +1,13 @@
-"""The steps of a stream: batches of pulled samples, each planned before the one ahead of it is read."""
+"""The schedule of a stream: iterables that were pushed, the samples that are pulled out of them, and their batches."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import logging
+import sys
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from types import GeneratorType
+from typing import Any, Final
 
 import numpy as np
 
@@ -11,15 +15,142 @@ from rankwise.data.contract import DType
 from rankwise.data.crops.config import Config
 from rankwise.data.crops.exceptions import DamacyError, DtypeMismatch, InvalidSample
 from rankwise.data.crops.reading import CropField, CropPlan, CropReader
-from rankwise.data.crops.sample import Dtype, parse_dtype, resolved_dtype
+from rankwise.data.crops.sample import Dtype, Sample, parse_dtype, resolved_dtype
 from rankwise.data.crops.stats import Meters
 from rankwise.data.crops.stream.opener import Openings
-from rankwise.data.crops.stream.puller import Failure, Numbered, Pulled, Puller
-from rankwise.data.crops.stream.resolver import ArrayBoxes, crops_of, grouped, resolve
-from rankwise.data.feed.prefetch import ReadAhead
+from rankwise.data.crops.stream.resolver import ArrayBoxes, check_sample, crops_of, grouped, resolve
+from rankwise.data.feed.prefetch import Conveyor, ReadAhead
 from rankwise.data.store.reader import BoxReader
 
-__all__ = ["Drained", "Planner", "Work"]
+__all__ = ["Drained", "Failure", "Numbered", "Planner", "Puller", "Work"]
+
+_LOG = logging.getLogger("rankwise.crops")
+
+
+@dataclass(frozen=True, slots=True)
+class Numbered:
+    """A sample and its number in the stream; or what was pushed in its place, and why it is none."""
+
+    number: int
+    sample: Sample | None
+    error: DamacyError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An error to raise, and how many samples it stands for: 0 = it is the source's. No error: they are left out."""
+
+    error: BaseException | None
+    num_samples: int
+
+
+_END: Final = Failure(None, 0)  # of an iterable
+
+
+class Puller:
+    """Reads samples out of pushed iterables; a `ReadAhead` bounds how far it is ahead.
+
+    An iterable is code of the user's: it may wait as long as it likes, and nothing can wake it then. What it raises
+    comes in its place, and ends that iterable.
+
+    Args:
+        config: what samples must fit.
+        openings: opens their arrays.
+        meters: times the iterables.
+
+    Attributes:
+        num_pushed: iterables that were pushed.
+        num_ended: of these, those that have ended.
+        num_samples: samples that were pulled.
+        num_errors: errors of iterables.
+        is_away: whether it is in the user's code.
+    """
+
+    def __init__(self, config: Config, openings: Openings, meters: Meters) -> None:
+        self._config, self._openings, self._meters = config, openings, meters
+        self._pushes: Conveyor[Iterable[Any]] = Conveyor(sys.maxsize)
+        self.num_pushed = self.num_ended = self.num_samples = self.num_errors = 0
+        self.is_away = self._closed = False
+        self.is_awaited: Callable[[], bool] = lambda: True
+
+    @property
+    def num_pulled(self) -> int:
+        """Samples and errors."""
+        return self.num_samples + self.num_errors
+
+    def push(self, samples: Iterable[Any]) -> None:
+        """Add an iterable. One thread at a time."""
+        self.num_pushed += 1
+        self._pushes.put(samples)
+
+    @property
+    def pushes(self) -> Iterator[Iterable[Any]]:
+        """What was pushed, in order; waits for more until it is closed."""
+        return iter(self._pushes.take, None)
+
+    def wake(self) -> None:
+        """Nothing here depends on whether somebody waits."""
+
+    def close(self) -> None:
+        """Pull no further."""
+        self._closed = True
+        self._pushes.close()
+
+    def read(
+        self,
+        steps: Iterable[Iterable[Any]],
+        is_asked: Callable[[], bool] = lambda: True,  # noqa: ARG002
+    ) -> Generator[Numbered | Failure, None, None]:
+        """Yield the samples of iterables, and at the end of each a failure, if only one without an error."""
+        for pushed in steps:
+            iterator = found = self._call(iter, pushed)
+            try:
+                while not isinstance(found, Failure):
+                    found = self._call(self._next, iterator)
+                    if isinstance(found, Numbered):
+                        yield found
+            finally:
+                _close(iterator)
+            self.num_errors += found.error is not None
+            self.num_ended += 1  # after the samples: who sees it knows of all of them
+            yield found
+
+    def _call(self, user: Callable[[Any], Any], of: Any) -> Any:
+        """Call the user's code. What it raises is returned: who keeps the error keeps no frame of `read`."""
+        # Before and after: who closes says so and then looks whether this is away. What finds it closed ends by itself.
+        self.is_away = True
+        try:
+            found = _END if self._closed else user(of)
+        except BaseException as error:  # noqa: BLE001  (raised where the consumer meets it)
+            found = Failure(error, 0)
+        self.is_away = False
+        return _END if self._closed else found
+
+    def _next(self, iterator: Iterator[Any]) -> Numbered | Failure:
+        with self._meters.time("pull"):
+            sample = next(iterator, _END)
+        return _END if sample is _END else self._numbered(sample)
+
+    def _numbered(self, sample: Any) -> Numbered:
+        number = self.num_samples
+        try:
+            check_sample(sample, self._config, number)
+            for crop in crops_of(sample, self._config).values():
+                self._openings.start(crop.uri)
+        except DamacyError as error:
+            self.num_samples += 1
+            return Numbered(number, sample if isinstance(sample, Sample) else None, error)
+        self.num_samples += 1
+        return Numbered(number, sample)
+
+
+def _close(iterator: Any) -> None:
+    """Let a generator that was not pulled to its end run its finally blocks."""
+    if isinstance(iterator, GeneratorType):
+        try:
+            iterator.close()
+        except Exception:  # noqa: BLE001  (nobody pops any more)
+            _LOG.warning("a pushed generator raised while it was closed", exc_info=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +200,7 @@ class Planner:
     def __init__(
         self,
         puller: Puller,
-        pulled: ReadAhead[Iterable[object], Pulled],
+        pulled: ReadAhead[Iterable[Any], Numbered | Failure],
         config: Config,
         *,
         openings: Openings,
@@ -139,12 +270,14 @@ class Planner:
     def _take(self, *, until: Callable[[], bool]) -> bool:
         """Take what was pulled next; False if there is nothing until then."""
         found = self._pulled.take(until=until)
+        if found is None:
+            return False
         if isinstance(found, Numbered):
             self._items.append(found)
-        elif isinstance(found, Failure):
+        elif found.error is not None:
             self._failures.append(found)
-        self._num_taken += isinstance(found, Numbered | Failure)
-        return found is not None
+        self._num_taken += found is not _END
+        return True
 
     def _rest(self) -> Work | Drained:
         """What goes though it is no whole batch. With `drop_last` errors alone go, samples stay for later pushes."""
