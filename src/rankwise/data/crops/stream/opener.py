@@ -119,12 +119,6 @@ class Openings:
         found.add_done_callback(lambda future: self._forget_failure(uri, future))
         return found
 
-    def is_open(self, uri: str) -> bool:
-        """Whether an array or image need not be waited for."""
-        with self._lock:
-            found = self._kept.get(uri)
-            return found is not None and found.done()
-
     def get(self, uri: str, sample: int) -> Image:
         """Return an array or image, waiting for it.
 

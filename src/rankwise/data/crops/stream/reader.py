@@ -7,7 +7,7 @@ import math
 import traceback
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from rankwise.data.feed.memory.buffer import HostBuffer
 from rankwise.data.feed.memory.lease import Leases
 from rankwise.data.feed.memory.pool import MemoryPool
 from rankwise.data.feed.place import Placed, Placer
+from rankwise.data.feed.prefetch import ReadAhead
 from rankwise.data.feed.transform import SampleTransform
 
 __all__ = ["Ready", "Result", "SkipBudget", "StreamReader"]
@@ -55,10 +56,11 @@ Result: TypeAlias = Ready | Failure | Drained
 
 
 class StreamReader:
-    """Reads the steps of a planner, for a `ReadAhead`.
+    """Reads planned batches, for a `ReadAhead`.
 
     Args:
-        planner: what it plans is read.
+        planner: plans them.
+        planned: what it planned.
         config: the configuration.
         rank: seeds the keys of samples.
         memory: where batches lie.
@@ -75,6 +77,7 @@ class StreamReader:
     def __init__(
         self,
         planner: Planner,
+        planned: ReadAhead[Any, Work | Drained],
         config: Config,
         *,
         rank: int,
@@ -84,8 +87,9 @@ class StreamReader:
         meters: Meters,
     ) -> None:
         self.is_awaited: Callable[[], bool] = lambda: True
-        planner.is_awaited = self._is_awaited
-        self._planner, self._memory, self._budget = planner, memory, budget
+        planner.is_read_awaited = self._is_awaited
+        self._planner, self._planned = planner, planned
+        self._memory, self._budget = memory, budget
         self._leases = Leases(is_awaited=self._is_awaited, has_room=memory.has_room)
         self._seed, self._rank = config.seed, rank
         self._placer = placer
@@ -110,7 +114,7 @@ class StreamReader:
 
     def close(self) -> None:
         """Let nobody wait for samples, arrays or memory any more."""
-        self._planner.close()
+        self._planned.close()
         self._leases.close()
 
     def read(

@@ -180,27 +180,28 @@ class Drained:
 
 
 class Planner:
-    """The steps of a stream, in order.
+    """Makes batches of samples and plans them, for a `ReadAhead`.
 
-    A batch goes as soon as it is whole; one that is not goes when nothing follows and a consumer waits.
+    A batch goes as soon as it is whole; one that is not goes when nothing follows, nothing is being read and a consumer
+    waits.
 
     Args:
         puller: knows what follows.
-        pulled: what it pulled.
         config: the configuration.
         openings: opened arrays.
         engine: reads boxes.
         meters: times the planning.
 
     Attributes:
-        is_awaited: whether a consumer waits, set by who reads the steps.
+        is_awaited: whether the reader waits for a plan; set by who runs this.
+        is_read_awaited: whether a consumer waits for what is read of the plans; set by the reader.
         doing: what is waited for, for messages; empty while samples are.
     """
 
     def __init__(
         self,
         puller: Puller,
-        pulled: ReadAhead[Iterable[Any], Numbered | Failure],
+        pulled: ReadAhead[Any, Numbered | Failure],
         config: Config,
         *,
         openings: Openings,
@@ -213,6 +214,7 @@ class Planner:
         self._engine = engine
         self._meters = meters
         self.is_awaited: Callable[[], bool] = lambda: False
+        self.is_read_awaited: Callable[[], bool] = lambda: False
         self.doing = ""
         self._items: list[Numbered] = []
         self._failures: list[Failure] = []
@@ -226,58 +228,45 @@ class Planner:
         return len(self._items)
 
     def wake(self) -> None:
-        """Look again whether a consumer waits."""
+        """Look again whether somebody waits."""
         self._pulled.wake()
 
     def close(self) -> None:
-        """Wait for nothing any more: the steps end."""
+        """Wait for nothing any more: planning ends."""
         self._openings.close()
         self._pulled.close()
 
-    def __iter__(self) -> Iterator[Work | Drained]:
-        """Yield the steps until closed, each once the next one is planned too, if that is there already."""
-        coming: Work | None = None
-        while (step := coming or self._awaited_step()) is not None:
-            coming = self._step_that_is_there() if isinstance(step, Work) else None
-            yield step
-
-    def _awaited_step(self) -> Work | Drained | None:
-        while not self._is_whole:
-            if not self._take(until=self._is_over):
-                return None if self._pulled.closed else self._rest()
-        return self._work()
-
-    def _step_that_is_there(self) -> Work | None:
-        """A batch whose samples are all there and whose arrays are open: the one before it need not wait for it."""
-        while not self._is_whole:
-            if not self._take(until=lambda: True):
-                return None
-        crops = (crops_of(each.sample, self._config) for each in self._items if each.sample is not None)
-        is_open = all(self._openings.is_open(crop.uri) for of_sample in crops for crop in of_sample.values())
-        return self._work() if is_open else None
-
     @property
-    def _is_whole(self) -> bool:
-        return len(self._items) >= self._config.samples_per_batch
+    def samples(self) -> Iterator[Numbered | Failure | None]:
+        """What was pulled; None where nothing follows and somebody waits for it. Ends when closed."""
+        while (found := self._pulled.take(until=self._is_over)) is not None or not self._pulled.closed:
+            yield found
 
     def _is_over(self) -> bool:
-        """Whether a consumer waits and nothing follows: in this order, what he pushed himself is known then."""
-        if not self.is_awaited():
+        """Whether reader and consumer wait, and nothing follows."""
+        if not (self.is_awaited() and self.is_read_awaited()):
             return False
+        # looked at after that: what who waits pushed himself is known
         self._num_seen = self._puller.num_pushed
         return self._num_seen == self._puller.num_ended and self._num_taken == self._puller.num_pulled
 
-    def _take(self, *, until: Callable[[], bool]) -> bool:
-        """Take what was pulled next; False if there is nothing until then."""
-        found = self._pulled.take(until=until)
-        if found is None:
-            return False
-        if isinstance(found, Numbered):
-            self._items.append(found)
-        elif found.error is not None:
-            self._failures.append(found)
-        self._num_taken += found is not _END
-        return True
+    def read(
+        self,
+        steps: Iterable[Numbered | Failure | None],
+        is_asked: Callable[[], bool] = lambda: True,  # noqa: ARG002
+    ) -> Generator[Work | Drained, None, None]:
+        """Yield the batches of samples, planned."""
+        for found in steps:
+            if found is None:
+                yield self._rest()
+                continue
+            self._num_taken += found is not _END
+            if isinstance(found, Numbered):
+                self._items.append(found)
+            elif found.error is not None:
+                self._failures.append(found)
+            if len(self._items) == self._config.samples_per_batch:
+                yield self._work()
 
     def _rest(self) -> Work | Drained:
         """What goes though it is no whole batch. With `drop_last` errors alone go, samples stay for later pushes."""

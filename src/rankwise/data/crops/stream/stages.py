@@ -31,7 +31,7 @@ _UNBOUNDED = sys.maxsize  # it is the depth that bounds how far a stage is ahead
 
 
 class Stages:
-    """Pulls in one thread, plans and reads in another; both start with the first push.
+    """Pulls, plans and reads, each ahead of the next one in a thread of its own; they start with the first push.
 
     Args:
         config: the configuration.
@@ -70,15 +70,18 @@ class Stages:
         memory = MemoryPool(0, pinned=placer.pinned, cap_bytes=cap_bytes, speaks=place.rank == 0)
         puller = self._puller = Puller(config, self.openings, self.meters)
         # one more than lies ready is in the puller's hand
-        depth = max(1, config.lookahead - 1)
         self._pulled: ReadAhead[Iterable[Any], Numbered | Failure] = ReadAhead(
-            puller, puller.pushes, depth=depth, is_away=lambda: puller.is_away
+            puller, puller.pushes, depth=max(1, config.lookahead - 1), is_away=lambda: puller.is_away
         )
         self._planner = Planner(
             puller, self._pulled, config, openings=self.openings, engine=self.engine, meters=self.meters
         )
+        self._planned: ReadAhead[Numbered | Failure | None, Work | Drained] = ReadAhead(
+            self._planner, self._planner.samples, depth=1
+        )
         self._reader = StreamReader(
             self._planner,
+            self._planned,
             config,
             rank=place.rank,
             memory=memory,
@@ -88,7 +91,7 @@ class Stages:
         )
         cores = cores_here(config.numa_strategy, config.numa_node, device_node=place.numa_node)
         self._read: ReadAhead[Work | Drained, Result] = ReadAhead(
-            self._reader, self._planner, depth=budget.num_slots, on_thread=lambda: pin_thread(cores)
+            self._reader, iter(self._planned.take, None), depth=budget.num_slots, on_thread=lambda: pin_thread(cores)
         )
         self._lock = threading.Lock()
         self._closed = False
@@ -105,8 +108,8 @@ class Stages:
             if self._closed:
                 raise ShutdownError("the pipeline was closed: it takes no more samples")
             self._puller.push(samples)
-            self._pulled.ask(0, beyond=_UNBOUNDED)
-            self._read.ask(0, beyond=_UNBOUNDED)
+            for stage in (self._pulled, self._planned, self._read):
+                stage.ask(0, beyond=_UNBOUNDED)
 
     @property
     def pending(self) -> bool:
