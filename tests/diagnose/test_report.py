@@ -241,7 +241,7 @@ def test_a_pipe_in_the_run_is_not_waited_for(tmp_path):
     [
         ("rankwise/data/feed/reader.py", "rank %d leaves out a damaged sample (%d of at most %d)%s: %s"),
         ("rankwise/data/feed/reader.py", "rank %d left out %d damaged samples in all"),
-        ("rankwise/data/crops/stream/planner.py", "left out (%d of at most %d): %s"),
+        ("rankwise/data/crops/stream/reader.py", "left out (%d of at most %d): %s"),
         ("rankwise/train/trainer.py", "%d of %d samples were damaged and left out of the training"),
     ],
 )

@@ -50,3 +50,44 @@ def test_closing_wakes_both_sides():
     assert (left, answers) == (["a"], [False])
     assert conveyor.take() is None
     assert conveyor.closed
+
+
+def test_who_takes_says_how_long_he_waits():
+    """No longer than a timeout, and not where there is nothing and `until` holds; items come first, the end as well."""
+    conveyor, enough = Conveyor(2), []
+    with pytest.raises(TimeoutError, match=r"within 0\.01 s"):
+        conveyor.take(timeout_s=0.01)
+    assert not conveyor.is_awaited
+    assert conveyor.take(until=lambda: True) is None
+    conveyor.put("a")
+    assert conveyor.take(until=lambda: True) == "a"
+    thread, got = taking(conveyor, until=lambda: bool(enough))
+    enough.append(1)
+    conveyor.wake()
+    thread.join(30)
+    assert got == [None]
+    conveyor.end()
+    assert conveyor.take(timeout_s=0) is None
+
+
+def test_several_may_wait():
+    """Each of them is seen: who is served leaves the others waiting, and the reader is told again."""
+    told = threading.Semaphore(0)
+    conveyor = Conveyor(2, on_wait=told.release)
+    threads = [taking(conveyor) for _ in range(2)]
+    for number in range(2):
+        told.acquire()
+        while not conveyor.is_awaited:
+            told.acquire()
+        conveyor.put(number)
+    for thread, _ in threads:
+        thread.join(30)
+    assert sorted(got for _, [got] in threads) == [0, 1]
+    assert not conveyor.is_awaited
+
+
+def taking(conveyor, **how):
+    got = []
+    thread = threading.Thread(target=lambda: got.append(conveyor.take(**how)))
+    thread.start()
+    return thread, got

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import logging
-import math
 import os
 import threading
 import weakref
@@ -12,12 +11,11 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any, Generic, Protocol, TypeVar
 
-from rankwise.data.contract import Order, Source
 from rankwise.data.feed.groups import Shares
 from rankwise.data.feed.passes import Passes
 from rankwise.data.feed.reader import ReadStep, StepReader
 
-__all__ = ["LEAST_DEPTH", "Conveyor", "ReadAhead", "Reader", "Running", "window_depth"]
+__all__ = ["Conveyor", "ReadAhead", "Reader", "Running"]
 
 S = TypeVar("S")
 S_contra = TypeVar("S_contra", contravariant=True)
@@ -35,7 +33,7 @@ class Conveyor(Generic[T]):
 
     def __init__(self, depth: int, on_wait: Callable[[], object] = lambda: None) -> None:
         self._depth, self._on_wait = depth, on_wait
-        self._is_awaited = False
+        self._num_waiting = 0
         self._items: deque[T] = deque()
         self._error: BaseException | None = None
         self._ended = False
@@ -49,8 +47,8 @@ class Conveyor(Generic[T]):
 
     @property
     def is_awaited(self) -> bool:
-        """Whether the consumer waits for an item now, and there is none."""
-        return self._is_awaited and not self._items  # one that was woken may not have got the processor yet
+        """Whether a consumer waits for an item now, and there is none."""
+        return self._num_waiting > 0 and not self._items  # one that was woken may not have got the processor yet
 
     def put(self, item: T) -> bool:
         """Add an item, waiting for room. False once the consumer has left: the item is not taken."""
@@ -68,25 +66,45 @@ class Conveyor(Generic[T]):
             self._ended, self._error = True, error
             self._changed.notify_all()
 
-    def take(self) -> T | None:
-        """Return the next item, waiting for it; None after the last one.
+    def take(self, *, timeout_s: float | None = None, until: Callable[[], bool] | None = None) -> T | None:
+        """Return the next item, waiting for it; None after the last one, or where there is none and `until` holds.
+
+        Args:
+            timeout_s: longest wait; None = for ever.
+            until: looked at again after each `wake`; must not wait itself.
 
         Raises:
+            TimeoutError: the time is up.
             BaseException: the error that ended the reader, once the items before it are taken.
         """
         with self._changed:
+            in_time = True
             if not self._items:
-                self._is_awaited = True  # before it is told: who looks when he is told sees it
-                self._on_wait()
-                self._changed.wait_for(lambda: bool(self._items) or self._ended or self._closed)
-                self._is_awaited = False
+                self._num_waiting += 1  # before it is told: who looks when he is told sees it
+                try:
+                    self._on_wait()
+                    in_time = self._changed.wait_for(
+                        lambda: bool(self._items) or self._ended or self._closed or (until is not None and until()),
+                        timeout_s,
+                    )
+                finally:
+                    self._num_waiting -= 1
             if self._items:
                 item = self._items.popleft()
                 self._changed.notify_all()
+                if self.is_awaited:
+                    self._on_wait()  # another one waits, and what he saw was this item
                 return item
             if self._error is not None:
                 raise self._error
+            if not in_time:
+                raise TimeoutError(f"nothing came within {timeout_s} s")
             return None
+
+    def wake(self) -> None:
+        """Let a consumer that waits look again whether it still has to."""
+        with self._changed:
+            self._changed.notify_all()
 
     def close(self) -> list[T]:
         """Leave: wakes the reader, and returns what was not taken."""
@@ -134,15 +152,22 @@ class ReadAhead(Generic[S, T]):
         steps: in order; the thread takes them.
         depth: most steps that lie ready.
         on_thread: called at the beginning of each thread.
+        is_away: whether the thread is in code of others that nothing can wake; then it is not waited for.
     """
 
     def __init__(
-        self, reader: Reader[S, T], steps: Iterable[S], *, depth: int, on_thread: Callable[[], None] | None = None
+        self,
+        reader: Reader[S, T],
+        steps: Iterable[S],
+        *,
+        depth: int,
+        on_thread: Callable[[], None] | None = None,
+        is_away: Callable[[], bool] = lambda: False,
     ) -> None:
         self._pid = os.getpid()
-        self._reader = reader
+        self._reader, self._is_away = reader, is_away
         self._work: _Work[S, T] = _Work(reader, steps, depth=depth, on_thread=on_thread)
-        self._thread: threading.Thread | None = None
+        self._thread: _Thread | None = None
         _close_at_exit(self)
 
     @property
@@ -153,16 +178,21 @@ class ReadAhead(Generic[S, T]):
     def ask(self, num_steps: int, *, beyond: int) -> None:
         """Let it read so many more steps, and some beyond them that may be asked for later."""
         if self._work.ask(num_steps, beyond=beyond):
-            self._thread = threading.Thread(target=self._work.run, name="rankwise-reader", daemon=True)
+            self._thread = _Thread(target=self._work.run, name="rankwise-reader", daemon=True)
             self._thread.start()
 
-    def take(self) -> T | None:
-        """Return the next step, waiting for it; None after the last one, and once closed.
+    @property
+    def closed(self) -> bool:
+        """Whether nothing can be taken any more."""
+        return self._work.conveyor.closed
 
-        Raises:
-            BaseException: the error that ended the reading, once the steps before it are taken.
-        """
-        return self._work.conveyor.take()
+    def take(self, *, timeout_s: float | None = None, until: Callable[[], bool] | None = None) -> T | None:
+        """Return the next step, waiting for it; None after the last one, and once closed. See `Conveyor.take`."""
+        return self._work.conveyor.take(timeout_s=timeout_s, until=until)
+
+    def wake(self) -> None:
+        """Let who takes look again whether he still has to wait."""
+        self._work.conveyor.wake()
 
     def close(self) -> None:
         """Stop the thread and wait for it; it ends after the chunk that it is reading. May be called twice."""
@@ -170,10 +200,13 @@ class ReadAhead(Generic[S, T]):
             return  # in a forked process there is no such thread, and its locks may be held for ever
         self._reader.close()
         self._work.conveyor.close()
-        # a garbage collection may close a reader from within its own thread, which then cannot wait for itself
-        if self._thread is threading.current_thread():
+        # a garbage collection may close a reader from within its own thread, which then cannot wait for itself, or
+        # from within that of another reader, in the midst of something that this one waits for
+        if isinstance(threading.current_thread(), _Thread):
             return
-        if self._thread is not None:
+        if self._thread is not None and self._thread.is_alive():
+            if self._is_away():
+                return
             self._thread.join(_JOIN_S)
             if self._thread.is_alive():
                 _LOG.warning("a reader is still inside one read %.0f s after it was closed: it is left behind", _JOIN_S)
@@ -183,6 +216,10 @@ class ReadAhead(Generic[S, T]):
     def __del__(self) -> None:
         if hasattr(self, "_work"):
             self.close()
+
+
+class _Thread(threading.Thread):
+    """The thread of a reader."""
 
 
 class _Work(Generic[S, T]):
@@ -262,46 +299,6 @@ def _close_at_exit(reader: ReadAhead[Any, Any]) -> None:
 def _close_all() -> None:
     for reader in list(_LIVE):
         reader.close()
-
-
-LEAST_DEPTH = 2
-_READY_BYTES, _WHOLE_BYTES = 128 << 20, 384 << 20
-
-
-def window_depth(source: Source, order: Order, *, world_size: int) -> int:
-    """Return as many steps as a window of the order lasts, if 128 MiB hold them on this rank, else a part; at least 2.
-
-    The chunks of a window are decoded with its first step, nearly all of them: the steps after it are read along with
-    it where the source gains from that, or find them in the cache. With so many steps ready the next window is decoded
-    while this one is in use; with fewer the consumer would wait at the beginning of each. A window that is read as one
-    may take 384 MiB: read in parts, its chunks have to be kept for the next part, or decoded again, which for chosen
-    columns of CSR rows costs half as much again. Parts are as long as each other.
-
-    Args:
-        source: the samples; its locality says whether steps are read as one, and which windows are its own.
-        order: says how many chunks a window has.
-        world_size: number of ranks.
-    """
-    grid, batch_size, locality = order.grid, order.batch_size, source.locality
-    lasting = locality.window_samples
-    if grid is None or (order.kind == "sequential" and lasting is None):
-        return LEAST_DEPTH
-    steps: int = -(-(grid.lanes * grid.window * grid.chunk_samples if lasting is None else lasting) // batch_size)
-    share: int = -(-batch_size // world_size)
-    step_bytes = max(1, share * _sample_bytes(source, share))
-    if locality.group_steps and steps * step_bytes <= _WHOLE_BYTES:
-        return max(LEAST_DEPTH, steps)
-    parts = -(-steps // max(1, min(steps, _READY_BYTES // step_bytes)))
-    return max(LEAST_DEPTH, -(-steps // parts))
-
-
-def _sample_bytes(source: Source, num_samples: int) -> int:
-    """Bytes of a sample in a batch; of a ragged field those that it is decoded from."""
-    specs = source.fields.values()
-    found = sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in specs if not spec.ragged)
-    if any(spec.ragged for spec in specs):
-        found += (source.locality.decoded_bytes(num_samples) or 0) // num_samples
-    return found
 
 
 class Running:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack
 
-from rankwise.data.contract import Order
+from rankwise.data.contract import Order, Source
 from rankwise.data.feed.cursor import CLOSED
 from rankwise.data.feed.loader import FeedLoader
 from rankwise.data.feed.options import FeedOptions, warn_small_cache
-from rankwise.data.feed.prefetch import window_depth
 from rankwise.data.feed.rank_place import find_place
 from rankwise.data.feed.transform import counted_samples
 from rankwise.errors import ConfigError
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from rankwise.world import World
 
-__all__ = ["RankLoader"]
+__all__ = ["RankLoader", "window_depth"]
 
 
 class RankLoader(FeedLoader):
@@ -77,3 +77,43 @@ class RankLoader(FeedLoader):
         self.stop(partial(ConfigError, CLOSED))
         self.say_skipped()
         self.source.close()
+
+
+_LEAST_DEPTH = 2
+_READY_BYTES, _WHOLE_BYTES = 128 << 20, 384 << 20
+
+
+def window_depth(source: Source, order: Order, *, world_size: int) -> int:
+    """Return as many steps as a window of the order lasts, if 128 MiB hold them on this rank, else a part; at least 2.
+
+    The chunks of a window are decoded with its first step, nearly all of them: the steps after it are read along with
+    it where the source gains from that, or find them in the cache. With so many steps ready the next window is decoded
+    while this one is in use; with fewer the consumer would wait at the beginning of each. A window that is read as one
+    may take 384 MiB: read in parts, its chunks have to be kept for the next part, or decoded again, which for chosen
+    columns of CSR rows costs half as much again. Parts are as long as each other.
+
+    Args:
+        source: the samples; its locality says whether steps are read as one, and which windows are its own.
+        order: says how many chunks a window has.
+        world_size: number of ranks.
+    """
+    grid, batch_size, locality = order.grid, order.batch_size, source.locality
+    lasting = locality.window_samples
+    if grid is None or (order.kind == "sequential" and lasting is None):
+        return _LEAST_DEPTH
+    steps: int = -(-(grid.lanes * grid.window * grid.chunk_samples if lasting is None else lasting) // batch_size)
+    share: int = -(-batch_size // world_size)
+    step_bytes = max(1, share * _sample_bytes(source, share))
+    if locality.group_steps and steps * step_bytes <= _WHOLE_BYTES:
+        return max(_LEAST_DEPTH, steps)
+    parts = -(-steps // max(1, min(steps, _READY_BYTES // step_bytes)))
+    return max(_LEAST_DEPTH, -(-steps // parts))
+
+
+def _sample_bytes(source: Source, num_samples: int) -> int:
+    """Bytes of a sample in a batch; of a ragged field those that it is decoded from."""
+    specs = source.fields.values()
+    found = sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in specs if not spec.ragged)
+    if any(spec.ragged for spec in specs):
+        found += (source.locality.decoded_bytes(num_samples) or 0) // num_samples
+    return found

@@ -1,12 +1,19 @@
 """The end of a pipeline: closed, forgotten, or waited for by somebody."""
 
 import gc
+import os
+import signal
+import subprocess
+import sys
 import threading
+import time
+import warnings
 from itertools import count
 
 import pytest
 
 import rankwise.data.crops as damacy
+from rankwise.testing.new_threads import threads_end, threads_since
 
 
 def test_a_closed_pipeline_is_closed(volume, config):
@@ -64,12 +71,10 @@ def test_a_forgotten_pipeline_stops(volume, config):
     p = damacy.Pipeline(config())
     p.push(volume.sample(0, 0, 0) for _ in count())
     p.pop()
-    threads = p._stages._threads
+    assert threads_since("rankwise-reader")
     del p
     gc.collect()
-    for thread in threads:
-        thread.join(30)
-    assert not any(thread.is_alive() for thread in threads)
+    assert threads_end("rankwise-reader")
 
 
 def test_generators_are_closed(volume, config):
@@ -87,3 +92,140 @@ def test_generators_are_closed(volume, config):
         p.push(source())
         p.pop()
     assert ended.wait(30)
+
+
+@pytest.mark.parametrize("stage", ["nothing pushed", "room for samples", "arrays", "room for batches", "more pushes"])
+def test_closing_ends_every_wait(volume, config, stage):
+    """Whatever the threads of a pipeline wait for, closing it ends them, and gives the source back."""
+    values, ended, full = {}, threading.Event(), threading.Semaphore(0)
+    if stage == "arrays":
+        values = {"metadata_latency": damacy.LatencyModel(baseline_ns=3600e9, cap_ns=3600e9)}
+    if stage == "room for batches":
+        values = {"host_buffer_waves": 2, "pop_timeout_s": 0.3}
+
+    def source():
+        try:
+            for number in count():
+                full.release()
+                yield volume.sample(number % 16, 0, 0)
+                if stage == "more pushes" and number == 4:
+                    return
+        finally:
+            ended.set()
+
+    p = damacy.Pipeline(config(**values))
+    if stage != "nothing pushed":
+        p.push(source())
+    if stage in ("room for samples", "room for batches"):
+        held = [p.pop()]
+        while full.acquire(timeout=0.3):
+            pass
+        assert len(held) == 1
+    if stage == "more pushes":
+        assert len(p.pop()) == 4
+        assert ended.wait(30)
+    begun = time.monotonic()
+    p.close()
+    assert time.monotonic() - begun < 20
+    assert threads_end("rankwise-reader")
+    assert ended.is_set() is (stage != "nothing pushed")
+    assert not p.pending
+    with pytest.raises(damacy.ShutdownError):
+        p.pop()
+
+
+def test_a_source_may_close_its_pipeline(volume, config):
+    """The user's iterable runs in a thread of the pipeline, which does not wait for itself."""
+    p = damacy.Pipeline(config())
+
+    def source():
+        yield from volume.samples(6)
+        p.close()
+        yield from volume.samples(6)
+
+    p.push(source())
+    assert list_of(p) == "ShutdownError"
+    assert threads_end("rankwise-reader")
+
+
+def test_a_generator_that_fails_while_it_is_closed_is_said(volume, config, caplog):
+    """Nobody pops any more who could hear of it: it is in the log, and close goes on."""
+
+    def source():
+        try:
+            while True:
+                yield volume.sample(0, 0, 0)
+        finally:
+            raise OSError("my own trouble")
+
+    with damacy.Pipeline(config()) as p:
+        p.push(source())
+        p.pop()
+    assert threads_end("rankwise-reader")
+    assert "my own trouble" in caplog.text
+
+
+def test_an_interrupt_ends_a_pop_and_the_stream_goes_on(volume, config):
+    """Ctrl-C reaches a pop that waits; who catches it may go on popping, nothing is lost."""
+    go = threading.Event()
+
+    def slow():
+        yield volume.sample(0, 0, 0)
+        go.wait(60)
+        yield from volume.samples(7)
+
+    with damacy.Pipeline(config()) as p:
+        p.push(slow())
+        timer = threading.Timer(0.3, signal.pthread_kill, [threading.main_thread().ident, signal.SIGINT])
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            p.pop()
+        go.set()
+        assert [batch.numbers.tolist() for batch in p] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+        timer.join()
+
+
+def test_a_fork_is_told_and_leaves_the_pipeline_alone(volume, config):
+    """The threads are in the process that made the pipeline: a fork hears so at once, and ends without waiting."""
+    with damacy.Pipeline(config()) as p:
+        p.push(volume.samples(12))
+        p.pop()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # a fork of a process with threads
+            child = os.fork()
+        if child == 0:
+            told = 0
+            for call in (p.pop, lambda: p.push([])):
+                try:
+                    call()
+                except damacy.ShutdownError as error:
+                    told += "fork" in str(error)
+            p.close()
+            os._exit(told)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
+        assert [len(batch) for batch in p] == [4, 4]
+
+
+PROGRAM = """
+import sys, threading
+import rankwise.data.crops as damacy
+
+def source():
+    for number in range(10**9):
+        if number == 9 and sys.argv[2] == "stuck":
+            threading.Event().wait()
+        yield damacy.Sample(sys.argv[1], ((0, 4), (0, 8), (0, 8)))
+
+p = damacy.Pipeline(damacy.Config(samples_per_batch=4, sample_shape=(4, 8, 8), device="numpy"))
+p.push(source())
+print(len(p.pop()))
+"""
+
+
+@pytest.mark.parametrize("kind", ["endless", "stuck"])
+def test_a_program_ends_with_an_open_pipeline(volume, kind):
+    """Nobody has to close: the interpreter ends cleanly, with a source that never ends or never goes on."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, volume.uri, kind], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "4\n", "")

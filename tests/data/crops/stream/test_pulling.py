@@ -98,3 +98,50 @@ def test_what_a_generator_raises_is_raised_in_its_place(volume, config):
         with pytest.raises(KeyError, match="my own trouble"):
             p.pop()
         assert [len(batch) for batch in p] == [4, 4]
+
+
+def test_a_slow_reader_holds_the_source_back(volume, config):
+    """While a batch is being read, its samples, those of two planned ones and the lookahead are pulled, and no more."""
+    pulled, go = threading.Semaphore(0), threading.Event()
+
+    def endless():
+        for number in count():
+            pulled.release()
+            yield volume.sample(number % 16, 0, 0)
+
+    def held(fields, _key):
+        go.wait(60)
+        return fields
+
+    with damacy.Pipeline(config(transform=held, lookahead_samples=6)) as p:
+        p.push(endless())
+        for _ in range(4 + 6):
+            assert pulled.acquire(timeout=60)
+        number = 0
+        while pulled.acquire(timeout=0.2):
+            number += 1
+        assert number <= 8
+        go.set()
+        assert len(p.pop()) == 4
+
+
+def test_pop_says_what_it_waits_for(volume, config):
+    """Arrays that are being opened, or a batch that is being read."""
+    slow = damacy.LatencyModel(baseline_ns=3600e9, cap_ns=3600e9)
+    with damacy.Pipeline(config(metadata_latency=slow, pop_timeout_s=0.3)) as p:
+        p.push(volume.samples(4))
+        with pytest.raises(damacy.PoolStarved, match=r"being planned \(its arrays are being opened"):
+            p.pop()
+    reads, go = threading.Event(), threading.Event()
+
+    def held(fields, _key):
+        reads.set()
+        go.wait(60)
+        return fields
+
+    with damacy.Pipeline(config(transform=held, pop_timeout_s=0.05)) as p:
+        p.push(volume.samples(4))
+        assert reads.wait(60)
+        with pytest.raises(damacy.PoolStarved, match="being read: the storage is slow"):
+            p.pop()
+        go.set()

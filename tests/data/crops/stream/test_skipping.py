@@ -1,7 +1,7 @@
 """The budget of skips: only damage counts, never more than allowed."""
 
 from rankwise.data.crops import DecodeError, NotFound, StorageError
-from rankwise.data.crops.stream.planner import SkipBudget
+from rankwise.data.crops.stream.reader import SkipBudget
 
 
 def test_only_damage_within_the_budget():

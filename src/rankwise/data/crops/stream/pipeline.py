@@ -15,11 +15,10 @@ from rankwise.data.crops.batch import Batch, Parked, waitable
 from rankwise.data.crops.budget import host_memory_bytes, settle
 from rankwise.data.crops.config import Config
 from rankwise.data.crops.devices import bind_device
-from rankwise.data.crops.exceptions import InvalidArgument, PoolStarved, ShutdownError, TryAgain
+from rankwise.data.crops.exceptions import InvalidArgument, TryAgain
 from rankwise.data.crops.sample import Sample
 from rankwise.data.crops.stats import Stats
-from rankwise.data.crops.stream.flow import Starved
-from rankwise.data.crops.stream.planner import Failure, Ready
+from rankwise.data.crops.stream.reader import Ready
 from rankwise.data.crops.stream.resolver import check_sample
 from rankwise.data.crops.stream.stages import Stages
 from rankwise.data.feed.place import make_placer
@@ -79,7 +78,6 @@ class Pipeline:
         self._parked = Parked()
         self._lock = threading.Lock()
         self._num_batches = 0
-        self._num_taken = 0
         self._num_pushed: int | None = 0
         self._num_fill_batches = 0
         weakref.finalize(self, self._stages.close)
@@ -92,7 +90,7 @@ class Pipeline:
     @property
     def pending(self) -> bool:
         """Whether something that was pushed has not been popped, as far as is known."""
-        return self._stages.flow.pending
+        return self._stages.pending
 
     def push(self, samples: Iterable[Sample]) -> None:
         """Add samples: a list, a generator, an endless one. They follow what was pushed before.
@@ -112,8 +110,7 @@ class Pipeline:
             for number, sample in enumerate(samples[: self.config.lookahead]):
                 check_sample(sample, self.config, number)
         known = self._num_pushed is not None and isinstance(samples, Sized)
-        if not self._stages.push(samples):
-            raise ShutdownError("the pipeline was closed: it takes no more samples")
+        self._stages.push(samples)
         self._num_pushed = self._num_pushed + len(samples) if known else None  # type: ignore[operator, arg-type]
 
     def pop(self) -> Batch:
@@ -129,17 +126,8 @@ class Pipeline:
         """
         self._parked.sweep()
         with self._stages.meters.time("pop_wait"):
-            item = self._stages.flow.take_ready(self.config.pop_timeout_s)
-        if item is None:
-            raise ShutdownError("the pipeline was closed: there are no more batches")
-        if isinstance(item, Starved):
-            raise self._starved(item)
-        if isinstance(item, Failure):
-            with self._lock:
-                self._num_taken += item.num_samples
-            self._stages.meters.add(samples_failed=item.num_samples)
-            raise item.error
-        return self._batch(item)
+            taken = self._stages.take()
+        return self._batch(taken)
 
     def batches(self, num_batches: int) -> Iterator[Batch]:
         """Yield `num_batches` batches; raises what `pop` raises."""
@@ -164,7 +152,7 @@ class Pipeline:
         """
         if self._num_pushed is None:
             raise TypeError("the number of batches is not known: something without a length was pushed")
-        left, size = max(0, self._num_pushed - self._num_taken), self.config.samples_per_batch
+        left, size = max(0, self._num_pushed - self._stages.num_taken), self.config.samples_per_batch
         return left // size if self.config.drop_last else -(-left // size)
 
     def stats(self) -> Stats:
@@ -223,12 +211,10 @@ class Pipeline:
             batches_emitted=1,
             waves_emitted=1,
             samples_emitted=len(item.samples),
-            samples_skipped=item.num_left_out,
             fill_batches=item.all_fill,
         )
         with self._lock:
             batch_id, self._num_batches = self._num_batches, self._num_batches + 1
-            self._num_taken += len(item.samples) + item.num_left_out
             first_fill = item.all_fill and self._num_fill_batches == 0
             self._num_fill_batches += item.all_fill
         return batch_id, first_fill
@@ -247,16 +233,6 @@ class Pipeline:
         import torch
 
         return int(torch.cuda.current_stream(self._device).cuda_stream)
-
-    def _starved(self, item: Starved) -> TryAgain | PoolStarved:
-        if not item.drained:
-            return PoolStarved(f"no batch within pop_timeout_s={self.config.pop_timeout_s}: {item.why}")
-        if item.tail:
-            return TryAgain(
-                f"everything was popped but {item.tail} samples, which are no whole batch of "
-                f"{self.config.samples_per_batch}: push more, or take drop_last=False"
-            )
-        return TryAgain("everything that was pushed has been popped: push more samples, or stop")
 
 
 def _giver(item: Ready, parked: Parked, *, shares_memory: bool) -> Any:

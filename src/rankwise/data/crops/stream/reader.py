@@ -1,122 +1,184 @@
-"""The third thread of a stream: reads planned batches into memory and puts them on the device."""
+"""Reads the batches of a stream: planned before, read into memory, put on the device."""
 
 from __future__ import annotations
 
+import logging
 import math
 import traceback
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from rankwise.data.contract import IntArray
+from rankwise.data.contract import IntArray, sample_keys
 from rankwise.data.crops.budget import Budget, too_large
 from rankwise.data.crops.config import Config
-from rankwise.data.crops.exceptions import OutOfMemory
+from rankwise.data.crops.exceptions import DamacyError, DecodeError, OutOfMemory
 from rankwise.data.crops.reading import CropPlan, CropReader, CropReport
+from rankwise.data.crops.sample import Sample
 from rankwise.data.crops.stats import Meters
-from rankwise.data.crops.stream.flow import Flow
-from rankwise.data.crops.stream.planner import Failure, Ready, SkipBudget, Work
-from rankwise.data.crops.tuning import pin_thread
+from rankwise.data.crops.stream.schedule import Drained, Failure, Planner, Work
 from rankwise.data.feed.memory.buffer import HostBuffer
 from rankwise.data.feed.memory.lease import Leases
 from rankwise.data.feed.memory.pool import MemoryPool
-from rankwise.data.feed.place import Placer
+from rankwise.data.feed.place import Placed, Placer
+from rankwise.data.feed.prefetch import ReadAhead
 from rankwise.data.feed.transform import SampleTransform
 
-__all__ = ["StreamReader"]
+__all__ = ["Ready", "Result", "SkipBudget", "StreamReader"]
+
+_LOG = logging.getLogger("rankwise.crops")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """A batch that was read.
+
+    Attributes:
+        samples: its samples.
+        numbers: int64[B], their numbers.
+        key: int64[B], their keys.
+        buffer: their memory on the host.
+        placed: its fields on the device.
+        all_fill: whether nothing in it was ever written.
+    """
+
+    samples: tuple[Sample, ...]
+    numbers: IntArray
+    key: IntArray
+    buffer: HostBuffer
+    placed: Placed
+    all_fill: bool
+
+
+Result: TypeAlias = Ready | Failure | Drained
 
 
 class StreamReader:
-    """Reads until the flow is closed.
+    """Reads planned batches, for a `ReadAhead`.
 
     Args:
-        flow: where plans come from and batches go.
+        planner: plans them.
+        planned: what it planned.
         config: the configuration.
-        leases: bounds how far it reads ahead.
+        rank: seeds the keys of samples.
         memory: where batches lie.
         budget: how many of them, and how large.
         placer: the device.
-        keys: makes the keys of samples.
         meters: times and counts.
-        cores: cores to stay on; None = any.
+
+    Attributes:
+        is_awaited: whether a consumer waits; set by who runs it.
+        doing: what it waits for, for messages; empty while it waits for a plan.
+        skips: what was left out.
     """
 
     def __init__(
         self,
-        flow: Flow[Any, Work, Ready | Failure],
+        planner: Planner,
+        planned: ReadAhead[Any, Work | Drained],
         config: Config,
         *,
-        leases: Leases,
+        rank: int,
         memory: MemoryPool,
         budget: Budget,
         placer: Placer,
-        keys: Callable[[Work], IntArray],
         meters: Meters,
-        cores: frozenset[int] | None,
     ) -> None:
-        self._flow = flow
-        self._leases, self._memory, self._budget = leases, memory, budget
+        self.is_awaited: Callable[[], bool] = lambda: True
+        planner.is_read_awaited = self._is_awaited
+        self._planner, self._planned = planner, planned
+        self._memory, self._budget = memory, budget
+        self._leases = Leases(is_awaited=self._is_awaited, has_room=memory.has_room)
+        self._seed, self._rank = config.seed, rank
         self._placer = placer
-        self._keys = keys
         self._meters = meters
-        self._cores = cores
         self._transform = None if config.transform is None else SampleTransform(config.transform)
         self._scratch = HostBuffer()
         self.skips = SkipBudget(config.on_bad_sample)
+        self.doing = ""
         self._full = (
             f"all {budget.num_slots} batch buffers (host_buffer_waves={config.host_buffer_waves}) and what the memory "
             "caps allow beside them are in use: release batches, and drop the arrays, tensors and views that share "
             "their memory, clone the part that is to stay, or raise max_host_memory_bytes (max_gpu_memory_bytes)"
         )
 
-    def run(self) -> None:
-        """Body of the thread."""
-        pin_thread(self._cores)
-        while (work := self._flow.take_plan()) is not None:
-            self._flow.doing(self._full)
-            with self._meters.time("bind_wait"):
-                lease = self._leases.acquire(self._budget.num_slots)
-            if lease is None:
-                return
-            buffer = HostBuffer(
-                self._memory,
-                lease=lease,
-                limit_bytes=self._budget.slot_limit_bytes,
-                spares=self._budget.num_slots,
-                too_large=too_large,
-            )
-            self._flow.doing("the next batch is being read: the storage is slow, or the batch is large")
-            self._flow.put_ready(*_clean(self._results(work, buffer)))
-            del buffer, lease, work  # nothing here may keep the memory from coming back
+    def _is_awaited(self) -> bool:
+        return self.is_awaited()
 
-    def _results(self, work: Work, buffer: HostBuffer) -> list[Ready | Failure]:
-        results: list[Ready | Failure] = [Failure(error, 0) for error in work.errors]
-        broken = not work.items or (work.plan is None and not work.failed)
+    def wake(self) -> None:
+        """Look again whether a consumer waits."""
+        self._leases.wake()
+        self._planner.wake()
+
+    def close(self) -> None:
+        """Let nobody wait for samples, arrays or memory any more."""
+        self._planned.close()
+        self._leases.close()
+
+    def read(
+        self,
+        steps: Iterable[Work | Drained],
+        is_asked: Callable[[], bool] = lambda: True,  # noqa: ARG002
+    ) -> Generator[Result, None, None]:
+        """Yield what is read of each step; ends early when it is closed while it waits for memory."""
+        for step in steps:
+            results = [step] if isinstance(step, Drained) else self._results(step)
+            if results is None:
+                return
+            while results:
+                yield results.pop(0)  # no name for it: nothing here may keep the memory from coming back
+
+    def _results(self, work: Work) -> list[Result] | None:
         try:
-            if not broken:
-                results += self._read(work, buffer)
+            read = self._read(work)
         except MemoryError as error:
-            results.append(Failure(OutOfMemory(f"no memory is left for a batch: {error}"), len(work.items)))
+            read = [Failure(OutOfMemory(f"no memory is left for a batch: {error}"), len(work.items))]
         except BaseException as error:  # noqa: BLE001  (raised where the consumer meets it)
-            results.append(Failure(error, len(work.items)))
+            read = [Failure(error, len(work.items))]
+        self.doing = ""
+        if read is None:
+            return None
+        results = [*work.failures, *read]
+        for result in results:
+            if isinstance(result, Failure):
+                _forget_locals(result.error)
         return results
 
-    def _read(self, work: Work, buffer: HostBuffer) -> list[Ready | Failure]:
+    def _read(self, work: Work) -> list[Result] | None:
         if work.plan is None or work.reader is None:
-            failure = self.skips.judge(work.failed)
-            return [] if failure is None else [Failure(failure, len(work.items))]
+            return self._judged(work.failed)
+        buffer = self._acquire()
+        if buffer is None:
+            return None
+        self.doing = "the next batch is being read: the storage is slow, or the batch is large"
         into = buffer if self._transform is None else self._scratch
         report = self._filled(work.plan, work.reader, into)
-        failure = self.skips.judge(report.errors)
-        num_bad = len(report.errors)
-        results: list[Ready | Failure] = [] if failure is None else [Failure(failure, num_bad)]
+        results = self._judged(report.errors)
         if not report.valid.any():
             return results
-        if num_bad:
+        if report.errors:
             into.keep(report.valid)
-        ready = self._ready(work, work.reader, report, buffer, left_out=num_bad if failure is None else 0)
-        return [*results, ready]
+        return [*results, self._ready(work, work.reader, report, buffer)]
+
+    def _judged(self, errors: Sequence[DamacyError]) -> list[Result]:
+        return [Failure(self.skips.judge(errors), len(errors))] if errors else []
+
+    def _acquire(self) -> HostBuffer | None:
+        """Memory for a batch, once there is room; None when closed."""
+        self.doing = self._full
+        with self._meters.time("bind_wait"):
+            lease = self._leases.acquire(self._budget.num_slots)
+        if lease is None:
+            return None
+        return HostBuffer(
+            self._memory,
+            lease=lease,
+            limit_bytes=self._budget.slot_limit_bytes,
+            spares=self._budget.num_slots,
+            too_large=too_large,
+        )
 
     def _filled(self, plan: CropPlan, reader: CropReader, into: HostBuffer) -> CropReport:
         out_bytes = sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in reader.specs.values())
@@ -125,7 +187,7 @@ class StreamReader:
         self._count(plan, report)
         return report
 
-    def _ready(self, work: Work, reader: CropReader, report: CropReport, buffer: HostBuffer, *, left_out: int) -> Ready:
+    def _ready(self, work: Work, reader: CropReader, report: CropReport, buffer: HostBuffer) -> Ready:
         kept = np.flatnonzero(report.valid).tolist()
         items = [work.items[row] for row in kept]
         numbers = np.array([item.number for item in items], dtype=np.int64)
@@ -144,8 +206,15 @@ class StreamReader:
             buffer=buffer,
             placed=placed,
             all_fill=report.all_fill,
-            num_left_out=left_out,
         )
+
+    def _keys(self, work: Work) -> IntArray:
+        """The samples' own keys, else f(seed, rank, number)."""
+        keys = sample_keys(self._seed, self._rank, np.array([item.number for item in work.items], dtype=np.int64))
+        for row, item in enumerate(work.items):
+            if item.sample is not None and item.sample.key is not None:
+                keys[row] = np.uint64(item.sample.key & (2**64 - 1)).view(np.int64)
+        return keys
 
     def _count(self, plan: CropPlan, report: CropReport) -> None:
         decoded = report.fast_chunks + report.slow_chunks
@@ -167,13 +236,6 @@ class StreamReader:
         )
 
 
-def _clean(results: list[Ready | Failure]) -> list[Ready | Failure]:
-    for result in results:
-        if isinstance(result, Failure):
-            _forget_locals(result.error)
-    return results
-
-
 def _forget_locals(error: BaseException | None) -> None:
     """Who keeps an error keeps its frames, and with their variables the memory of the batch: let the variables go."""
     while error is not None:
@@ -181,3 +243,40 @@ def _forget_locals(error: BaseException | None) -> None:
         for other in getattr(error, "others", ()):
             _forget_locals(other)
         error = error.__cause__ or error.__context__
+
+
+class SkipBudget:
+    """Judges the bad samples of one batch after the other: all of them are left out, or all are raised as one error.
+
+    Only damaged content is left out. A sample counts as often as it is pushed.
+
+    Args:
+        allowed: "raise", or how many samples may be left out.
+    """
+
+    def __init__(self, allowed: Literal["raise"] | int) -> None:
+        self._allowed = 0 if allowed == "raise" else allowed
+        self.num_skipped = 0
+
+    def judge(self, errors: Sequence[DamacyError]) -> DamacyError | None:
+        """Return the error to raise for the bad samples of a batch; None if all of them are left out."""
+        serious = [error for error in errors if not isinstance(error, DecodeError)]
+        if not serious and self.num_skipped + len(errors) <= self._allowed:
+            self.num_skipped += len(errors)
+            for error in errors:
+                _LOG.warning("left out (%d of at most %d): %s", self.num_skipped, self._allowed, error)
+            return None
+        first = (serious or list(errors))[0]
+        first.others = tuple(error for error in errors if error is not first)
+        for error in first.others:
+            first.add_note(f"in the same batch: {error}")
+        if self._allowed and not serious:
+            first.add_note(
+                f"{self.num_skipped} samples were left out before; on_bad_sample={self._allowed} allows no more"
+            )
+        return first
+
+    def say_total(self) -> None:
+        """Say how many samples were left out, if any were."""
+        if self.num_skipped:
+            _LOG.warning("%d damaged samples were left out in all (at most %d)", self.num_skipped, self._allowed)

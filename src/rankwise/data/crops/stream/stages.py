@@ -1,52 +1,50 @@
-"""The threads of a stream and what they share, apart from the pipeline: its end is what stops them."""
+"""The stages of a stream and what they share, apart from the pipeline: its end is what stops them."""
 
 from __future__ import annotations
 
-import atexit
-import logging
+import sys
 import threading
-import weakref
+import time
+from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
-
-from rankwise.data.contract import IntArray, sample_keys
 from rankwise.data.crops.budget import Budget
 from rankwise.data.crops.config import Config
 from rankwise.data.crops.devices import RankPlace
+from rankwise.data.crops.exceptions import PoolStarved, ShutdownError, TryAgain
 from rankwise.data.crops.stats import Meters
-from rankwise.data.crops.stream.flow import Flow
 from rankwise.data.crops.stream.opener import Openings
-from rankwise.data.crops.stream.planner import Failure, Numbered, Planner, Puller, Ready, Work
-from rankwise.data.crops.stream.reader import StreamReader
-from rankwise.data.crops.tuning import cores_here
-from rankwise.data.feed.memory.lease import Leases
+from rankwise.data.crops.stream.reader import Ready, Result, StreamReader
+from rankwise.data.crops.stream.schedule import Drained, Failure, Numbered, Planner, Puller, Work
+from rankwise.data.crops.tuning import cores_here, pin_thread
 from rankwise.data.feed.memory.pool import MemoryPool
 from rankwise.data.feed.place import Placer
+from rankwise.data.feed.prefetch import ReadAhead
 from rankwise.data.store.files import say_few_handles, system_file_limit
 from rankwise.data.store.reader import BoxReader
 from rankwise.data.store.remote import RemoteFiles
 
 __all__ = ["Stages"]
 
-_LOG = logging.getLogger("rankwise.crops")
-_JOIN_S = 30.0
+_CLOSED = "the pipeline was closed: there are no more batches"
+_UNBOUNDED = sys.maxsize  # it is the depth that bounds how far a stage is ahead
 
 
 class Stages:
-    """Pulls, plans and reads in three threads, which start with the first push.
+    """Pulls, plans and reads, each ahead of the next one in a thread of its own; they start with the first push.
 
     Args:
         config: the configuration.
         place: device and rank.
         budget: memory.
         placer: puts batches on the device.
+
+    Attributes:
+        num_taken: samples that were taken: in batches, as failures, or left out.
     """
 
     def __init__(self, config: Config, place: RankPlace, budget: Budget, placer: Placer) -> None:
-        self.flow: Flow[Numbered, Work, Ready | Failure] = Flow(
-            batch_size=config.samples_per_batch, lookahead=config.lookahead, drop_last=config.drop_last
-        )
+        self._config = config
         self.meters = Meters(gpu_bytes_committed=budget.ring_bytes, host_bytes_committed=budget.host_bytes)
         self.openings = Openings(
             capacity=config.num_metas,
@@ -61,93 +59,144 @@ class Stages:
             remote=config.remote_options,
         )
         if place.rank == 0:
-            self._say_few_handles(config, place, budget)
+            say_few_handles(
+                # one file each at least; which arrays there will be is not known yet
+                wanted=budget.num_slots * config.samples_per_batch * len(config.all_fields),
+                capacity=self.engine.max_open_files,
+                local_ranks=place.local_ranks,
+                system_limit=system_file_limit(),
+            )
         cap_bytes = budget.num_slots * budget.slot_limit_bytes
         memory = MemoryPool(0, pinned=placer.pinned, cap_bytes=cap_bytes, speaks=place.rank == 0)
-        flow = self.flow
-        self._leases = Leases(is_awaited=lambda: flow.is_awaited, has_room=memory.has_room)
-        flow.on_wait = self._leases.wake
-        seed, rank = config.seed, place.rank
-        puller = Puller(self.flow, config, self.openings, self.meters)
-        planner = Planner(self.flow, config, self.openings, self.engine, self.meters)
+        puller = self._puller = Puller(config, self.openings, self.meters)
+        # one more than lies ready is in the puller's hand
+        self._pulled: ReadAhead[Iterable[Any], Numbered | Failure] = ReadAhead(
+            puller, puller.pushes, depth=max(1, config.lookahead - 1), is_away=lambda: puller.is_away
+        )
+        self._planner = Planner(
+            puller, self._pulled, config, openings=self.openings, engine=self.engine, meters=self.meters
+        )
+        self._planned: ReadAhead[Numbered | Failure | None, Work | Drained] = ReadAhead(
+            self._planner, self._planner.samples, depth=1
+        )
         self._reader = StreamReader(
-            self.flow,
+            self._planner,
+            self._planned,
             config,
-            leases=self._leases,
+            rank=place.rank,
             memory=memory,
             budget=budget,
             placer=placer,
-            keys=lambda work: _keys(work, seed, rank),
             meters=self.meters,
-            cores=cores_here(config.numa_strategy, config.numa_node, device_node=place.numa_node),
         )
-        self._threads = tuple(
-            threading.Thread(target=stage.run, name=f"rankwise-crops-{name}", daemon=True)
-            for name, stage in (("pull", puller), ("plan", planner), ("read", self._reader))
+        cores = cores_here(config.numa_strategy, config.numa_node, device_node=place.numa_node)
+        self._read: ReadAhead[Work | Drained, Result] = ReadAhead(
+            self._reader, iter(self._planned.take, None), depth=budget.num_slots, on_thread=lambda: pin_thread(cores)
         )
         self._lock = threading.Lock()
-        self._started = self._closed = False
+        self._closed = False
+        self.num_taken = self._num_errors = 0
 
-    def _say_few_handles(self, config: Config, place: RankPlace, budget: Budget) -> None:
-        in_flight = budget.num_slots * config.samples_per_batch * len(config.all_fields)
-        say_few_handles(
-            wanted=in_flight,  # one file each at least; which arrays there will be is not known yet
-            capacity=self.engine.max_open_files,
-            local_ranks=place.local_ranks,
-            system_limit=system_file_limit(),
-        )
+    def push(self, samples: Iterable[Any]) -> None:
+        """Add samples.
 
-    def push(self, samples: Any) -> bool:
-        """Add samples; False if closed."""
+        Raises:
+            ShutdownError: closed, or in a fork of the process that made it.
+        """
+        self._refuse_elsewhere()
         with self._lock:
-            if not self._started and not self._closed:
-                self._started = True
-                _close_at_exit(self)
-                for thread in self._threads:
-                    thread.start()
-        return self.flow.push(samples)
+            if self._closed:
+                raise ShutdownError("the pipeline was closed: it takes no more samples")
+            self._puller.push(samples)
+            for stage in (self._pulled, self._planned, self._read):
+                stage.ask(0, beyond=_UNBOUNDED)
+
+    @property
+    def pending(self) -> bool:
+        """Whether something that was pushed has not been taken, as far as is known."""
+        puller = self._puller
+        if self._closed:
+            return False
+        if puller.num_pushed != puller.num_ended or puller.num_errors != self._num_errors:
+            return True
+        return puller.num_samples - self.num_taken != self._num_left
+
+    @property
+    def _num_left(self) -> int:
+        """Samples that stay behind because they are no whole batch."""
+        return self._puller.num_samples % self._config.samples_per_batch if self._config.drop_last else 0
+
+    def take(self) -> Ready:
+        """Return the next batch.
+
+        Raises:
+            BaseException: as `Pipeline.pop` says.
+        """
+        self._refuse_elsewhere()
+        timeout_s = self._config.pop_timeout_s
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while self.pending:
+            try:
+                result = self._read.take(timeout_s=None if deadline is None else max(0.0, deadline - time.monotonic()))
+            except TimeoutError:
+                raise PoolStarved(f"no batch within pop_timeout_s={timeout_s}: {self._why()}") from None
+            if isinstance(result, Drained) and result.num_pushed != self._puller.num_pushed:
+                continue  # it was found before the last push
+            if result is None:
+                raise ShutdownError(_CLOSED)
+            if isinstance(result, Drained):
+                break
+            if isinstance(result, Ready):
+                self._settle(len(result.samples))
+                return result
+            self._settle(result.num_samples)
+            if result.error is not None:
+                self.meters.add(samples_failed=result.num_samples)
+                raise result.error
+            self.meters.add(samples_skipped=result.num_samples)
+        if self._closed:
+            raise ShutdownError(_CLOSED)
+        raise self._drained()
+
+    def _settle(self, num_samples: int) -> None:
+        with self._lock:
+            self.num_taken += num_samples
+            self._num_errors += num_samples == 0
+
+    def _drained(self) -> TryAgain:
+        if self._num_left:
+            return TryAgain(
+                f"everything was popped but {self._num_left} samples, which are no whole batch of "
+                f"{self._config.samples_per_batch}: push more, or take drop_last=False"
+            )
+        return TryAgain("everything that was pushed has been popped: push more samples, or stop")
+
+    def _why(self) -> str:
+        number, size = self._planner.num_waiting, self._config.samples_per_batch
+        if doing := self._reader.doing or self._planner.doing:
+            return doing
+        if self._puller.is_away:
+            return (
+                f"the pushed iterable has not given its next sample yet ({number} of the {size} of a batch are there): "
+                "it is slow, or waits for something"
+            )
+        return f"{number} of the {size} samples of a batch are there"
+
+    def _refuse_elsewhere(self) -> None:
+        if self._read.is_elsewhere:
+            raise ShutdownError(
+                "the pipeline was made in another process, of which this one is a fork: its threads are not here. "
+                "Make a pipeline in each process"
+            )
 
     def close(self) -> None:
         """Stop the threads and wait for those that can be woken; a thread inside the user's iterable is left to it."""
+        if self._read.is_elsewhere:
+            return
         with self._lock:
             if self._closed:
                 return
             self._closed = True
-        self.flow.close()
-        self.openings.close()
-        self._leases.close()
-        pull, plan, read = self._threads
-        waited_for = (plan, read) if self.flow.in_user_code else (pull, plan, read)
-        # a garbage collection may close a stream from within one of its own threads, which cannot wait for itself
-        if self._started and threading.current_thread() not in self._threads:
-            for thread in waited_for:
-                thread.join(_JOIN_S)
-                if thread.is_alive():
-                    _LOG.warning("%s is still inside one read %.0f s after it was closed: left", thread.name, _JOIN_S)
+        self._read.close()
         self.engine.close()
         self._reader.skips.say_total()
-
-
-def _keys(work: Work, seed: int, rank: int) -> IntArray:
-    """The samples' own keys, else f(seed, rank, number)."""
-    keys = sample_keys(seed, rank, np.array([item.number for item in work.items], dtype=np.int64))
-    for row, item in enumerate(work.items):
-        if item.sample is not None and item.sample.key is not None:
-            keys[row] = np.uint64(item.sample.key & (2**64 - 1)).view(np.int64)
-    return keys
-
-
-_LIVE: weakref.WeakSet[Stages] = weakref.WeakSet()
-
-
-def _close_at_exit(stages: Stages) -> None:
-    if not _LIVE:
-        # registered as late as possible: exit handlers run in reverse order, so what the threads use is still there
-        atexit.unregister(_close_all)
-        atexit.register(_close_all)
-    _LIVE.add(stages)
-
-
-def _close_all() -> None:
-    for stages in list(_LIVE):
-        stages.close()

@@ -1,0 +1,345 @@
+"""The schedule of a stream: iterables that were pushed, the samples that are pulled out of them, and their batches."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from types import GeneratorType
+from typing import Any, Final
+
+import numpy as np
+
+from rankwise.data.contract import DType
+from rankwise.data.crops.config import Config
+from rankwise.data.crops.exceptions import DamacyError, DtypeMismatch, InvalidSample
+from rankwise.data.crops.reading import CropField, CropPlan, CropReader
+from rankwise.data.crops.sample import Dtype, Sample, parse_dtype, resolved_dtype
+from rankwise.data.crops.stats import Meters
+from rankwise.data.crops.stream.opener import Openings
+from rankwise.data.crops.stream.resolver import ArrayBoxes, check_sample, crops_of, grouped, resolve
+from rankwise.data.feed.prefetch import Conveyor, ReadAhead
+from rankwise.data.store.reader import BoxReader
+
+__all__ = ["Drained", "Failure", "Numbered", "Planner", "Puller", "Work"]
+
+_LOG = logging.getLogger("rankwise.crops")
+
+
+@dataclass(frozen=True, slots=True)
+class Numbered:
+    """A sample and its number in the stream; or what was pushed in its place, and why it is none."""
+
+    number: int
+    sample: Sample | None
+    error: DamacyError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An error to raise, and how many samples it stands for: 0 = it is the source's. No error: they are left out."""
+
+    error: BaseException | None
+    num_samples: int
+
+
+_END: Final = Failure(None, 0)  # of an iterable
+
+
+class Puller:
+    """Reads samples out of pushed iterables; a `ReadAhead` bounds how far it is ahead.
+
+    An iterable is code of the user's: it may wait as long as it likes, and nothing can wake it then. What it raises
+    comes in its place, and ends that iterable.
+
+    Args:
+        config: what samples must fit.
+        openings: opens their arrays.
+        meters: times the iterables.
+
+    Attributes:
+        num_pushed: iterables that were pushed.
+        num_ended: of these, those that have ended.
+        num_samples: samples that were pulled.
+        num_errors: errors of iterables.
+        is_away: whether it is in the user's code.
+    """
+
+    def __init__(self, config: Config, openings: Openings, meters: Meters) -> None:
+        self._config, self._openings, self._meters = config, openings, meters
+        self._pushes: Conveyor[Iterable[Any]] = Conveyor(sys.maxsize)
+        self.num_pushed = self.num_ended = self.num_samples = self.num_errors = 0
+        self.is_away = self._closed = False
+        self.is_awaited: Callable[[], bool] = lambda: True
+
+    @property
+    def num_pulled(self) -> int:
+        """Samples and errors."""
+        return self.num_samples + self.num_errors
+
+    def push(self, samples: Iterable[Any]) -> None:
+        """Add an iterable. One thread at a time."""
+        self.num_pushed += 1
+        self._pushes.put(samples)
+
+    @property
+    def pushes(self) -> Iterator[Iterable[Any]]:
+        """What was pushed, in order; waits for more until it is closed."""
+        return iter(self._pushes.take, None)
+
+    def wake(self) -> None:
+        """Nothing here depends on whether somebody waits."""
+
+    def close(self) -> None:
+        """Pull no further."""
+        self._closed = True
+        self._pushes.close()
+
+    def read(
+        self,
+        steps: Iterable[Iterable[Any]],
+        is_asked: Callable[[], bool] = lambda: True,  # noqa: ARG002
+    ) -> Generator[Numbered | Failure, None, None]:
+        """Yield the samples of iterables, and at the end of each a failure, if only one without an error."""
+        for pushed in steps:
+            iterator = found = self._call(iter, pushed)
+            try:
+                while not isinstance(found, Failure):
+                    found = self._call(self._next, iterator)
+                    if isinstance(found, Numbered):
+                        yield found
+            finally:
+                _close(iterator)
+            self.num_errors += found.error is not None
+            self.num_ended += 1  # after the samples: who sees it knows of all of them
+            yield found
+
+    def _call(self, user: Callable[[Any], Any], of: Any) -> Any:
+        """Call the user's code. What it raises is returned: who keeps the error keeps no frame of `read`."""
+        # Before and after: who closes says so and then looks whether this is away. What finds it closed ends by itself.
+        self.is_away = True
+        try:
+            found = _END if self._closed else user(of)
+        except BaseException as error:  # noqa: BLE001  (raised where the consumer meets it)
+            found = Failure(error, 0)
+        self.is_away = False
+        return _END if self._closed else found
+
+    def _next(self, iterator: Iterator[Any]) -> Numbered | Failure:
+        with self._meters.time("pull"):
+            sample = next(iterator, _END)
+        return _END if sample is _END else self._numbered(sample)
+
+    def _numbered(self, sample: Any) -> Numbered:
+        number = self.num_samples
+        try:
+            check_sample(sample, self._config, number)
+            for crop in crops_of(sample, self._config).values():
+                self._openings.start(crop.uri)
+        except DamacyError as error:
+            self.num_samples += 1
+            return Numbered(number, sample if isinstance(sample, Sample) else None, error)
+        self.num_samples += 1
+        return Numbered(number, sample)
+
+
+def _close(iterator: Any) -> None:
+    """Let a generator that was not pulled to its end run its finally blocks."""
+    if isinstance(iterator, GeneratorType):
+        try:
+            iterator.close()
+        except Exception:  # noqa: BLE001  (nobody pops any more)
+            _LOG.warning("a pushed generator raised while it was closed", exc_info=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """One batch to read.
+
+    Attributes:
+        items: its samples.
+        reader: reads it; None if no sample can be read.
+        plan: how.
+        failed: errors of samples that cannot be read, in order, when there is no plan.
+        failures: other errors that are raised before it.
+    """
+
+    items: tuple[Numbered, ...] = ()
+    reader: CropReader | None = None
+    plan: CropPlan | None = None
+    failed: tuple[DamacyError, ...] = ()
+    failures: tuple[Failure, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """Somebody waits, and nothing is on its way of the first so many iterables that were pushed."""
+
+    num_pushed: int
+
+
+class Planner:
+    """Makes batches of samples and plans them, for a `ReadAhead`.
+
+    A batch goes as soon as it is whole; one that is not goes when nothing follows, nothing is being read and a consumer
+    waits.
+
+    Args:
+        puller: knows what follows.
+        config: the configuration.
+        openings: opened arrays.
+        engine: reads boxes.
+        meters: times the planning.
+
+    Attributes:
+        is_awaited: whether the reader waits for a plan; set by who runs this.
+        is_read_awaited: whether a consumer waits for what is read of the plans; set by the reader.
+        doing: what is waited for, for messages; empty while samples are.
+    """
+
+    def __init__(
+        self,
+        puller: Puller,
+        pulled: ReadAhead[Any, Numbered | Failure],
+        config: Config,
+        *,
+        openings: Openings,
+        engine: BoxReader,
+        meters: Meters,
+    ) -> None:
+        self._puller, self._pulled = puller, pulled
+        self._config = config
+        self._openings = openings
+        self._engine = engine
+        self._meters = meters
+        self.is_awaited: Callable[[], bool] = lambda: False
+        self.is_read_awaited: Callable[[], bool] = lambda: False
+        self.doing = ""
+        self._items: list[Numbered] = []
+        self._failures: list[Failure] = []
+        self._num_taken = self._num_seen = 0
+        self._native: dict[str, tuple[DType, str]] = {}
+        self._reader: CropReader | None = None
+
+    @property
+    def num_waiting(self) -> int:
+        """Samples of the batch that is being made up."""
+        return len(self._items)
+
+    def wake(self) -> None:
+        """Look again whether somebody waits."""
+        self._pulled.wake()
+
+    def close(self) -> None:
+        """Wait for nothing any more: planning ends."""
+        self._openings.close()
+        self._pulled.close()
+
+    @property
+    def samples(self) -> Iterator[Numbered | Failure | None]:
+        """What was pulled; None where nothing follows and somebody waits for it. Ends when closed."""
+        while (found := self._pulled.take(until=self._is_over)) is not None or not self._pulled.closed:
+            yield found
+
+    def _is_over(self) -> bool:
+        """Whether reader and consumer wait, and nothing follows."""
+        if not (self.is_awaited() and self.is_read_awaited()):
+            return False
+        # looked at after that: what who waits pushed himself is known
+        self._num_seen = self._puller.num_pushed
+        return self._num_seen == self._puller.num_ended and self._num_taken == self._puller.num_pulled
+
+    def read(
+        self,
+        steps: Iterable[Numbered | Failure | None],
+        is_asked: Callable[[], bool] = lambda: True,  # noqa: ARG002
+    ) -> Generator[Work | Drained, None, None]:
+        """Yield the batches of samples, planned."""
+        for found in steps:
+            if found is None:
+                yield self._rest()
+                continue
+            self._num_taken += found is not _END
+            if isinstance(found, Numbered):
+                self._items.append(found)
+            elif found.error is not None:
+                self._failures.append(found)
+            if len(self._items) == self._config.samples_per_batch:
+                yield self._work()
+
+    def _rest(self) -> Work | Drained:
+        """What goes though it is no whole batch. With `drop_last` errors alone go, samples stay for later pushes."""
+        if self._config.drop_last and self._failures:
+            failures, self._failures = tuple(self._failures), []
+            return Work(failures=failures)
+        if self._failures or (self._items and not self._config.drop_last):
+            return self._work()
+        return Drained(self._num_seen)
+
+    def _work(self) -> Work:
+        items, self._items = tuple(self._items), []
+        failures, self._failures = tuple(self._failures), []
+        self.doing = "the next batch is being planned (its arrays are being opened)"
+        try:
+            with self._meters.time("plan"):
+                work = self._planned(items, failures)
+            if work.plan is not None and work.reader is not None:
+                work.reader.hint([work.plan])
+        except BaseException as error:  # noqa: BLE001  (raised where the consumer meets it)
+            return Work(failures=(*failures, Failure(error, len(items))))
+        finally:
+            self.doing = ""
+        return work
+
+    def _planned(self, items: tuple[Numbered, ...], failures: tuple[Failure, ...]) -> Work:
+        resolved: dict[int, Mapping[str, ArrayBoxes]] = {}
+        failed: dict[int, DamacyError] = {}
+        for row, item in enumerate(items):
+            try:
+                resolved[row] = self._resolved(item)
+            except DamacyError as error:
+                failed[row] = error
+        if not resolved:
+            return Work(items=items, failed=tuple(failed.values()), failures=failures)
+        reader = self._reader = self._reader or self._make_reader()
+        ids = np.array([item.number for item in items], dtype=np.int64)
+        plan = reader.plan(grouped(resolved, list(reader.fields)), ids=ids, failed=failed)
+        return Work(items=items, reader=reader, plan=plan, failures=failures)
+
+    def _resolved(self, item: Numbered) -> dict[str, ArrayBoxes]:
+        if item.error is not None:
+            raise item.error
+        if item.sample is None:
+            raise InvalidSample(f"sample {item.number} is none", sample=item.number)
+        boxes = resolve(item.sample, item.number, self._config, self._openings)
+        for name, each in boxes.items():
+            self._check_native(name, each, item.number)
+        return boxes
+
+    def _check_native(self, name: str, boxes: ArrayBoxes, number: int) -> None:
+        """The first array decides what native means."""
+        if parse_dtype(self._config.all_fields[name].dtype) is not Dtype.NATIVE:
+            return
+        array = boxes.array
+        dtype, first = self._native.setdefault(name, (array.dtype, array.place))
+        if dtype != array.dtype:
+            raise DtypeMismatch(
+                f"sample {number} cannot be read: field {name!r} has the native dtype, which is {dtype} since {first}; "
+                f"{array.place} holds {array.dtype}: say the dtype that batches shall have",
+                uri=array.place,
+                sample=number,
+            )
+
+    def _make_reader(self) -> CropReader:
+        fields = {}
+        for name, field in self._config.all_fields.items():
+            native = self._native.get(name)
+            fields[name] = CropField(
+                shape=tuple(field.sample_shape),
+                dtype=resolved_dtype(parse_dtype(field.dtype), None if native is None else native[0]),
+                pad=field.pad,
+                normalise=field.normalise,
+                mask=field.pad is not None if field.mask is None else field.mask,
+            )
+        return CropReader(fields, reader=self._engine)
