@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from rankwise.world import World
 
-__all__ = ["RankLoader", "window_depth"]
+__all__ = ["LEAST_DEPTH", "RankLoader", "window_depth"]
 
 
 class RankLoader(FeedLoader):
@@ -79,7 +79,7 @@ class RankLoader(FeedLoader):
         self.source.close()
 
 
-_LEAST_DEPTH = 2
+LEAST_DEPTH = 2
 _READY_BYTES, _WHOLE_BYTES = 128 << 20, 384 << 20
 
 
@@ -100,14 +100,14 @@ def window_depth(source: Source, order: Order, *, world_size: int) -> int:
     grid, batch_size, locality = order.grid, order.batch_size, source.locality
     lasting = locality.window_samples
     if grid is None or (order.kind == "sequential" and lasting is None):
-        return _LEAST_DEPTH
+        return LEAST_DEPTH
     steps: int = -(-(grid.lanes * grid.window * grid.chunk_samples if lasting is None else lasting) // batch_size)
     share: int = -(-batch_size // world_size)
     step_bytes = max(1, share * _sample_bytes(source, share))
     if locality.group_steps and steps * step_bytes <= _WHOLE_BYTES:
-        return max(_LEAST_DEPTH, steps)
+        return max(LEAST_DEPTH, steps)
     parts = -(-steps // max(1, min(steps, _READY_BYTES // step_bytes)))
-    return max(_LEAST_DEPTH, -(-steps // parts))
+    return max(LEAST_DEPTH, -(-steps // parts))
 
 
 def _sample_bytes(source: Source, num_samples: int) -> int:
