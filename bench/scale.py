@@ -29,7 +29,7 @@ from pathlib import Path
 
 from rankwise._process.place import Place
 from rankwise.checkpoint.manifest import CheckpointInfo, FileRecord, PartRecord, encode_manifest, read_manifest
-from rankwise.world.arrival import Card, _Mail, meet
+from rankwise.world.arrival import Card, Mail, meet
 from rankwise.world.frame import FRAME_BYTES, Call, decode_frame, encode_frame
 from rankwise.world.small_store import open_small_store
 
@@ -44,7 +44,7 @@ class PlayedStore:
 
     def __init__(self, num_ranks: int) -> None:
         self.num_ranks, self.asked, self.bytes = num_ranks, 0, 0
-        self.mail = _Mail(self, "secret")
+        self.mail = Mail(self, "secret")
         self.prefix = ""
         self.longest_verdict = 0
 

@@ -121,6 +121,32 @@ def test_an_unfinished_line_of_rank_0_is_shown_soon(monkeypatch):
     assert page.text == b"\r 50%\r100%\n"
 
 
+def test_what_is_torn_off_a_flood_waits_for_its_line(monkeypatch):
+    """A full pipe tears a buffer anywhere: its last few bytes are no prompt, and a second later they still wait."""
+    now = [100.0]
+    monkeypatch.setattr("rankwise.launch.local.pump.time.monotonic", lambda: now[0])
+    read_end, write_end = os.pipe()
+    page = Page()
+    pump = Pump(read_end, "out", page, shown=True, raw=False, prefix=b"", log=None)
+    os.write(write_end, b"x" * 8191 + b"\n")
+    assert pump.pump()
+    os.write(write_end, b"6903 ")
+    assert pump.pump()
+    now[0] += 1.0
+    pump.show_unfinished()
+    assert page.text.endswith(b"x\n")
+    os.write(write_end, b"y\n? ")  # and a prompt is one again
+    assert pump.pump()
+    now[0] += 2.1
+    os.write(write_end, b"> ")
+    assert pump.pump()
+    now[0] += 0.2
+    pump.show_unfinished()
+    assert page.text.endswith(b"\n6903 y\n? > ")
+    pump.close()
+    os.close(write_end)
+
+
 def test_a_line_without_end_is_given_out_in_pieces():
     """Megabytes without a new line are not gathered."""
     read_end, write_end = os.pipe()

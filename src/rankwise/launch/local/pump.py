@@ -20,6 +20,7 @@ _LINE_BYTES = 1 << 20  # a longer line is given out in pieces
 _STATE_S = 10.0  # how often a line that is written again and again is shown meanwhile
 _UNFINISHED_S = 0.1  # how long an unfinished line of rank 0 waits for its rest: progress bars, dots, prompts
 _TORN_S = 2.0  # the same behind a whole line: that may be a full buffer, whose end is anywhere in a line
+_FLOOD_BYTES = 4096  # who writes so many at once writes by the buffer: a pipe that is full tears these in odd places
 _ESCAPES = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[@-Z\\-_]")
 
 
@@ -105,7 +106,7 @@ class Pump:
         self._console, self._raw, self._prefix, self._log = console, raw, prefix, log
         self._partial = b""
         self._shown_s = self._read_s = time.monotonic()
-        self._patience_s = _UNFINISHED_S
+        self._patience_s, self._was_flooded = _UNFINISHED_S, False
         os.set_blocking(fd, False)
 
     def pump(self) -> bool:
@@ -156,7 +157,10 @@ class Pump:
             end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1  # a progress bar ends its states by going back
             self._console.raw(self.stream, self._partial + data[:end] if end else b"")
             self._partial = data[end:] if end else self._partial + data
-            self._read_s, self._patience_s = time.monotonic(), _TORN_S if b"\n" in data else _UNFINISHED_S
+            # the few bytes that follow a flood are torn off it and no prompt: they wait as long as its end would
+            is_torn = b"\n" in data or (self._was_flooded and time.monotonic() - self._read_s < _TORN_S)
+            self._read_s, self._patience_s = time.monotonic(), _TORN_S if is_torn else _UNFINISHED_S
+            self._was_flooded = len(data) >= _FLOOD_BYTES
         elif self.shown:
             *lines, rest = (self._partial + data).split(b"\n")
             for line in lines:
