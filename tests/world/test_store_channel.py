@@ -6,8 +6,9 @@ from datetime import timedelta
 import pytest
 
 from rankwise._process.place import Place
-from rankwise.errors import DataError, DesyncError, RankwiseError, WorldError
+from rankwise.errors import DataError, DesyncError, WorldError
 from rankwise.testing.held_ports import hold_port
+from rankwise.testing.ranks import run_over_store
 from rankwise.world import binding, store_channel
 from rankwise.world.arrival import Mail
 from rankwise.world.key_channel import KeyChannel
@@ -19,25 +20,6 @@ from rankwise.world.store_channel import StoreKeys, store_world
 def often(monkeypatch):
     """Nobody waits a second to look at whether another is gone."""
     monkeypatch.setattr(store_channel, "_LOOK_S", 0.05)
-
-
-def on_ranks(size, body, port=None):
-    """Let a body run on so many ranks; return by rank what it returned or raised."""
-    port, ends = port or hold_port(), {}
-
-    def one(rank):
-        try:
-            with store_world(Place(rank=rank, world_size=size, master_addr="127.0.0.1", master_port=port)) as world:
-                ends[rank] = body(world)
-        except RankwiseError as error:
-            ends[rank] = error
-
-    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    return [ends[rank] for rank in range(size)]
 
 
 def test_objects_travel_and_the_port_is_free_again():
@@ -53,7 +35,7 @@ def test_objects_travel_and_the_port_is_free_again():
         return world.gather_object(world.rank)
 
     for _ in range(3):
-        assert on_ranks(3, body, port) == [[0, 1, 2], None, None]
+        assert run_over_store(3, body, port) == [[0, 1, 2], None, None]
 
 
 def test_an_error_of_one_rank_is_raised_on_all():
@@ -64,7 +46,7 @@ def test_an_error_of_one_rank_is_raised_on_all():
             world.raise_together(DataError("a.h5ad cannot be read"))
         return world.all_gather_object(1)
 
-    ends = on_ranks(3, body)
+    ends = run_over_store(3, body)
     assert [type(end) for end in ends] == [DesyncError, DataError, DesyncError]
     assert all(str(end).endswith("a.h5ad cannot be read") for end in ends)
 
@@ -79,7 +61,7 @@ def test_a_rank_that_dies_is_named():
             return "dead"
         return world.all_gather_object(1)
 
-    first, dead, third = on_ranks(3, body)
+    first, dead, third = run_over_store(3, body)
     assert dead == "dead"
     for end in (first, third):
         assert isinstance(end, WorldError)
@@ -146,7 +128,7 @@ def test_the_store_that_bind_keeps_is_used(monkeypatch):
     store, port = dist.HashStore(), hold_port()
     places = [Place(rank=rank, world_size=2, master_addr="127.0.0.1", master_port=port) for rank in (0, 1)]
     monkeypatch.setattr(binding, "_kept", {binding._key(place): store for place in places})
-    assert on_ranks(2, lambda world: world.all_gather_object(world.rank), port) == [[0, 1], [0, 1]]
+    assert run_over_store(2, lambda world: world.all_gather_object(world.rank), port) == [[0, 1], [0, 1]]
     assert store.num_keys() > 0
 
 

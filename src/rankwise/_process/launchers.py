@@ -4,8 +4,18 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping
+from dataclasses import replace
 
-from rankwise._process.variables import Place, check_ranges, first_set, int_of, mpi_address, port_of
+from rankwise._process.variables import (
+    FIRST_PORT,
+    NUM_PORTS,
+    Place,
+    check_ranges,
+    first_set,
+    int_of,
+    mpi_address,
+    port_of,
+)
 from rankwise.errors import WorldError
 
 __all__ = ["WANTED", "kubeflow_place", "mpich_place", "open_mpi_place", "torchrun_place"]
@@ -14,7 +24,6 @@ __all__ = ["WANTED", "kubeflow_place", "mpich_place", "open_mpi_place", "torchru
 WANTED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 _MPIRUN = "mpirun -x MASTER_ADDR=node01 ..."
 _JOB_NAMES = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_ess_jobid")
-_FIRST_PORT, _NUM_PORTS = 10_000, 20_000  # below Linux's ephemeral ports, which begin at 32768
 _MPIEXEC = "mpiexec -genv MASTER_ADDR node01 -genv MASTER_PORT 20123 ..."
 # of a PyTorchJob, whose RANK is the pod's, and of a TrainJob: rank, size, host of rank 0, port there
 _KUBEFLOW = (
@@ -76,23 +85,20 @@ def open_mpi_place(environ: Mapping[str, str]) -> Place | None:
         }
     )
     del node  # Open MPI's NODE_RANK counts processes on a node over all jobs, it is no number of the node
-    one_machine = local_size == size
-    return Place(
-        family="open mpi",
-        rank=rank,
-        world_size=size,
-        local_rank=local,
-        local_world_size=local_size,
-        node_rank=0 if one_machine else None,
-        num_nodes=1 if one_machine else None,
-        master_addr=mpi_address(environ, "mpirun", _MPIRUN, one_machine=one_machine),
-        master_port=port_of(environ, "MASTER_PORT") or _open_mpi_port(environ),
-    )
+    found = Place(family="open mpi", rank=rank, world_size=size, local_rank=local, local_world_size=local_size)
+    address = mpi_address(environ, "mpirun", _MPIRUN, one_machine=local_size == size)
+    return _mpi_place(found, address, port_of(environ, "MASTER_PORT") or _open_mpi_port(environ))
+
+
+def _mpi_place(found: Place, address: str, port: int) -> Place:
+    """Return a place with where its ranks meet; which machine of several this is MPI launchers do not tell."""
+    node, num_nodes = (0, 1) if found.local_world_size == found.world_size else (None, None)
+    return replace(found, node_rank=node, num_nodes=num_nodes, master_addr=address, master_port=port)
 
 
 def _open_mpi_port(environ: Mapping[str, str]) -> int:
     job = first_set(environ, *_JOB_NAMES)
-    return _FIRST_PORT + zlib.crc32((environ[job] if job else "").encode()) % _NUM_PORTS
+    return FIRST_PORT + zlib.crc32((environ[job] if job else "").encode()) % NUM_PORTS
 
 
 def mpich_place(environ: Mapping[str, str]) -> Place | None:
@@ -113,20 +119,11 @@ def mpich_place(environ: Mapping[str, str]) -> Place | None:
             ("MPI_LOCALRANKID", "MPI_LOCALNRANKS"): (local, local_size),
         }
     )
-    one_machine = local_size == size
     if size == 1:
         return Place(family="mpich")
-    return Place(
-        family="mpich",
-        rank=rank,
-        world_size=size,
-        local_rank=local,
-        local_world_size=local_size,
-        node_rank=0 if one_machine else None,
-        num_nodes=1 if one_machine else None,
-        master_addr=mpi_address(environ, "mpiexec", _MPIEXEC, one_machine=one_machine),
-        master_port=_mpich_port(environ),
-    )
+    found = Place(family="mpich", rank=rank, world_size=size, local_rank=local, local_world_size=local_size)
+    address = mpi_address(environ, "mpiexec", _MPIEXEC, one_machine=local_size == size)
+    return _mpi_place(found, address, _mpich_port(environ))
 
 
 def _mpich_port(environ: Mapping[str, str]) -> int:

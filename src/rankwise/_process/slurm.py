@@ -7,7 +7,7 @@ import itertools
 import re
 from collections.abc import Iterator, Mapping
 
-from rankwise._process.variables import Place, check_ranges, first_set, int_of, port_of
+from rankwise._process.variables import FIRST_PORT, NUM_PORTS, Place, check_ranges, first_set, int_of, port_of
 from rankwise.errors import WorldError
 
 __all__ = ["expand_counts", "expand_hosts", "slurm_place", "slurm_port"]
@@ -15,7 +15,6 @@ __all__ = ["expand_counts", "expand_hosts", "slurm_place", "slurm_port"]
 _MAX_HOSTS = 1_000_000
 # The largest step ids stand for the batch script, interactive steps and the like: no srun step has them.
 _SPECIAL_STEPS = 0xFFFF_FFF0
-_FIRST_PORT, _NUM_PORTS = 10_000, 20_000  # below Linux's ephemeral ports, which begin at 32768
 
 
 def slurm_port(*numbers: int) -> int:
@@ -26,7 +25,7 @@ def slurm_port(*numbers: int) -> int:
             that was requeued, or a second srun: the port at which an srun listens is the kernel's choice.
     """
     text = " ".join(map(str, numbers)).encode()
-    return _FIRST_PORT + int.from_bytes(hashlib.sha256(text).digest()[:8], "big") % _NUM_PORTS
+    return FIRST_PORT + int.from_bytes(hashlib.sha256(text).digest()[:8], "big") % NUM_PORTS
 
 
 def slurm_place(environ: Mapping[str, str]) -> Place | None:

@@ -7,7 +7,10 @@ from dataclasses import dataclass
 
 from rankwise.errors import WorldError
 
-__all__ = ["Place", "check_ranges", "first_set", "int_of", "mpi_address", "port_of"]
+__all__ = ["FIRST_PORT", "NUM_PORTS", "Place", "check_ranges", "first_set", "int_of", "mpi_address", "port_of"]
+
+# of ports that follow from a job's name: below Linux's ephemeral ones, which begin at 32768
+FIRST_PORT, NUM_PORTS = 10_000, 20_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

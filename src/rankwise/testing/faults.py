@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
+import textwrap
 import time
 from dataclasses import dataclass
 from types import FrameType
@@ -11,7 +14,7 @@ from typing import Any, Literal, Self
 
 from rankwise.errors import ConfigError
 
-__all__ = ["Fault", "end_at"]
+__all__ = ["Fault", "end_at", "fork_while_held"]
 
 _VARIABLE = "RANKWISE_TEST_FAULT"
 _PASSED_ON_S = 60.0
@@ -120,3 +123,40 @@ def end_at(owner: Any, name: str, count: int, how: Literal["before", "after"] | 
         return result
 
     setattr(owner, name, last)
+
+
+_FORKED = """
+import os, signal, threading, warnings
+warnings.simplefilter("ignore")
+{setup}
+inside, done = threading.Event(), threading.Event()
+def holding():
+    with {lock}:
+        inside.set()
+        done.wait()
+threading.Thread(target=holding, daemon=True).start()
+inside.wait()
+child = os.fork()
+if child == 0:
+    signal.alarm(30)
+{child}
+    os._exit(1)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+os._exit(0)
+"""
+
+
+def fork_while_held(setup: str, *, lock: str, child: str) -> int:
+    """Fork a program while one of its threads holds a lock; return the exit status of the child.
+
+    Args:
+        setup: code that comes first.
+        lock: expression for the lock, or condition, that the thread holds at the fork and ever after.
+        child: code of the child, which ends with ``os._exit``; else its status is 1. After 30 s it is killed.
+    """
+    body = textwrap.indent(textwrap.dedent(child), "    ")
+    program = [sys.executable, "-c", _FORKED.format(setup=textwrap.dedent(setup), lock=lock, child=body)]
+    done = subprocess.run(program, capture_output=True, text=True, check=False, timeout=60)  # noqa: S603
+    if done.returncode:
+        raise AssertionError(done.stderr)
+    return int(done.stdout)

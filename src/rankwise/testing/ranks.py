@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -20,7 +21,13 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
-__all__ = ["RanksFailedError", "close_pools", "run_ranks"]
+from rankwise._process.place import Place
+from rankwise.errors import RankwiseError
+from rankwise.testing.held_ports import hold_port
+from rankwise.world.store_channel import store_world
+from rankwise.world.value import World
+
+__all__ = ["RanksFailedError", "close_pools", "run_over_store", "run_ranks"]
 
 
 class RanksFailedError(AssertionError):
@@ -181,3 +188,32 @@ def _failure(pool: _Pool, failures: dict[int, str], late: list[int], timeout: fl
         failures.setdefault(rank, f"{cause}; its stacks:\n{pool.log_tail(rank)}")
     text = "\n".join(f"--- rank {rank} of {pool.num_ranks}:\n{trace}" for rank, trace in failures.items())
     return RanksFailedError(f"{len(failures)} of {pool.num_ranks} ranks failed\n{text}", failures)
+
+
+def run_over_store(num_ranks: int, body: Callable[[World], Any], port: int | None = None) -> list[Any]:
+    """Let a body run on so many ranks, threads of this process that talk over a store (see `store_world`).
+
+    Args:
+        num_ranks: how many.
+        body: called by each with its world.
+        port: where they meet; None = a free one.
+
+    Returns:
+        By rank, what the body returned, or the error of ours that it or the meeting raised.
+    """
+    meet_at, ends = port or hold_port(), dict[int, Any]()
+
+    def one(rank: int) -> None:
+        place = Place(rank=rank, world_size=num_ranks, master_addr="127.0.0.1", master_port=meet_at)
+        try:
+            with store_world(place) as world:
+                ends[rank] = body(world)
+        except RankwiseError as error:
+            ends[rank] = error
+
+    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(num_ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    return [ends[rank] for rank in range(num_ranks)]

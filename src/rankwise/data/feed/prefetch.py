@@ -15,7 +15,9 @@ from rankwise.data.feed.groups import Shares
 from rankwise.data.feed.passes import Passes
 from rankwise.data.feed.reader import ReadStep, StepReader
 
-__all__ = ["Conveyor", "ReadAhead", "Reader", "Running"]
+__all__ = ["LEAST_DEPTH", "Conveyor", "ReadAhead", "Reader", "Running"]
+
+LEAST_DEPTH = 2  # steps that lie ready: one to hand over while the next is read
 
 S = TypeVar("S")
 S_contra = TypeVar("S_contra", contravariant=True)

@@ -10,6 +10,7 @@ from rankwise.data.contract import Order, Source
 from rankwise.data.feed.cursor import CLOSED
 from rankwise.data.feed.loader import FeedLoader
 from rankwise.data.feed.options import FeedOptions, warn_small_cache
+from rankwise.data.feed.prefetch import LEAST_DEPTH
 from rankwise.data.feed.rank_place import find_place
 from rankwise.data.feed.transform import counted_samples
 from rankwise.errors import ConfigError
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     from rankwise.world import World
 
-__all__ = ["LEAST_DEPTH", "RankLoader", "window_depth"]
+__all__ = ["RankLoader", "window_depth"]
 
 
 class RankLoader(FeedLoader):
@@ -79,7 +80,6 @@ class RankLoader(FeedLoader):
         self.source.close()
 
 
-LEAST_DEPTH = 2
 _READY_BYTES, _WHOLE_BYTES = 128 << 20, 384 << 20
 
 

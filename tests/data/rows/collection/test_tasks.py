@@ -1,18 +1,14 @@
 """Many pieces of work, shared out by arithmetic and noted one after the other."""
 
 import re
-import threading
-from contextlib import suppress
 
 import numpy as np
 import pytest
 
-from rankwise._process.place import Place
 from rankwise.data.rows.collection import ranks as shared
 from rankwise.data.rows.collection.ranks import Marks, Ranks, Task, share_of, work_off
-from rankwise.errors import DataError, DesyncError, RankwiseError
-from rankwise.testing.held_ports import hold_port
-from rankwise.world.store_channel import store_world
+from rankwise.errors import DataError, DesyncError
+from rankwise.testing.ranks import run_over_store
 
 
 class Name(str):
@@ -37,26 +33,8 @@ def chain(num, done, *, name=str):
 
 
 def on_ranks(size, body):
-    """Let a body run on so many ranks, threads that talk over a store; return by rank what it returned or raised."""
-    port, ends = hold_port(), {}
-
-    def one(rank):
-        with (
-            suppress(RankwiseError),
-            store_world(Place(rank=rank, world_size=size, master_addr="127.0.0.1", master_port=port)) as world,
-        ):
-            try:
-                ends[rank] = body(Ranks(world))
-            except RankwiseError as error:
-                ends[rank] = error
-                raise
-
-    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    return [ends[rank] for rank in range(size)]
+    """Let a body run on so many ranks that write together."""
+    return run_over_store(size, lambda world: body(Ranks(world)))
 
 
 @pytest.mark.parametrize("killed", [0, 25])

@@ -47,3 +47,12 @@ def test_an_array_is_no_group(group, tmp_path):
         list_arrays(tmp_path / "g" / "b")
     with pytest.raises(DataError, match="no such folder"):
         list_arrays(tmp_path / "nothing")
+
+
+def test_a_group_whose_images_are_damaged_is_not_listed(tmp_path):
+    """From Zarr 3 on the attribute "ome" is an object: one that is not is no set of plain arrays, either."""
+    zarr.create_group(tmp_path / "g", zarr_format=3, attributes={"ome": "damaged"}).create_array(
+        "a", shape=(4,), chunks=(2,), dtype="u1"
+    )
+    with pytest.raises(DataError, match="is a Zarr group, not an array; it holds what cannot be listed"):
+        read_meta(tmp_path / "g")

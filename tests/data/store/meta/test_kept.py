@@ -1,8 +1,6 @@
 """Metadata kept in memory."""
 
 import os
-import subprocess
-import sys
 import time
 
 import pytest
@@ -10,6 +8,7 @@ import zarr
 
 from rankwise.data.store import read_meta
 from rankwise.data.store.meta.arrays import KeptMetas
+from rankwise.testing.faults import fork_while_held
 
 HOUR_NS = 3600 * 10**9
 
@@ -99,28 +98,9 @@ def test_only_so_many_are_kept():
     assert [place[-1] for place in reads.places] == ["a", "b", "c", "a", "b"]
 
 
-FORKED = """
-import os, signal, threading, warnings
-warnings.simplefilter("ignore")
-from rankwise.data.store.meta.arrays import KeptMetas
-kept, inside, done = KeptMetas(), threading.Event(), threading.Event()
-def looking():
-    with kept._lock:
-        inside.set()
-        done.wait()
-threading.Thread(target=looking).start()
-inside.wait()
-child = os.fork()
-if child == 0:
-    signal.alarm(30)
-    os._exit(kept.get("mem://a", lambda place: len(place)))
-print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-done.set()
-"""
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 def test_a_child_forked_while_a_thread_looks_something_up_goes_on():
     """The thread is not there to give the lock back: the child has one of its own."""
-    done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, check=False, timeout=60)
-    assert done.stdout == "7\n", done.stderr
+    setup = "from rankwise.data.store.meta.arrays import KeptMetas; kept = KeptMetas()"
+    child = 'os._exit(kept.get("mem://a", lambda place: len(place)))'
+    assert fork_while_held(setup, lock="kept._lock", child=child) == 7

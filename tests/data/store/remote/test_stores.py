@@ -10,6 +10,7 @@ from rankwise.data.store.remote import RemoteFiles, RemoteOptions, RemoteRange, 
 from rankwise.data.store.remote.options import locate
 from rankwise.data.store.remote.stores import open_store
 from rankwise.errors import MissingExtraError
+from rankwise.testing.faults import fork_while_held
 
 
 def test_files_and_memory_are_stores_too(tmp_path):
@@ -136,33 +137,18 @@ print("waits for the next attempt")
 
 def test_a_fork_in_the_middle_of_opening_a_store_is_told_as_well():
     """A thread of the parent held the lock of the stores: the child hears why it cannot read, and does not wait."""
-    said = python(
-        """
-import os, signal, threading, warnings
-warnings.simplefilter("ignore")
-from rankwise.data.store.remote import stores
-from rankwise.errors import WorldError
-stores.load_obstore()
-inside, done = threading.Event(), threading.Event()
-def opening():
-    with stores._lock:
-        inside.set()
-        done.wait()
-threading.Thread(target=opening).start()
-inside.wait()
-child = os.fork()
-if child == 0:
-    signal.alarm(30)
-    try:
+    setup = """
+        from rankwise.data.store.remote import stores
+        from rankwise.errors import WorldError
         stores.load_obstore()
-    except WorldError:
-        os._exit(7)
-    os._exit(1)
-print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-done.set()
-"""
-    )
-    assert said == "7\n"
+    """
+    child = """
+        try:
+            stores.load_obstore()
+        except WorldError:
+            os._exit(7)
+    """
+    assert fork_while_held(setup, lock="stores._lock", child=child) == 7
 
 
 def test_a_program_ends_that_opens_a_reader_after_its_main_thread():

@@ -2,14 +2,13 @@
 
 import gc
 import os
-import subprocess
-import sys
 import threading
 import weakref
 
 import pytest
 
 from rankwise.data.store.remote.workers import Workers
+from rankwise.testing.faults import fork_while_held
 from rankwise.testing.new_threads import threads_since
 
 
@@ -94,29 +93,11 @@ def none_to_be_had(_):
     raise RuntimeError("can't start new thread")
 
 
-FORKED = """
-import os, signal, threading, warnings
-warnings.simplefilter("ignore")
-from rankwise.data.store.remote.workers import Workers
-workers, inside, done = Workers(1, on_end=lambda: os._exit(1)), threading.Event(), threading.Event()
-def serving():
-    with workers._queue.changed:
-        inside.set()
-        done.wait()
-threading.Thread(target=serving).start()
-inside.wait()
-child = os.fork()
-if child == 0:
-    signal.alarm(30)
-    del workers
-    os._exit(7)
-print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-os._exit(0)
-"""
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 def test_a_forked_child_forgets_them_without_a_wait():
     """A thread of the parent had the lock of the queue: the child's copy of a reader goes all the same."""
-    done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, check=False, timeout=60)
-    assert done.stdout == "7\n", done.stderr
+    setup = """
+        from rankwise.data.store.remote.workers import Workers
+        workers = Workers(1, on_end=lambda: os._exit(1))
+    """
+    assert fork_while_held(setup, lock="workers._queue.changed", child="del workers; os._exit(7)") == 7

@@ -52,20 +52,7 @@ class Stages:
             latency=config.metadata_latency,
             remote=None if config.remote is None else RemoteFiles(config.remote),
         )
-        self.engine = BoxReader(
-            cache=config.cache_bytes,
-            threads=config.n_io_threads,
-            max_indexes=config.n_shard_index_cache,
-            remote=config.remote_options,
-        )
-        if place.rank == 0:
-            say_few_handles(
-                # one file each at least; which arrays there will be is not known yet
-                wanted=budget.num_slots * config.samples_per_batch * len(config.all_fields),
-                capacity=self.engine.max_open_files,
-                local_ranks=place.local_ranks,
-                system_limit=system_file_limit(),
-            )
+        self.engine = _engine(config, place, num_slots=budget.num_slots)
         cap_bytes = budget.num_slots * budget.slot_limit_bytes
         memory = MemoryPool(0, pinned=placer.pinned, cap_bytes=cap_bytes, speaks=place.rank == 0)
         puller = self._puller = Puller(config, self.openings, self.meters)
@@ -200,3 +187,22 @@ class Stages:
         self._read.close()
         self.engine.close()
         self._reader.skips.say_total()
+
+
+def _engine(config: Config, place: RankPlace, *, num_slots: int) -> BoxReader:
+    """Return what reads boxes; says on rank 0 if it may not hold as many files open as are in flight."""
+    engine = BoxReader(
+        cache=config.cache_bytes,
+        threads=config.n_io_threads,
+        max_indexes=config.n_shard_index_cache,
+        remote=config.remote_options,
+    )
+    if place.rank == 0:
+        say_few_handles(
+            # one file each at least; which arrays there will be is not known yet
+            wanted=num_slots * config.samples_per_batch * len(config.all_fields),
+            capacity=engine.max_open_files,
+            local_ranks=place.local_ranks,
+            system_limit=system_file_limit(),
+        )
+    return engine

@@ -11,8 +11,7 @@ import numpy as np
 
 from rankwise.data.contract import IntArray
 from rankwise.data.feed.memory.lease import Lease, Leases
-from rankwise.data.feed.prefetch import ReadAhead
-from rankwise.data.feed.rank_loader import LEAST_DEPTH
+from rankwise.data.feed.prefetch import LEAST_DEPTH, ReadAhead
 from rankwise.data.rows.loader.stored import RowBlock, RowsReader
 from rankwise.data.rows.types import LoadRequest
 from rankwise.errors import ConfigError

@@ -13,7 +13,18 @@ from rankwise.data.store.meta.documents import read_document
 from rankwise.data.store.remote import RemoteFiles
 from rankwise.errors import DataError
 
-__all__ = ["Node", "absent", "consolidated_children", "natural_order", "node_of", "parse_object", "read_node"]
+__all__ = [
+    "Node",
+    "absent",
+    "consolidated_children",
+    "natural_order",
+    "node_of",
+    "ome_attributes",
+    "parse_object",
+    "read_node",
+]
+
+_OME_KEYS = ("multiscales", "plate", "well", "labels", "omero", "bioformats2raw.layout", "series")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +117,22 @@ def node_of(place: str, document: Mapping[str, Any]) -> Node:
         attributes=attributes or {},
         names=("zarr.json",),
     )
+
+
+def ome_attributes(node: Node) -> Mapping[str, Any]:
+    """Return the OME-Zarr part of a node's attributes, empty if it has none.
+
+    From version 0.5 on it is the attribute "ome"; before, it is spread over the attributes.
+
+    Raises:
+        DataError: "ome" is not an object.
+    """
+    ome = node.attributes.get("ome")
+    if isinstance(ome, dict):
+        return ome
+    if ome is not None and node.zarr_format == 3:
+        raise DataError(f"the attribute 'ome' of {node.place} is {ome!r:.80}, wanted an object")
+    return {key: node.attributes[key] for key in _OME_KEYS if key in node.attributes}
 
 
 def parse_object(found: bytes, place: str, name: str) -> dict[str, Any]:

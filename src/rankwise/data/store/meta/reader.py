@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
 from rankwise.data.store.meta.documents import resolve_place
-from rankwise.data.store.meta.nodes import Node
+from rankwise.data.store.meta.nodes import Node, ome_attributes
 from rankwise.data.store.meta.tree import STORES, Nodes
 from rankwise.data.store.meta.values import ArrayMeta
 from rankwise.errors import DataError
@@ -21,7 +19,7 @@ _MOST = 8
 def describe_group(group: Node, nodes: Nodes) -> str:
     """Return what to say after "it": "is an OME-Zarr image with the levels ...", "holds the arrays ..."."""
     try:
-        ome = _ome(group)
+        ome = ome_attributes(group)
         if "plate" in ome:
             return "is an OME-Zarr plate; its images are found with open_plate or iter_images"
         if "multiscales" in ome:
@@ -46,13 +44,7 @@ def _inside(group: Node, nodes: Nodes) -> str:
 def _kind(node: Node) -> str:
     if node.kind == "array":
         return "arrays"
-    return "images" if "multiscales" in _ome(node) else "groups"
-
-
-def _ome(node: Node) -> Mapping[str, Any]:
-    """The attributes of OME-Zarr: below "ome" from version 0.5 on, among the others before. For words only."""
-    ome = node.attributes.get("ome")
-    return ome if isinstance(ome, dict) else node.attributes
+    return "images" if "multiscales" in ome_attributes(node) else "groups"
 
 
 def _names(names: list[str]) -> str:

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rankwise.data.store.meta.nodes import Node
 from rankwise.data.store.meta.values import ArrayMeta
 from rankwise.errors import DataError
 
-__all__ = ["Axis", "compose", "ome_attributes", "plain_axes", "read_axes", "take", "take_list", "take_numbers"]
-
-_KEYS = ("multiscales", "plate", "well", "labels", "omero", "bioformats2raw.layout", "series")
+__all__ = ["Axis", "compose", "plain_axes", "read_axes", "take", "take_list", "take_numbers"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,22 +25,6 @@ class Axis:
     name: str
     type: str | None = None
     unit: str | None = None
-
-
-def ome_attributes(node: Node) -> Mapping[str, Any]:
-    """Return the OME-Zarr part of a node's attributes, empty if it has none.
-
-    From version 0.5 on it is the attribute "ome"; before, it is spread over the attributes.
-
-    Raises:
-        DataError: "ome" is not an object.
-    """
-    ome = node.attributes.get("ome")
-    if isinstance(ome, dict):
-        return ome
-    if ome is not None and node.zarr_format == 3:
-        raise DataError(f"the attribute 'ome' of {node.place} is {ome!r:.80}, wanted an object")
-    return {key: node.attributes[key] for key in _KEYS if key in node.attributes}
 
 
 def take(values: Any, key: str, kind: type | tuple[type, ...], place: str, default: Any = ...) -> Any:

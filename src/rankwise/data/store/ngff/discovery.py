@@ -9,9 +9,9 @@ from dataclasses import field as dataclass_field
 from typing import Any, Literal, NamedTuple
 
 from rankwise.data.store.meta.documents import resolve_place
-from rankwise.data.store.meta.nodes import Node
+from rankwise.data.store.meta.nodes import Node, ome_attributes
 from rankwise.data.store.meta.tree import STORES, Nodes
-from rankwise.data.store.ngff.attributes import ome_attributes, take_list
+from rankwise.data.store.ngff.attributes import take_list
 from rankwise.data.store.ngff.images import Image, open_image, set_state, state_of
 from rankwise.data.store.ngff.plates import fields_of, plate_of
 from rankwise.errors import DataError

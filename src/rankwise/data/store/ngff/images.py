@@ -8,19 +8,11 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from rankwise.data.store.meta.documents import resolve_place
-from rankwise.data.store.meta.nodes import Node
+from rankwise.data.store.meta.nodes import Node, ome_attributes
 from rankwise.data.store.meta.reader import describe_group
 from rankwise.data.store.meta.tree import STORES, Nodes
 from rankwise.data.store.meta.values import ArrayMeta
-from rankwise.data.store.ngff.attributes import (
-    Axis,
-    compose,
-    ome_attributes,
-    plain_axes,
-    read_axes,
-    take,
-    take_list,
-)
+from rankwise.data.store.ngff.attributes import Axis, compose, plain_axes, read_axes, take, take_list
 from rankwise.errors import DataError
 
 __all__ = ["Image", "ImageLevel", "image_of", "label_names", "open_image", "open_label", "set_state", "state_of"]

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rankwise.data.store.meta.documents import resolve_place
-from rankwise.data.store.meta.nodes import Node
+from rankwise.data.store.meta.nodes import Node, ome_attributes
 from rankwise.data.store.meta.tree import STORES, Nodes
-from rankwise.data.store.ngff.attributes import ome_attributes, take, take_list
+from rankwise.data.store.ngff.attributes import take, take_list
 from rankwise.data.store.ngff.images import Image, open_image, set_state, state_of
 from rankwise.errors import DataError
 
