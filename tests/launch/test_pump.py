@@ -147,6 +147,31 @@ def test_what_is_torn_off_a_flood_waits_for_its_line(monkeypatch):
     os.close(write_end)
 
 
+def test_a_machine_that_slept_tears_no_line(monkeypatch):
+    """Who wakes long after a torn line was due looks once more a moment later: the rank has slept, too."""
+    now = [100.0]
+    monkeypatch.setattr("rankwise.launch.local.pump.time.monotonic", lambda: now[0])
+    read_end, write_end = os.pipe()
+    page = Page()
+    pump = Pump(read_end, "out", page, shown=True, raw=False, prefix=b"", log=None)
+    os.write(write_end, b"1\n2")
+    assert pump.pump()
+    now[0] += 60.0
+    pump.show_unfinished()
+    assert page.text == b"1\n"
+    assert 0 < pump.unfinished_s() < 0.2
+    os.write(write_end, b"2\n3")
+    assert pump.pump()
+    assert page.text == b"1\n22\n"
+    now[0] += 60.0
+    pump.show_unfinished()
+    now[0] += 0.15  # and nothing more has come
+    pump.show_unfinished()
+    assert page.text == b"1\n22\n3"
+    pump.close()
+    os.close(write_end)
+
+
 def test_a_line_without_end_is_given_out_in_pieces():
     """Megabytes without a new line are not gathered."""
     read_end, write_end = os.pipe()

@@ -13,9 +13,9 @@ import rankwise
 with rankwise.bind(timeout=200) as world:
     total = world.all_reduce(world.rank, op="sum")
     print("rank", world.rank, "of", world.world_size, "on", os.uname().nodename, "sum", total, flush=True)
+    world.barrier()  # all have spoken before one fails, which ends the others
     if "fail" in sys.argv and world.rank == 3:
         raise ValueError("no luck")
-    world.barrier()
 """
 
 

@@ -20,6 +20,7 @@ _LINE_BYTES = 1 << 20  # a longer line is given out in pieces
 _STATE_S = 10.0  # how often a line that is written again and again is shown meanwhile
 _UNFINISHED_S = 0.1  # how long an unfinished line of rank 0 waits for its rest: progress bars, dots, prompts
 _TORN_S = 2.0  # the same behind a whole line: that may be a full buffer, whose end is anywhere in a line
+_LATE_S = 0.25  # who looks so much later than it meant to has slept, and perhaps the machine: the rank gets a moment
 _FLOOD_BYTES = 4096  # who writes so many at once writes by the buffer: a pipe that is full tears these in odd places
 _ESCAPES = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[@-Z\\-_]")
 
@@ -135,8 +136,13 @@ class Pump:
         if self.unfinished_s() == 0.0:
             more = select.poll()
             more.register(self.fd, select.POLLIN)
-            if not more.poll(0):
-                self._give_partial()
+            if more.poll(0):
+                return
+            now = time.monotonic()
+            if self._patience_s == _TORN_S and now - self._read_s > _TORN_S + _LATE_S:
+                self._read_s = now - _TORN_S + _UNFINISHED_S
+                return
+            self._give_partial()
 
     def _read(self) -> bytes | None:
         """Return what is there, None if nothing is there yet."""
