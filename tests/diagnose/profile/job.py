@@ -58,6 +58,19 @@ class Net(nn.Module):
 model = DistributedDataParallel(
     Net(), find_unused_parameters="find_unused" in wanted, static_graph="static_graph" in wanted
 )
+if "heavy" in wanted:
+    # a slow network by its work, not by a clock: as much goes over it eight times, so that transfer is the largest part
+    # of a step also where memory is slow (backward and optimizer pass over the same eight megabytes)
+    more = torch.zeros(7, 2_000_000)
+
+    def send_more(_, bucket):
+        """DDP's own mean of the gradients, behind seven all-reduces of as much."""
+        ahead = [dist.all_reduce(each, async_op=True).get_future() for each in more]
+        gradients = bucket.buffer().div_(dist.get_world_size())
+        ahead.append(dist.all_reduce(gradients, async_op=True).get_future())
+        return torch.futures.collect_all(ahead).then(lambda _: gradients)
+
+    model.register_comm_hook(None, send_more)
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 num_micro = int(wanted.get("accumulate", 1))
 for count, rows in enumerate(DataLoader(Samples(), batch_size=8), start=1):
