@@ -44,7 +44,7 @@ class Reading(Protocol):
 
 
 def read_alone(source: Source, steps: Iterable[Shares]) -> Iterator[tuple[Step, tuple[Reading, ...]]]:
-    """Yield steps, each share with a plan of its own. The plan of the next step is hinted before a step is yielded.
+    """Yield steps, each share with a plan of its own; the next two steps are planned and hinted before one is yielded.
 
     The first step is an exception: the consumer waits for it, so it is read before the second step is planned.
     """
