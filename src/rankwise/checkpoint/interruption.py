@@ -91,7 +91,7 @@ class Interruption:
 
         Args:
             step: optimizer steps done; ranks with different ones are refused.
-            where: the activity between two calls. After a change, the distance is determined anew.
+            where: the activity between two calls. After a change, the distance is determined again.
 
         Raises:
             DesyncError: ranks have different steps.

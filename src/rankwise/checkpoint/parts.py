@@ -67,7 +67,7 @@ class RandomState:
 
     Those of torch only if it is in use; JAX keys are values, and belong to the state of the program.
 
-    Belongs to a rank: at another world size it is not restored, and the caller seeds anew (from seed, step and rank).
+    Belongs to a rank: at another world size it is not restored, and the caller reseeds (from seed, step and rank).
     """
 
     scope: Literal["rederived"] = "rederived"

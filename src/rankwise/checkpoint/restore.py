@@ -33,7 +33,7 @@ class RestoreReport:
         meta: from `Checkpointer.save`.
         restored: parts that were loaded.
         merged: those of them whose partial sums were added up for another world size.
-        rederived: parts of single ranks that were not restored because the world size differs: derive them anew.
+        rederived: parts of single ranks that were not restored because the world size differs: derive them again.
         missing: parts that the checkpoint lacks, as allowed by the caller.
         surplus: parts of the checkpoint that were not requested.
     """

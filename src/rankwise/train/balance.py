@@ -273,7 +273,7 @@ def _refuse_waiting(model: nn.Module) -> None:
 
 
 def _uncut(loader: BaseLoader) -> ConfigError | None:
-    """Return the reason why the shares of a loader cannot be cut anew, None if they can."""
+    """Return the reason why the shares of a loader cannot be recut, None if they can."""
     if not loader.takes_speeds:
         return ConfigError(
             "balance= wants a loader over an Order, whose steps it may cut anew (SampleLoader, DatasetLoader, rows "

@@ -47,7 +47,7 @@ class RunChoice:
         tensorboard: also write TensorBoard event files.
         sinks: see `rankwise.tracking.Tracker`.
         options: which checkpoints to keep, and how to write them.
-        fresh: move an existing run aside and start anew; None = RANKWISE_FRESH=1. A restart of this start continues.
+        fresh: move an existing run aside and start over; None = RANKWISE_FRESH=1. A restart of this start continues.
         may_change: see `TrainOptions`.
         init_from: run directory, or folder of checkpoints; a new run takes the weights from its newest checkpoint.
     """

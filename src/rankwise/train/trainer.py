@@ -59,7 +59,7 @@ class Trainer:
         run: run directory; None = RANKWISE_RUN_DIR, else ``runs/<script>``; False writes nothing.
         resume: "auto" continues a run with a matching configuration, or starts one if there is none; "must" requires
             one to continue; "never" requires that there is none. None = RANKWISE_RESUME, else "auto".
-        fresh: move an existing run aside and start anew; None = whether RANKWISE_FRESH is 1. A restart of the same
+        fresh: move an existing run aside and start over; None = whether RANKWISE_FRESH is 1. A restart of the same
             start by its launcher continues nevertheless.
         init_from: another run's directory, or a folder of checkpoints: a new run starts with the weights of its newest
             one, at step 0, with a new optimizer; a continued run has its own.

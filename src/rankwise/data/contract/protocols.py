@@ -215,7 +215,7 @@ class Source(Samples, Protocol):
         ...
 
     def close(self) -> None:
-        """Close threads and files. Reading again opens them anew."""
+        """Close threads and files. Reading again reopens them."""
         ...
 
     def select(self, fields: Sequence[str]) -> Source:
@@ -330,7 +330,7 @@ class Stateful(Protocol):
 
     scope says how to treat the state at another world size: "replicated" (equal on all ranks, one copy is kept),
     "sharded" (each rank has its own part), "reduced" (partial sums that are added up), "rederived" (belongs to a rank
-    and is derived anew if the world size differs).
+    and is derived again if the world size differs).
     """
 
     @property

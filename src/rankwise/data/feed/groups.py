@@ -66,7 +66,7 @@ def read_together(
 ) -> Iterator[tuple[Step, tuple[Reading, ...]]]:
     """Yield steps that are planned and read in groups; the next group is hinted before a group is read.
 
-    The shares of a group lie side by side in one buffer, which is refilled when nobody sees any of them. The shares of
+    The shares of a group lie side by side in one buffer, which is refilled when no view of any is left. The shares of
     the last step are copied out, so that the next group but one can be read while that step is in use. So are all
     shares of a short group at the end of an epoch, which lasts less long than reading the next group takes.
 

@@ -217,7 +217,7 @@ class FeedLoader(CursorLoader):
             self._end(reading, keep=not num_left)
 
     def _begin(self) -> Running:
-        """Continue with what was prefetched if it begins where the loader stands, else begin anew."""
+        """Continue with what was prefetched if it begins where the loader stands, else start over."""
         goes_on, self._is_last = self._across_epochs and not self._is_last, False
         reading, self._kept = self._kept, None
         if reading is None or not reading.ask(goes_on=goes_on):

@@ -30,7 +30,7 @@ class Order:
     An epoch yields each sample once. An order costs no memory and starts in milliseconds for any number of samples.
     Implements the contract's `Order`; hashable, comparable and cheap to pickle (`samples` is kept as a number).
 
-    Samples can also be drawn from a collection of rows, anew in each epoch: the row of a sample then depends on
+    Samples can also be drawn from a collection of rows, newly in each epoch: the row of a sample then depends on
     (seed, epoch, sample) alone. Loaders draw as their order says.
 
     Args:

@@ -82,7 +82,7 @@ class Sampler(ABC):
     def set_epoch(self, epoch: int) -> None:
         """Choose the number of the next pass; later passes count up from it.
 
-        Workers of a torch `DataLoader` that are started anew for each epoch do not know each other's passes. Call this
+        Workers of a torch `DataLoader` that are restarted for each epoch do not know each other's passes. Call this
         before each epoch to derive their order from the seed alone; otherwise torch's own seed is mixed in. Persistent
         workers also see the call.
 

@@ -91,7 +91,7 @@ class RowSource(BaseSource):
         """Return the fields of one sample, for inspection: the input of a loader's `transform=`.
 
         NumPy arrays and numbers, CSR rows as SciPy matrices [1, columns], codes of `categories`. Use a loader for many
-        rows: each call reads anew.
+        rows: each call reads again.
 
         Raises:
             IndexError: there is no sample of this number (negative ones count from the end).
@@ -191,7 +191,7 @@ class RowSource(BaseSource):
         num_samples: int | None = None,
         together: int = 1,
     ) -> RowSource:
-        """Return a source whose samples are draws of these rows, anew in each epoch.
+        """Return a source whose samples are draws of these rows, new ones in each epoch.
 
         The row of a draw depends on (seed, epoch, sample) alone. Draws by weight are made with replacement; a mix
         without weights uses all rows of a collection before it repeats one.
@@ -349,7 +349,7 @@ class RowSource(BaseSource):
         return self._fields.read.read(plan, into, self.reader, errors, self._shelf)
 
     def close(self) -> None:
-        """Close threads and files, and free scratch memory. Reading again opens them anew."""
+        """Close threads and files, and free scratch memory. Reading again reopens them."""
         self._shelf.clear()
         self.reader.close()
 

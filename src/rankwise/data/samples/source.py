@@ -283,7 +283,7 @@ class ArraySource(BaseSource):
         return self._read(plan.share.ids, plan.boxes, {name: into.arrays(name)[0] for name in self._columns})
 
     def close(self) -> None:
-        """Close threads and files. Reading again opens them anew."""
+        """Close threads and files. Reading again reopens them."""
         self.reader.close()
 
     def _boxes(self, ids: IntArray) -> dict[str, BoxPlan]:

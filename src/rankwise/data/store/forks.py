@@ -1,4 +1,4 @@
-"""Forks: objects that forked processes must make anew, and a lock that a fork waits for."""
+"""Forks: objects that forked processes must recreate, and a lock that a fork waits for."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ Keep: TypeAlias = Literal["repeats", "all"]
 
 
 class BoxReader:
-    """Plans and reads requests; thread-safe. In another process, also after a fork, it opens everything anew.
+    """Plans and reads requests; thread-safe. In another process, also after a fork, it reopens everything.
 
     Each chunk of a plan is read and decoded once, directly into the places that it fills, by several threads without
     the interpreter's lock. Decoded chunks that are needed again are cached.
@@ -93,7 +93,7 @@ class BoxReader:
 
     def renew(self) -> None:
         """Start with nothing open and all counts zero; for processes that are forked while threads run."""
-        # All that has locks, threads or open files is made anew. The table of adopted arrays is valid after every step
+        # All that has locks, threads or open files is recreated. The table of adopted arrays is valid after every step
         # of a change, and a child keeps it: its arrays could not be opened again.
         remote = RemoteFiles(self._arguments["remote"])
         self._remote = remote
@@ -261,9 +261,9 @@ class BoxReader:
         return reports, states
 
     def close(self) -> None:
-        """Close threads and files, and free scratch memory. Planning and reading again open everything anew."""
+        """Close threads and files, and free scratch memory. Planning and reading again reopen everything."""
         # Stores first, so that crew threads waiting for them return; then the crew, which is joined; then what its
-        # threads have used. A read that another thread begins meanwhile opens what it needs anew.
+        # threads have used. A read that another thread begins meanwhile reopens what it needs.
         self._remote.close()
         self._crew.close()
         self._handles.close()

@@ -74,7 +74,7 @@ class _CropLocality(Locality):
 
 
 class CropIndex(BaseSamples):
-    """All crops of a catalogue of images: a grid of tiles, or random crops that each epoch draws anew.
+    """All crops of a catalogue of images: a grid of tiles, or new random crops in each epoch.
 
     A crop is a number. Its place is computed from the number (and from seed and epoch, for random ones), so an index
     over 10^8 crops needs no list, and an `Order` over it is shuffled, sharded and resumed like any other.

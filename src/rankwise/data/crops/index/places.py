@@ -73,7 +73,7 @@ class Draws:
         extent: int64[D], extent of a crop.
         bounds: float64[N], cumulative weights of the images.
         neighbourhood: crops per region.
-        redraw: whether each epoch draws anew.
+        redraw: whether each epoch makes new draws.
         allowed: cells that contain the centres of crops; None = anywhere.
         foreground: cells around which crops are drawn.
         foreground_bounds: float64[N], cumulative weights of the images for those.

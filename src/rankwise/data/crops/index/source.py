@@ -177,7 +177,7 @@ class CropSource(BaseSource):
         return report.as_read_report()
 
     def close(self) -> None:
-        """Close threads and files. Reading again opens them anew."""
+        """Close threads and files. Reading again reopens them."""
         self.reader.close()
 
     def _reader(self, epoch: int) -> CropReader:

@@ -61,7 +61,7 @@ class _Piece:
 
 
 class _Owner(np.ndarray):
-    """The base of every view of a piece of memory in use; made anew each time that the piece is handed out.
+    """The base of every view of a piece of memory in use; recreated each time that the piece is handed out.
 
     NumPy keeps it as the ``base`` of its arrays, and everything that shares the memory keeps such an array: slices and
     transposes, tensors and the parts of sparse ones, DLPack capsules, SciPy matrices, JAX arrays. So it is destroyed

@@ -122,7 +122,7 @@ def deaf_workers(context: str | Any) -> Iterator[None]:
     """Start workers inside ``with`` with SIGTERM blocked, in all of their threads.
 
     If the rank's torch thread pool has several threads (after ``torch.set_num_threads(4)``, for example), torch
-    creates it anew in a forked worker before our code runs. The kernel would deliver the signal to such a thread, and
+    recreates it in a forked worker before our code runs. The kernel would deliver the signal to such a thread, and
     torch's handler would end the worker. Only if every thread blocks the signal does it wait for our signal thread.
     """
     if not hasattr(signal, "pthread_sigmask"):

@@ -66,7 +66,7 @@ class PassStarts:
     not start a process, also gets memory of its own.
 
     Most loaders never meet a DataLoader, and publishing would be the most expensive part of marking a step done. So
-    nothing is published before somebody can see it: before the first pass, a fork, or a process start with a copy.
+    nothing is published before others can see it: before the first pass, a fork, or a process start with a copy.
 
     Args:
         epoch: where the loader stands.

@@ -233,7 +233,7 @@ _BLOCK, _ROW = 1, 2
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RowDraws:
-    """Draws anew in each epoch, without generator state to replay. Implements `Draws`.
+    """Makes new draws in each epoch, without generator state to replay. Implements `Draws`.
 
     With `together` k the samples k*g to k*g + k - 1 come from one block of neighbouring rows. A block is drawn by its
     total weight, and a row inside it by its own weight, so each row has the probability of its weight for any k.

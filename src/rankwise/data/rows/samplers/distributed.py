@@ -255,7 +255,7 @@ def foreseen(sampler: Sampler) -> Sampler | None:
     if kind is not DistributedSampler:
         return None
     inner = foreseen(sampler.__dict__["_sampler"])
-    if inner is None or isinstance(inner, ClassSampler):  # it sorts its part anew in each pass
+    if inner is None or isinstance(inner, ClassSampler):  # it sorts its part again in each pass
         return None
     outer = copy.copy(sampler)
     outer.__dict__["_sampler"] = inner

@@ -32,7 +32,7 @@ class BoxRequest:
         shape: extent of every box along each axis, all at least 1.
         dtype: dtype of the output, in native byte order. Narrowing to integers is checked value by value.
         pad: replaces elements outside the array: by its fill value, the nearest element ("edge"), or the mirror
-            image without repeating the edge ("reflect", as in ``numpy.pad``). None refuses boxes that stick out.
+            image without repeating the edge ("reflect", as in ``numpy.pad``). None refuses boxes that extend beyond it.
         scale: float64[len(arrays)] or None: elements x become ``x * scale + offset``, computed in float32
             (float64 where `dtype` is float64).
         offset: float64[len(arrays)] or None; required exactly if `scale` is given.
@@ -41,7 +41,7 @@ class BoxRequest:
         keep: False bypasses the reader's cache: our decoders neither look there nor store decoded chunks there.
 
     Raises:
-        ConfigError: tables do not fit together, a box sticks out without `pad`, or padding has no elements to use.
+        ConfigError: tables do not fit together, a box leaves its array without `pad`, or padding has nothing to use.
     """
 
     arrays: tuple[ArrayMeta, ...]

@@ -78,7 +78,7 @@ def _compiled(function: Callable[..., Any], signature: Any, *, cached: bool) -> 
         with contextlib.suppress(Exception):  # the cache, or the code: without the cache we see which
             made = compile_it(cache=True)(function)
     if made is None and cached:
-        with contextlib.suppress(Exception):  # damaged files are ignored, and written anew
+        with contextlib.suppress(Exception):  # damaged files are ignored, and rewritten
             _caching.FunctionCache(function).flush()
             made = compile_it(cache=True)(function)
     if made is None:

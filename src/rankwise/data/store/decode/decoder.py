@@ -99,7 +99,7 @@ class Scratch:
         self._free.atexit = False  # at interpreter exit a thread may still be decoding with it
 
     def close(self) -> None:
-        """Free everything; later use allocates anew."""
+        """Free everything; later use allocates again."""
         if self._free is not None:
             self._free()
         self.context, self._free = 0, None

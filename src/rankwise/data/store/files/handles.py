@@ -134,7 +134,7 @@ class HandleCache:
         return handle
 
     def forget(self, path: str) -> None:
-        """Open the file anew next time."""
+        """Open the file again next time."""
         with self._lock:
             self._open.pop(path, None)
 

@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 class _Session(NamedTuple):
-    """The parts that closing releases and the next read makes anew."""
+    """The parts that closing releases and the next read recreates."""
 
     requests: Requests
     workers: Workers
@@ -128,7 +128,7 @@ class RemoteFiles:
         return ZarrView(url, self._open)
 
     def close(self) -> None:
-        """End the threads. Requests in progress are given up; reading again opens anew."""
+        """End the threads. Requests in progress are given up; reading again restarts them."""
         with self._lock:  # if two threads close at once, one of them gets the session
             session, self._session = self._session, None
         if session is not None:

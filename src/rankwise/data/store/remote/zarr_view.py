@@ -28,7 +28,7 @@ class ZarrView(Store):
 
     Args:
         url: keys are relative to it.
-        session: returns the requests and threads to use; called each time, so that a closed reader opens anew.
+        session: returns the requests and threads to use; called each time, so that a closed reader reopens.
     """
 
     def __init__(self, url: str, session: Callable[[], tuple[Requests, Workers]]) -> None:
